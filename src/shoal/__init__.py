@@ -1,0 +1,1 @@
+"""shoal: the missing multi-host layer for JAX."""

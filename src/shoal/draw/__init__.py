@@ -1,0 +1,1 @@
+"""Pictures of meshes, layouts and arrays, made from the same data."""

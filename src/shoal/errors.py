@@ -1,0 +1,144 @@
+"""Every exception of shoal, named by who must act.
+
+::
+
+    ShoalError
+    ├── UsageError            you: a value you passed is wrong      (also a ValueError)
+    │   └── UsageTypeError    you: it has the wrong type            (also a TypeError)
+    ├── DivergenceError       you: processes disagree
+    ├── ProcessLostError      the cluster: a process is dead or unreachable
+    ├── PeerFailedError       the peer: another process raised; carries its traceback
+    ├── DeadlineError         somebody is late, not dead            (also a TimeoutError)
+    └── InitializeError       the start-up: the job could not be joined
+
+A message has one to three lines: what you asked, what is true, what to do. The facts behind it
+are attributes. ``exit_code`` is what a program that dies of the error exits with under
+``shoal run``. Every error can be pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+__all__ = [
+    "DeadlineError",
+    "DivergenceError",
+    "InitializeError",
+    "PeerFailedError",
+    "ProcessLostError",
+    "ShoalError",
+    "UsageError",
+    "UsageTypeError",
+    "nearest",
+    "raise_all",
+]
+
+
+class ShoalError(Exception):
+    """The root: `except ShoalError` catches whatever shoal raises on purpose."""
+
+    exit_code = 1
+
+
+class UsageError(ShoalError, ValueError):
+    """A value that you passed is wrong. Nothing was changed."""
+
+    exit_code = 2
+
+
+class UsageTypeError(UsageError, TypeError):
+    """A value that you passed has the wrong type. Nothing was changed."""
+
+
+class DivergenceError(ShoalError):
+    """Processes disagree about what they are doing. Raised on every one of them.
+
+    `sides` maps each version of the story (its text) to the processes that told it.
+    """
+
+    exit_code = 70
+
+    def __init__(self, message: str, *, sides: Mapping[str, tuple[int, ...]] | None = None) -> None:
+        super().__init__(message)
+        self.sides = dict(sides or {})
+
+
+class ProcessLostError(ShoalError):
+    """Processes are dead or unreachable. Raised on the survivors.
+
+    `lost` maps each lost process to the reason, in words.
+    """
+
+    exit_code = 71
+
+    def __init__(self, message: str, *, lost: Mapping[int, str] | None = None) -> None:
+        super().__init__(message)
+        self.lost = dict(lost or {})
+
+
+class PeerFailedError(ShoalError):
+    """Another process raised or left early. `failed` maps each such process to its traceback
+    (or, where it left none, to how it ended)."""
+
+    exit_code = 72
+
+    def __init__(self, message: str, *, failed: Mapping[int, str] | None = None) -> None:
+        super().__init__(message)
+        self.failed = dict(failed or {})
+
+
+class DeadlineError(ShoalError, TimeoutError):
+    """Somebody is late, not known to be dead. Raised on everybody who waits.
+
+    `name` is the point where the others wait, `waited_s` how long (seconds), `missing` the
+    processes that did not come, `last_words` what each of them last said.
+    """
+
+    exit_code = 73
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str = "",
+        waited_s: float = 0.0,
+        missing: Iterable[int] = (),
+        last_words: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        self.waited_s = waited_s
+        self.missing = tuple(missing)
+        self.last_words = dict(last_words or {})
+
+
+class InitializeError(ShoalError):
+    """The job could not be joined. Raised on every process that is alive.
+
+    `missing` names the processes that never came.
+    """
+
+    exit_code = 74
+
+    def __init__(self, message: str, *, missing: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return `"; did you mean 'data'?"` for a near miss, else an empty string."""
+    import difflib
+
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def raise_all(asked: str, offences: list[str], *, wrong_type: bool = False) -> None:
+    """Raise one error that names all offences, or return if there are none."""
+    if not offences:
+        return
+    kind = UsageTypeError if wrong_type else UsageError
+    if len(offences) == 1:
+        raise kind(f"{asked}: {offences[0]}")
+    listed = "\n".join(f"  - {offence}" for offence in offences)
+    raise kind(f"{asked}: {len(offences)} problems\n{listed}")

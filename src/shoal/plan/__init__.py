@@ -1,0 +1,1 @@
+"""Decides. Moves nothing. Pure NumPy: never imports JAX."""

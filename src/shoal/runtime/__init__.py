@@ -1,0 +1,1 @@
+"""Processes: who is here, alive, agreed, leaving."""

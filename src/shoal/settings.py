@@ -1,0 +1,85 @@
+"""Every environment variable of shoal, its unit, default and meaning.
+
+Read when needed, never at import: a test or a launcher may set them at any time. An explicit
+argument always wins over a variable. `shoal doctor` and the documentation list `SETTINGS`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shoal.errors import UsageError
+
+__all__ = ["SETTINGS", "Setting", "number", "seconds", "text"]
+
+
+class Setting(NamedTuple):
+    """One variable: its name, default (as text; "" means unset), unit and meaning."""
+
+    name: str
+    default: str
+    unit: str
+    meaning: str
+
+
+_ROWS = (
+    # who am I (set by `shoal run`, or by you)
+    ("SHOAL_COORDINATOR", "", "host:port", "the meeting place of the job"),
+    ("SHOAL_JAX_SERVICE", "", "host:port", "JAX's coordination service, if one runs already"),
+    ("SHOAL_NUM_PROCESSES", "", "processes", "how many processes the job has"),
+    ("SHOAL_PROCESS_ID", "", "index", "which of them this one is, from 0"),
+    ("SHOAL_TOKEN", "", "text", "the secret that members show to the meeting place"),
+    ("SHOAL_VIRTUAL_DEVICES", "", "devices", "virtual CPU devices per process; forces CPU"),
+    # how long to wait
+    ("SHOAL_INITIALIZE_TIMEOUT_S", "300", "seconds", "until all processes must have joined"),
+    ("SHOAL_TIMEOUT_S", "600", "seconds", "deadline of a wait that names none of its own"),
+    ("SHOAL_WARN_AFTER_S", "10", "seconds", "a wait this long logs who is missing"),
+    ("SHOAL_ABORT_AFTER_S", "30", "seconds", "a process stuck in native code after a peer was "
+     "lost is ended; inf: never"),
+    ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
+)  # fmt: skip
+
+SETTINGS: Mapping[str, Setting] = {row[0]: Setting(*row) for row in _ROWS}
+
+
+def text(name: str) -> str:
+    """Return the variable's text, or its default. Unknown names are a bug: KeyError."""
+    return os.environ.get(name, "").strip() or SETTINGS[name].default
+
+
+def number(name: str) -> int | None:
+    """Return a count or an index, or None when unset.
+
+    Raises:
+      UsageError: it is no whole number, or negative.
+    """
+    value = text(name)
+    if not value:
+        return None
+    if not value.isascii() or not value.isdigit():
+        raise _bad(name, value, "a whole number, not negative")
+    return int(value)
+
+
+def seconds(name: str) -> float:
+    """Return a duration in seconds; `inf` is allowed.
+
+    Raises:
+      UsageError: it is no number, or not positive.
+    """
+    value = text(name)
+    try:
+        duration = float(value)
+    except ValueError:
+        duration = math.nan
+    if not duration > 0:
+        raise _bad(name, value, "a positive number of seconds")
+    return duration
+
+
+def _bad(name: str, value: str, wanted: str) -> UsageError:
+    meaning = SETTINGS[name].meaning
+    return UsageError(f"environment variable {name}={value!r} ({meaning}) must be {wanted}")
