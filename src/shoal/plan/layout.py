@@ -1,0 +1,321 @@
+"""A layout: which mesh axes split which dims of an array. A pure value."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from shoal.colour import local
+from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
+from shoal.plan.mesh import Mesh
+from shoal.plan.text import Words, quote
+
+__all__ = ["REDUCTIONS", "Dim", "Layout"]
+
+Dim = None | str | tuple[str, ...]
+
+REDUCTIONS = ("sum", "prod", "min", "max", "mean")
+
+
+@local
+class Layout:
+    """Which axes of a mesh split which dims of an array.
+
+    Local.
+
+    Immutable, hashable, equal by content, picklable. The rank is part of a layout: it fits arrays
+    of exactly that many dims.
+
+    Args:
+      mesh: the mesh.
+      dims: for each dim `None` (whole), an axis name, or a tuple of names, the first most
+        significant. `()` equals `None` and `("x",)` equals `"x"`.
+      partial: axis → reduction ("sum", "prod", "min", "max", "mean"): along this axis devices hold
+        terms of a reduction that is still to be done. Such an axis splits no dim.
+
+    Raises:
+      UsageError: unknown axes, axes used twice, wrong types; all in one message.
+
+    Example:
+      >>> mesh = Mesh({"data": 4, "model": 2, "seq": 2})
+      >>> layout = Layout(mesh, "data", ("model", "seq"), None)
+      >>> layout
+      Layout(data, model+seq, - @ data=4 model=2 seq=2)
+      >>> layout.shard_shape((8, 8, 3))
+      (2, 2, 3)
+      >>> Layout.parse(layout.text) == layout
+      True
+    """
+
+    __slots__ = ("_dims", "_hash", "_mesh", "_partial")
+
+    _mesh: Mesh
+    _dims: tuple[tuple[str, ...], ...]
+    _partial: tuple[tuple[str, str], ...]  # in the order of the mesh's axes
+    _hash: int
+
+    def __init__(self, mesh: Mesh, *dims: Dim, partial: Mapping[str, str] | None = None) -> None:
+        if not isinstance(mesh, Mesh):
+            raise UsageTypeError(f"Layout: the first argument must be a Mesh, not {mesh!r}")
+        offences: list[str] = []
+        split = tuple(_check_dim(number, dim, offences) for number, dim in enumerate(dims))
+        wrong_type = bool(offences)
+        terms = _check_partial(partial, offences)
+        _check_axes(mesh, split, terms, offences)
+        raise_all(f"Layout{_shown(dims)} on {mesh!r}", offences, wrong_type=wrong_type)
+        ordered = tuple((axis, terms[axis]) for axis in mesh.axis_names if axis in terms)
+        fields = {"_mesh": mesh, "_dims": split, "_partial": ordered}
+        for field, value in (*fields.items(), ("_hash", hash((mesh, split, ordered)))):
+            object.__setattr__(self, field, value)
+
+    @classmethod
+    def replicated(cls, mesh: Mesh, rank: int) -> Layout:
+        """Return the layout in which every device holds the whole array. Local."""
+        return cls(mesh, *[None] * _check_rank("replicated", rank, 0))
+
+    @classmethod
+    def batch_sharded(cls, mesh: Mesh, axis: Dim, rank: int) -> Layout:
+        """Return the layout in which `axis` splits the first dim. Local."""
+        return cls(mesh, axis, *[None] * (_check_rank("batch_sharded", rank, 1) - 1))
+
+    @classmethod
+    def inner_sharded(cls, mesh: Mesh, axis: Dim, rank: int) -> Layout:
+        """Return the layout in which `axis` splits the last dim. Local."""
+        return cls(mesh, *[None] * (_check_rank("inner_sharded", rank, 1) - 1), axis)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh."""
+        return self._mesh
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        """For each dim `None`, an axis, or a tuple of two or more axes."""
+        return tuple(dim if len(dim) > 1 else dim[0] if dim else None for dim in self._dims)
+
+    @property
+    def axes_of_dims(self) -> tuple[tuple[str, ...], ...]:
+        """For each dim the axes that split it, most significant first; `()` for a whole dim."""
+        return self._dims
+
+    @property
+    def partial(self) -> Mapping[str, str]:
+        """Axis → reduction that is still to be done along it. Read-only."""
+        return MappingProxyType(dict(self._partial))
+
+    @property
+    def rank(self) -> int:
+        """How many dims an array of this layout has."""
+        return len(self._dims)
+
+    @property
+    def unused_axes(self) -> tuple[str, ...]:
+        """The axes along which devices hold replicas: they split nothing and are not partial."""
+        used = {axis for dim in self._dims for axis in dim} | {axis for axis, _ in self._partial}
+        return tuple(axis for axis in self._mesh.axis_names if axis not in used)
+
+    @property
+    def is_replicated(self) -> bool:
+        """True if every device holds the whole array."""
+        partial = any(self._mesh.axes[axis] > 1 for axis, _ in self._partial)
+        return not partial and all(self.num_shards(dim) == 1 for dim in range(self.rank))
+
+    def num_shards(self, dim: int) -> int:
+        """Return into how many shards `dim` is split. Local.
+
+        Args:
+          dim: the dim's index; negative counts from the end.
+
+        Raises:
+          UsageError: the layout has no such dim.
+        """
+        try:
+            axes = self._dims[operator.index(dim)]
+        except (TypeError, IndexError):
+            raise UsageError(f"num_shards({dim!r}): {self!r} has rank {self.rank}") from None
+        return math.prod(self._mesh.axes[axis] for axis in axes)
+
+    def shard_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the largest shard of an array of `shape`. Local.
+
+        Where the shards do not divide a dim evenly the largest has the quotient rounded up, and
+        the last ones are smaller, or empty (`shards.region` says which).
+
+        Raises:
+          UsageError: the rank of `shape` is not the layout's, or a size is negative.
+        """
+        sizes = self.check_shape(shape)
+        return tuple(-(-size // self.num_shards(dim)) for dim, size in enumerate(sizes))
+
+    def global_shape(self, shard_shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the array whose shards all have `shard_shape`. Local.
+
+        Raises:
+          UsageError: the rank of `shard_shape` is not the layout's, or a size is negative.
+        """
+        sizes = self.check_shape(shard_shape)
+        return tuple(size * self.num_shards(dim) for dim, size in enumerate(sizes))
+
+    def check_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return `shape` as plain ints if an array of this layout can have it. Local.
+
+        Raises:
+          UsageError: it cannot; both ranks, or the sizes at fault, are named.
+        """
+        try:
+            sizes = tuple(operator.index(size) for size in shape)
+        except TypeError:
+            raise UsageTypeError(f"shape {shape!r} must be a row of integers") from None
+        if len(sizes) != self.rank:
+            raise UsageError(
+                f"shape {sizes} has rank {len(sizes)}, but {self!r} has rank {self.rank}"
+            )
+        if any(size < 0 for size in sizes):
+            raise UsageError(f"shape {sizes} has a negative size")
+        return sizes
+
+    def with_mesh(self, mesh: Mesh) -> Layout:
+        """Return the same split on another mesh that has the axes. Local.
+
+        Raises:
+          UsageError: the mesh lacks axes that this layout uses.
+        """
+        return Layout(mesh, *self.dims, partial=dict(self._partial))
+
+    @property
+    def text(self) -> str:
+        """The text form, exact: `Layout.parse(layout.text) == layout`."""
+        dims = ", ".join("+".join(map(quote, dim)) or "-" for dim in self._dims) or "()"
+        partial = ", ".join(f"{reduction} over {quote(axis)}" for axis, reduction in self._partial)
+        return f"{dims}{' | ' + partial if partial else ''} @ {self._mesh.text}"
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Read the text form. Local.
+
+        Raises:
+          UsageError: where the text is wrong, or what is wrong with the layout it says.
+        """
+        words = Words(text, "Layout")
+        dims = _read_dims(words)
+        partial = _read_partial(words) if words.skip("|") else {}
+        words.expect("@")
+        mesh = Mesh.read(words)
+        words.end()
+        return cls(mesh, *dims, partial=partial)
+
+    def __repr__(self) -> str:
+        return f"Layout({self.text})" if self._mesh.is_iota else f"Layout({self._brief()})"
+
+    def _brief(self) -> str:
+        """The text form without the rows of ids."""
+        return f"{self.text.partition(' @ ')[0]} @ {self._mesh!r}"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Layout):
+            return NotImplemented
+        return (self._dims, self._partial, self._mesh) == (other._dims, other._partial, other._mesh)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __setattr__(self, field: str, value: object) -> None:
+        raise AttributeError(f"a Layout is immutable; {field} cannot be set: make another Layout")
+
+    __delattr__ = __setattr__  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout._of, (self._mesh, self.dims, dict(self._partial))
+
+    @classmethod
+    def _of(cls, mesh: Mesh, dims: tuple[Dim, ...], partial: Mapping[str, str]) -> Layout:
+        return cls(mesh, *dims, partial=partial)
+
+
+def _check_rank(what: str, rank: object, least: int) -> int:
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < least:
+        raise UsageError(f"Layout.{what}: rank {rank!r} must be an integer of at least {least}")
+    return rank
+
+
+def _check_dim(number: int, dim: object, offences: list[str]) -> tuple[str, ...]:
+    """Return the axes of a dim; those of the wrong type are named and left out."""
+    if dim is None:
+        return ()
+    axes = dim if isinstance(dim, tuple) else (dim,)
+    for axis in axes:
+        if isinstance(axis, tuple):
+            offences.append(f"dim {number}: {dim!r} nests tuples; write one tuple of axis names")
+        elif not isinstance(axis, str):
+            wanted = "an axis name" if isinstance(dim, tuple) else "None, an axis name or a tuple"
+            offences.append(f"dim {number}: {axis!r} must be {wanted}")
+    return tuple(axis for axis in axes if isinstance(axis, str))
+
+
+def _check_partial(partial: Mapping[str, str] | None, offences: list[str]) -> dict[str, str]:
+    if partial is None:
+        return {}
+    if not isinstance(partial, Mapping):
+        offences.append(f"partial={partial!r} must be a dict of axis: reduction")
+        return {}
+    for axis, reduction in partial.items():
+        if reduction not in REDUCTIONS:
+            known = ", ".join(REDUCTIONS)
+            offences.append(f"partial[{axis!r}]={reduction!r} must be one of {known}")
+    return dict(partial)
+
+
+def _check_axes(
+    mesh: Mesh,
+    dims: tuple[tuple[str, ...], ...],
+    partial: Mapping[str, str],
+    offences: list[str],
+) -> None:
+    """Every axis must be the mesh's and stand once."""
+    places: dict[str, list[str]] = {}
+    for number, dim in enumerate(dims):
+        for axis in dim:
+            places.setdefault(axis, []).append(f"dim {number}")
+    for axis in partial:
+        places.setdefault(axis, []).append("partial")
+    for axis, where in places.items():
+        if axis not in mesh.axes:
+            known = ", ".join(mesh.axis_names)
+            hint = nearest(axis, mesh.axis_names)
+            offences.append(f"{where[0]}: no axis {axis!r} (axes: {known}){hint}")
+        if len(where) > 1:
+            offences.append(f"axis {axis!r} is used {len(where)} times: {', '.join(where)}")
+
+
+def _shown(dims: tuple[object, ...]) -> str:
+    return "(" + ", ".join(map(repr, dims)) + ")"
+
+
+def _read_dims(words: Words) -> list[Dim]:
+    if words.skip("("):
+        words.expect(")")
+        return []
+    dims: list[Dim] = []
+    while True:
+        if words.skip("-"):
+            dims.append(None)
+        else:
+            axes = [words.name()]
+            while words.skip("+"):
+                axes.append(words.name())
+            dims.append(tuple(axes))
+        if not words.skip(","):
+            return dims
+
+
+def _read_partial(words: Words) -> dict[str, str]:
+    partial: dict[str, str] = {}
+    while True:
+        reduction = words.name()
+        words.expect("over")
+        partial[words.name()] = reduction
+        if not words.skip(","):
+            return partial

@@ -1,0 +1,379 @@
+"""A mesh: named axes over a grid of devices. A pure value that needs no device to exist."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shoal.colour import local
+from shoal.errors import UsageError, nearest, raise_all
+from shoal.plan import mesh_text
+from shoal.plan.mesh_checks import check_axes, check_axis_types, check_ids, check_processes
+from shoal.plan.text import Words
+
+__all__ = ["Mesh"]
+
+IntArray = NDArray[np.int64]
+
+
+@local
+class Mesh:
+    """Named axes over a grid of device ids and the processes that own them.
+
+    Local.
+
+    Immutable, hashable, equal by content, picklable. *Position* (where in the grid) and *device
+    id* (which device) are two things: the first counts row-major, the second is the hardware's
+    number. A mesh whose ids are 0..n-1 and whose devices all belong to process 0 stores nothing
+    per device, whatever its size.
+
+    Args:
+      axes: name → size, in order, major first; a dict or pairs. `{}` is a mesh of one device.
+      device_ids: the id at each position, [mesh shape] or flat; default 0..n-1.
+      processes: the process that owns the device at each position, [mesh shape] or flat; or one
+        number for all; default 0.
+      kind: the platform of the devices: "cpu", "gpu", "tpu".
+      name: a label of yours; part of equality.
+      axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
+        are part of the type, as JAX's `AxisType`); or a dict for each axis.
+
+    Raises:
+      UsageError: all that is wrong with the arguments, in one message.
+
+    Example:
+      >>> mesh = Mesh({"data": 4, "model": 2})
+      >>> mesh
+      Mesh(data=4, model=2; 8 cpu devices, 1 process, auto axes)
+      >>> mesh.coords(5)
+      (2, 1)
+      >>> mesh.submesh(model=1).device_ids
+      array([1, 3, 5, 7])
+      >>> Mesh.parse(mesh.text) == mesh
+      True
+    """
+
+    __slots__ = ("_explicit", "_hash", "_ids", "_kind", "_name", "_names", "_processes", "_sizes")
+
+    _names: tuple[str, ...]
+    _sizes: tuple[int, ...]
+    _ids: IntArray | None  # None: 0..n-1
+    _processes: IntArray | int  # one number: all devices belong to it
+    _kind: str
+    _name: str
+    _explicit: frozenset[str]
+    _hash: int
+
+    def __init__(
+        self,
+        axes: Mapping[str, int] | Iterable[tuple[str, int]],
+        device_ids: ArrayLike | None = None,
+        processes: ArrayLike | None = None,
+        kind: str = "cpu",
+        name: str = "",
+        *,
+        axis_types: str | Mapping[str, str] = "auto",
+    ) -> None:
+        offences: list[str] = []
+        names, sizes = check_axes(axes, offences)
+        shape = sizes if not offences else None
+        ids = check_ids(device_ids, shape, offences)
+        owners = check_processes(processes, shape, offences)
+        explicit = check_axis_types(axis_types, names, offences)
+        for label, value in (("kind", kind), ("name", name)):
+            if not isinstance(value, str) or (label == "kind" and not value):
+                offences.append(f"{label}={value!r} must be a string")
+        raise_all("Mesh", offences, wrong_type=any("must be a" in line for line in offences))
+        self._fill(names, sizes, ids, owners, kind, name, explicit)
+
+    def _fill(
+        self,
+        names: tuple[str, ...],
+        sizes: tuple[int, ...],
+        ids: IntArray | None,
+        processes: IntArray | int,
+        kind: str,
+        name: str,
+        explicit: frozenset[str],
+    ) -> None:
+        """Set the fields of a value that is known to be right."""
+        if not isinstance(processes, int) and (processes == processes.flat[0]).all():
+            processes = int(processes.flat[0])
+        content = (
+            names,
+            sizes,
+            None if ids is None else ids.tobytes(),
+            processes if isinstance(processes, int) else processes.tobytes(),
+            kind,
+            name,
+            explicit,
+        )
+        fields = (names, sizes, ids, processes, kind, name, explicit, hash(content))
+        order = ("_names", "_sizes", "_ids", "_processes", "_kind", "_name", "_explicit", "_hash")
+        for field, value in zip(order, fields, strict=True):
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+            object.__setattr__(self, field, value)
+
+    @classmethod
+    def _of(cls, *fields: Any) -> Mesh:
+        mesh = object.__new__(cls)
+        mesh._fill(*fields)
+        return mesh
+
+    @property
+    def axes(self) -> Mapping[str, int]:
+        """Name → size, in order, major first. Read-only."""
+        return MappingProxyType(dict(zip(self._names, self._sizes, strict=True)))
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """The names, major first."""
+        return self._names
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes, major first."""
+        return self._sizes
+
+    @property
+    def size(self) -> int:
+        """How many devices."""
+        return math.prod(self._sizes)
+
+    @property
+    def kind(self) -> str:
+        """The platform of the devices."""
+        return self._kind
+
+    @property
+    def name(self) -> str:
+        """The label."""
+        return self._name
+
+    @property
+    def axis_types(self) -> Mapping[str, str]:
+        """Name → "auto" or "explicit"."""
+        return MappingProxyType(
+            {name: "explicit" if name in self._explicit else "auto" for name in self._names}
+        )
+
+    @property
+    def is_iota(self) -> bool:
+        """True if the id of every device is its position."""
+        return self._ids is None
+
+    @property
+    def device_ids(self) -> IntArray:
+        """The id at each position [mesh shape], read-only."""
+        if self._ids is not None:
+            return self._ids
+        ids = np.arange(self.size, dtype=np.int64).reshape(self._sizes)
+        ids.flags.writeable = False
+        return ids
+
+    @property
+    def processes(self) -> IntArray:
+        """The process that owns the device at each position [mesh shape], read-only."""
+        return np.broadcast_to(np.asarray(self._processes, dtype=np.int64), self._sizes)
+
+    @property
+    def process_indices(self) -> tuple[int, ...]:
+        """The processes that own devices here, ascending."""
+        if isinstance(self._processes, int):
+            return (self._processes,)
+        return tuple(np.unique(self._processes).tolist())
+
+    def _has_one_process(self, process: int) -> bool:
+        return isinstance(self._processes, int) and self._processes == process
+
+    def position(self, device_id: int) -> int:
+        """Return the row-major position of a device. Local.
+
+        Raises:
+          UsageError: the mesh has no such device.
+        """
+        wanted = _index(device_id, "device_id")
+        if self._ids is None:
+            found = [wanted] if 0 <= wanted < self.size else []
+        else:
+            found = np.flatnonzero(self._ids.ravel() == wanted)[:1].tolist()
+        if not found:
+            ids = mesh_text.short_runs(self.device_ids)
+            raise UsageError(f"device {device_id} is not in {self!r}; its ids: {ids}")
+        return int(found[0])
+
+    def coords(self, device_id: int) -> tuple[int, ...]:
+        """Return the index of a device along each axis, in the order of the axes. Local.
+
+        Raises:
+          UsageError: the mesh has no such device.
+        """
+        return coords_of(self.position(device_id), self._sizes)
+
+    def local(self, process: int) -> IntArray:
+        """Return the ids of the devices that `process` owns [count], in mesh order. Local.
+
+        A process that owns none gets an empty array.
+        """
+        owned = _index(process, "process")
+        if isinstance(self._processes, int):
+            return self.device_ids.ravel() if owned == self._processes else np.empty(0, np.int64)
+        return np.asarray(self.device_ids[self._processes == owned])
+
+    def host_mesh(self) -> Mesh:
+        """Return the same grid on CPU devices, one for each device of this mesh. Local.
+
+        The twin of a device keeps its position, process and id number.
+        """
+        return Mesh._of(
+            self._names, self._sizes, self._ids, self._processes, "cpu", self._name, self._explicit
+        )
+
+    def submesh(self, **picks: int | slice) -> Mesh:
+        """Return part of the mesh: an int drops the axis, a slice keeps it. Local.
+
+        Args:
+          picks: axis name → index or slice, as in NumPy (negative indices count from the end).
+
+        Raises:
+          UsageError: unknown axes, indices out of range, empty slices; all in one message.
+
+        Example:
+          >>> Mesh({"x": 4, "y": 2}).submesh(x=slice(0, 4, 2)).text
+          'x=2 y=2 | ids 0..1,4..5'
+        """
+        offences: list[str] = []
+        for name, pick in picks.items():
+            offences += self._pick_offences(name, pick)
+        raise_all("submesh", offences)
+        index = tuple(picks.get(name, slice(None)) for name in self._names)
+        ids = np.asarray(self.device_ids[index])
+        kept = [(n, s) for n, s in zip(self._names, index, strict=True) if isinstance(s, slice)]
+        names = tuple(name for name, _ in kept)
+        processes = self._processes
+        if not isinstance(processes, int):
+            processes = np.ascontiguousarray(processes[index])
+        return Mesh._of(
+            names,
+            ids.shape,
+            _unless_iota(np.ascontiguousarray(ids)),
+            processes,
+            self._kind,
+            self._name,
+            self._explicit & set(names),
+        )
+
+    def _pick_offences(self, name: str, pick: object) -> list[str]:
+        if name not in self._names:
+            known = ", ".join(self._names)
+            return [f"no axis {name!r} (axes: {known}){nearest(name, self._names)}"]
+        size = self._sizes[self._names.index(name)]
+        if isinstance(pick, slice):
+            try:
+                count = len(range(size)[pick])
+            except (TypeError, ValueError) as error:
+                return [f"{name}={pick}: {error}"]
+            return [] if count else [f"{name}={pick} leaves nothing of its {size} positions"]
+        try:
+            index = operator.index(pick)  # type: ignore[arg-type]
+        except TypeError:
+            return [f"{name}={pick!r} must be an int or a slice"]
+        return [] if -size <= index < size else [f"{name}={index} is not below its size {size}"]
+
+    @property
+    def text(self) -> str:
+        """The text form, exact: `Mesh.parse(mesh.text) == mesh`."""
+        return mesh_text.write(
+            self.axes,
+            None if self._ids is None else self._ids.ravel(),
+            None if self._has_one_process(0) else self.processes.ravel(),
+            self._kind,
+            self._name,
+            self._explicit,
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Mesh:
+        """Read the text form. Local.
+
+        Raises:
+          UsageError: where the text is wrong, or what is wrong with the mesh it says.
+        """
+        words = Words(text, "Mesh")
+        mesh = cls.read(words)
+        words.end()
+        return mesh
+
+    @classmethod
+    def read(cls, words: Words) -> Mesh:
+        """Read a mesh out of a longer text form. Local."""
+        return cls(**mesh_text.read(words))
+
+    def __repr__(self) -> str:
+        return mesh_text.show(
+            self.axes, self._ids, len(self.process_indices), self._kind, self._name, self._explicit
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mesh):
+            return NotImplemented
+        return self is other or (
+            self._hash == other._hash
+            and self._names == other._names
+            and self._sizes == other._sizes
+            and (self._kind, self._name) == (other._kind, other._name)
+            and self._explicit == other._explicit
+            and _same(self._ids, other._ids)
+            and _same(self._processes, other._processes)
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __setattr__(self, field: str, value: object) -> None:
+        raise AttributeError(f"a Mesh is immutable; {field} cannot be set: make another Mesh")
+
+    __delattr__ = __setattr__  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mesh._of, (
+            self._names,
+            self._sizes,
+            self._ids,
+            self._processes,
+            self._kind,
+            self._name,
+            self._explicit,
+        )
+
+
+def coords_of(position: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Unravel a row-major position; as `np.unravel_index`, in plain ints."""
+    coords = []
+    for size in reversed(shape):
+        position, coord = divmod(position, size)
+        coords.append(coord)
+    return tuple(reversed(coords))
+
+
+def _index(value: object, what: str) -> int:
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(f"{what} must be an integer, not {value!r}") from None
+
+
+def _unless_iota(ids: IntArray) -> IntArray | None:
+    return None if (ids.ravel() == np.arange(ids.size)).all() else ids
+
+
+def _same(one: IntArray | int | None, other: IntArray | int | None) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return bool(np.array_equal(one, other))
+    return type(one) is type(other) and one == other

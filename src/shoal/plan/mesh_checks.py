@@ -1,0 +1,135 @@
+"""What is refused in a mesh. Each check adds to one list, so that all offenders are named."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import nearest
+
+__all__ = ["check_axes", "check_axis_types", "check_ids", "check_processes"]
+
+IntArray = NDArray[np.int64]
+
+
+def check_axes(axes: object, offences: list[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return names and sizes."""
+    pairs: list[tuple[Any, Any]] = (
+        list(axes.items()) if isinstance(axes, Mapping) else _pairs(axes, offences)
+    )
+    names: list[str] = []
+    sizes: list[int] = []
+    for name, size in pairs:
+        if not isinstance(name, str):
+            offences.append(f"axis name {name!r} must be a string")
+        elif not name:
+            offences.append("an axis name is empty")
+        elif name in names:
+            offences.append(f"axis {name!r} is repeated")
+        if isinstance(size, bool) or not isinstance(size, numbers.Integral):
+            offences.append(f"axis {name!r}: size {size!r} must be an integer")
+        elif size < 1:
+            offences.append(f"axis {name!r}: size {size} must be at least 1")
+        else:
+            sizes.append(int(size))
+        names.append(name)
+    return tuple(names), tuple(sizes)
+
+
+def _pairs(axes: object, offences: list[str]) -> list[tuple[Any, Any]]:
+    try:
+        return [(name, size) for name, size in axes]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        offences.append(f"axes={axes!r} must be a dict of name: size, or pairs of them")
+        return []
+
+
+def check_ids(ids: object, shape: tuple[int, ...] | None, offences: list[str]) -> IntArray | None:
+    """Return the ids in the mesh's shape, or None if they are 0..n-1."""
+    if ids is None:
+        return None
+    array = _integers(ids, "device_ids", offences)
+    if array is None or not _fits(array, shape, "device ids", offences):
+        return None
+    flat = array.ravel()
+    if flat.size and flat[0] == 0 and (flat == np.arange(flat.size)).all():
+        return None
+    if (negative := flat[flat < 0]).size:
+        offences.append(f"device ids are negative: {_some(negative)}")
+    distinct, counts = np.unique(flat, return_counts=True)
+    if (counts > 1).any():
+        offences.append(f"device ids are repeated: {_some(distinct[counts > 1])}")
+    return array
+
+
+def check_processes(
+    processes: object, shape: tuple[int, ...] | None, offences: list[str]
+) -> IntArray | int:
+    """Return the owner at each position, or one number for all."""
+    if processes is None:
+        return 0
+    array = _integers(processes, "processes", offences)
+    if array is None:
+        return 0
+    if (negative := array[array < 0]).size:
+        offences.append(f"processes are negative: {_some(np.unique(negative))}")
+    if array.ndim == 0:
+        return int(array)
+    return array if _fits(array, shape, "processes", offences) else 0
+
+
+def check_axis_types(types: object, names: Iterable[str], offences: list[str]) -> frozenset[str]:
+    """Return the names of the explicit axes."""
+    names = tuple(names)
+    asked = types if isinstance(types, Mapping) else dict.fromkeys(names, types)
+    if not names and not isinstance(types, Mapping):
+        asked = {"": types}
+    for name, value in asked.items():
+        if value not in ("auto", "explicit"):
+            offences.append(f"axis_types: {value!r} is neither 'auto' nor 'explicit'")
+            break
+        if name and name not in names:
+            offences.append(f"axis_types: no axis {name!r}{nearest(name, map(str, names))}")
+    return frozenset(name for name, value in asked.items() if name and value == "explicit")
+
+
+def _integers(values: object, what: str, offences: list[str]) -> IntArray | None:
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        array = np.empty(0, dtype=object)
+    if array.size and not np.issubdtype(array.dtype, np.integer):
+        offences.append(f"{what} must be a row of integers, not {_shown(values)}")
+        return None
+    if array.size and array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
+        offences.append(f"{what} must be a row of 64-bit signed integers, not {_shown(values)}")
+        return None
+    return np.array(array, dtype=np.int64)  # a copy: nobody else can change it
+
+
+def _fits(array: IntArray, shape: tuple[int, ...] | None, what: str, offences: list[str]) -> bool:
+    if shape is None:  # the axes are wrong already: nothing to compare with
+        return False
+    size = math.prod(shape)
+    if array.size != size or (array.ndim > 1 and array.shape != shape):
+        product = "x".join(map(str, shape)) or "1"
+        given = f"{array.size}" if array.ndim < 2 else "x".join(map(str, array.shape))
+        offences.append(f"{given} {what} for {product} = {size} positions")
+        return False
+    array.shape = shape
+    return True
+
+
+def _some(values: IntArray) -> str:
+    shown = ", ".join(map(str, values[:8].tolist()))
+    return shown + (f", … ({values.size} in all)" if values.size > 8 else "")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:79] + "…"

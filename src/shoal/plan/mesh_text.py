@@ -1,0 +1,125 @@
+"""How a mesh reads: its exact text form and its one-line `repr`.
+
+::
+
+    data=4 model=2
+    x=4 | ids 3,1..0,2 | processes 0x2,1x2 | kind tpu | name "my mesh" | explicit x
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Set
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.plan.text import Words, quote, repeats_to_text, runs_to_text
+
+__all__ = ["read", "short_runs", "show", "write"]
+
+IntArray = NDArray[np.int64]
+
+
+def write(
+    axes: Mapping[str, int],
+    ids: IntArray | None,
+    processes: IntArray | None,
+    kind: str,
+    name: str,
+    explicit: Set[str],
+) -> str:
+    """Return the text form; `ids` None means 0..n-1, `processes` None means all 0."""
+    parts = [" ".join(f"{quote(axis)}={size}" for axis, size in axes.items()) or "()"]
+    if ids is not None:
+        parts.append(f"ids {runs_to_text(ids)}")
+    if processes is not None:
+        parts.append(f"processes {repeats_to_text(processes)}")
+    if kind != "cpu":
+        parts.append(f"kind {quote(kind)}")
+    if name:
+        parts.append(f"name {quote(name)}")
+    if explicit:
+        parts.append("explicit " + ",".join(quote(axis) for axis in axes if axis in explicit))
+    return " | ".join(parts)
+
+
+def read(words: Words) -> dict[str, Any]:
+    """Read the arguments of a Mesh, up to whatever cannot belong to it."""
+    axes: list[tuple[str, int]] = []
+    if words.skip("("):
+        words.expect(")")
+    else:
+        while words.peek() not in ("", "|"):
+            axis = words.name()
+            words.expect("=")
+            axes.append((axis, words.integer()))
+        if not axes:
+            raise words.error("axes, such as data=4 model=2, expected")
+    size = math.prod(size for _, size in axes)
+    fields: dict[str, Any] = {}
+    while words.skip("|"):
+        field = words.peek()
+        if field in fields:
+            raise words.error(f"{field} stands twice,")
+        fields[field] = _read_field(words, size)
+    return {
+        "axes": axes,
+        "device_ids": fields.pop("ids", None),
+        "axis_types": dict.fromkeys(fields.pop("explicit", ()), "explicit"),
+        **fields,
+    }
+
+
+def _read_field(words: Words, size: int) -> Any:
+    if words.skip("ids"):
+        return words.runs(size)
+    if words.skip("processes"):
+        return words.repeats(size)
+    if words.skip("kind") or words.skip("name"):
+        return words.name()
+    if words.skip("explicit"):
+        names = [words.name()]
+        while words.skip(","):
+            names.append(words.name())
+        return names
+    raise words.error("ids, processes, kind, name or explicit expected")
+
+
+def show(
+    axes: Mapping[str, int],
+    ids: IntArray | None,
+    num_processes: int,
+    kind: str,
+    name: str,
+    explicit: Set[str],
+) -> str:
+    """Return the one-line `repr`."""
+    size = math.prod(axes.values())
+    facts = [
+        f"{size} {kind} device{'s' * (size != 1)}",
+        f"{num_processes} process{'es' * (num_processes != 1)}",
+    ]
+    if ids is not None:
+        facts.append(f"ids {short_runs(ids)}")
+    facts.append(_show_axis_types(axes, explicit))
+    label = f"{name!r}: " if name else ""
+    listed = ", ".join(f"{quote(axis)}={size}" for axis, size in axes.items()) or "no axes"
+    return f"Mesh({label}{listed}; {', '.join(facts)})"
+
+
+def short_runs(ids: IntArray) -> str:
+    """Return ids as runs, cut to what fits in a line."""
+    text = runs_to_text(ids.ravel()[:64])
+    if ids.size <= 64 and len(text) <= 32:
+        return text
+    return text[:31].rsplit(",", 1)[0] + ",…"
+
+
+def _show_axis_types(axes: Mapping[str, int], explicit: Set[str]) -> str:
+    if not explicit:
+        return "auto axes"
+    if len(explicit) == len(axes):
+        return "explicit axes"
+    return "explicit axes: " + ", ".join(axis for axis in axes if axis in explicit)
