@@ -1,0 +1,50 @@
+# Every target makes what it needs and is enough on a fresh clone.
+VENV := .venv
+NEWEST := .venv-newest
+INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
+
+.DEFAULT_GOAL := help
+.PHONY: demo test lint test-newest bench reference lock clean help
+
+demo: $(VENV)/.installed ## Train a digit classifier as 2 processes x 4 virtual devices
+	$(VENV)/bin/shoal run -n 2 --devices 4 examples/digits.py
+
+test: $(VENV)/.installed ## Run the test suite (Python 3.11 where there is one)
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/.installed ## Check style, formatting and types
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+test-newest: $(NEWEST)/.installed ## Run the test suite on the newest Python >= 3.12 and JAX
+	$(NEWEST)/bin/python -m pytest
+
+bench: $(VENV)/.installed ## Run every benchmark; one JSON line per row
+	@for program in benchmarks/*.py; do echo "== $$program"; $(VENV)/bin/python $$program || exit 1; done
+
+reference: $(VENV)/.installed ## Rewrite docs/reference.md from the docstrings
+	$(VENV)/bin/python tests/meta/reference.py
+
+lock: ## Pin the newest versions of everything in requirements/
+	.ci/lock
+
+clean: ## Remove the environments and caches
+	rm -rf $(VENV) $(NEWEST) build dist .hypothesis .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | \
+	  while IFS='|' read -r target words; do printf '  make %-12s %s\n' "$$target" "$$words"; done
+
+$(VENV)/.installed: $(INPUTS)
+	@python=$$(.ci/find-python default) || \
+	  { echo "no Python >= 3.11 found; set PYTHON to one" >&2; exit 1; }; \
+	.ci/install $(VENV) "$$python" demo,test,lint
+	@touch $@
+
+$(NEWEST)/.installed: $(INPUTS)
+	@python=$$(.ci/find-python newest) || \
+	  { echo "no Python >= 3.12 found; set NEWEST_PYTHON to one" >&2; exit 1; }; \
+	.ci/install $(NEWEST) "$$python" demo,test
+	@touch $@

@@ -1,0 +1,48 @@
+"""Hostile defaults for the whole suite, set before anything imports JAX.
+
+Eight virtual CPU devices, strict dtype promotion, rank promotion forbidden: what passes here does
+not lean on a convenience that a user may have switched off. They are environment variables, so
+that tests/plan need not import JAX to have them.
+
+What the machine around the suite says (a scheduler's job, another JAX configuration) is removed
+first: the suite must pass inside a Slurm job too. A child process should get `child_env`, which
+carries none of this file's settings: a real program does not run under them.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# Whatever could tell this process, or a child of it, that it is part of a job or how JAX is set up.
+FOREIGN = (
+    "COORDINATOR_", "CUDA_VISIBLE_DEVICES", "JAX_", "KUBERNETES_", "LOCAL_", "MASTER_", "MEGASCALE_",
+    "NODE_RANK", "OMPI_", "PMI_", "PMIX_", "RANK", "SHOAL_", "SLURM_", "TORCHELASTIC_", "TPU_",
+    "WORLD_SIZE", "XLA_",
+)  # fmt: skip
+
+for _name in [name for name in os.environ if name.startswith(FOREIGN)]:
+    del os.environ[_name]
+
+OUTSIDE = {**os.environ, "JAX_PLATFORMS": "cpu"}
+
+os.environ.update(
+    JAX_PLATFORMS="cpu",
+    JAX_NUM_CPU_DEVICES="8",
+    JAX_NUMPY_DTYPE_PROMOTION="strict",
+    JAX_NUMPY_RANK_PROMOTION="raise",
+)
+
+# The suite finds the same examples in every run. Look for new ones with
+# `pytest --hypothesis-profile=explore`; what it finds becomes an @example.
+settings.register_profile("steady", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None, max_examples=2000, print_blob=True)
+settings.load_profile("steady")
+
+
+@pytest.fixture
+def child_env() -> dict[str, str]:
+    """Return an environment for a child process: CPU, and nothing else decided."""
+    return dict(OUTSIDE)
