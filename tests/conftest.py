@@ -16,10 +16,10 @@ import os
 import pytest
 from hypothesis import settings
 
-# Whatever could tell this process, or a child of it, that it is part of a job or how JAX is set up.
+# Whatever could tell this process, or a child, that it is part of a job, or how JAX is set up.
 FOREIGN = (
-    "COORDINATOR_", "CUDA_VISIBLE_DEVICES", "JAX_", "KUBERNETES_", "LOCAL_", "MASTER_", "MEGASCALE_",
-    "NODE_RANK", "OMPI_", "PMI_", "PMIX_", "RANK", "SHOAL_", "SLURM_", "TORCHELASTIC_", "TPU_",
+    "COORDINATOR_", "CUDA_VISIBLE_DEVICES", "JAX_", "KUBERNETES_", "LOCAL_", "MASTER_",
+    "MEGASCALE_", "NODE_RANK", "OMPI_", "PMI_", "PMIX_", "RANK", "SHOAL_", "SLURM_", "TORCHELASTIC_", "TPU_",
     "WORLD_SIZE", "XLA_",
 )  # fmt: skip
 

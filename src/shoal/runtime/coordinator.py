@@ -70,4 +70,4 @@ class Coordinator(Protocol):
         """Ask who is here, one `Member` for each process of the job, in order."""
 
     def close(self) -> None:
-        """Leave in peace. Others are told "left" if they still wait for this process. Idempotent."""
+        """Leave in peace. Others are told "left" if they still wait for it. Idempotent."""

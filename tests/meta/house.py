@@ -1,0 +1,217 @@
+"""House rules of DESIGN: sizes, names, words, and no state or assert in a module."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from meta.source import Tree, docstring_nodes, parse, scopes
+
+FILE_LINES, FUNCTION_LINES, COLUMNS = 400, 40, 100
+
+BANNED_FILES = {"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
+# A process is a process. `rank` is the number of dims of an array, so it is banned only where
+# processes are the subject.
+BANNED_WORDS = {"worker", "workers", "client", "clients", "task", "tasks"}
+PROCESS_FOLDERS = ("runtime/", "collectives/")
+BANNED_THERE = {"rank", "ranks"}
+
+# Module-level state that DESIGN allows: the one process record. Caches are functools.cache.
+STATE_ALLOWED = {"runtime/process.py": {"_process"}}
+STATEFUL = {
+    "Barrier", "Condition", "ContextVar", "Counter", "Event", "Lock", "OrderedDict", "Queue",
+    "RLock", "Semaphore", "WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "bytearray",
+    "count", "defaultdict", "deque", "dict", "list", "local", "set",
+}  # fmt: skip
+MUTATORS = {
+    "add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove",
+    "setdefault", "update",
+}  # fmt: skip
+DISPLAYS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
+FROZEN = {"NamedTuple", "Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "Protocol", "TypedDict"}
+
+
+def long_files(tree: Tree) -> list[str]:
+    """Find files over 400 lines and lines over 100 columns."""
+    offences = []
+    for path, text in tree.items():
+        lines = text.splitlines()
+        if len(lines) > FILE_LINES:
+            offences.append(f"{path}: {len(lines)} lines, at most {FILE_LINES}")
+        offences += [
+            f"{path}:{number}: {len(line)} columns, at most {COLUMNS}"
+            for number, line in enumerate(lines, 1)
+            if len(line) > COLUMNS
+        ]
+    return offences
+
+
+def long_functions(tree: Tree) -> list[str]:
+    """Find functions over 40 lines, their docstring not counted."""
+    offences = []
+    for path, text in tree.items():
+        for node in _functions(parse(text)):
+            lines = node.end_lineno - node.lineno + 1
+            if ast.get_docstring(node) is not None:
+                lines -= node.body[0].end_lineno - node.body[0].lineno + 1
+            if lines > FUNCTION_LINES:
+                offences.append(
+                    f"{path}:{node.lineno}: {node.name} has {lines} lines, at most {FUNCTION_LINES}"
+                )
+    return offences
+
+
+def file_names(tree: Tree) -> list[str]:
+    """Find files and folders that are named after nothing."""
+    return [
+        f"{path}: {word!r} says nothing about what is inside"
+        for path in tree
+        for word in re.split(r"[/_.]", path.removesuffix(".py"))
+        if word in BANNED_FILES
+    ]
+
+
+def inner_doors(tree: Tree) -> list[str]:
+    """Find inner __init__.py files that hold more, or less, than a docstring."""
+    return [
+        f"{path}: an inner __init__.py holds a docstring and nothing else"
+        for path, text in tree.items()
+        if path.endswith("/__init__.py")
+        and (ast.get_docstring(parse(text)) is None or len(parse(text).body) != 1)
+    ]
+
+
+def asserts(tree: Tree) -> list[str]:
+    """Find assert statements: python -O drops them, and users deserve an error."""
+    return [
+        f"{path}:{node.lineno}: assert"
+        for path, text in tree.items()
+        for node in ast.walk(parse(text))
+        if isinstance(node, ast.Assert)
+    ]
+
+
+def words(tree: Tree) -> list[str]:
+    """Find names that use a banned word, a banned prefix, or a duration without its unit."""
+    offences = []
+    for path, text in tree.items():
+        banned = BANNED_WORDS | (BANNED_THERE if path.startswith(PROCESS_FOLDERS) else set())
+        stem = path.rsplit("/")[-1].removesuffix(".py")
+        for name, line, kind in [(stem, 1, "file"), *_defined_names(parse(text))]:
+            spoken = re.findall(r"[a-z]+|[A-Z][a-z]*", name)
+            for word in sorted(banned & {part.lower() for part in spoken}):
+                offences.append(f"{path}:{line}: {name}: the word is process, not {word}")
+            if kind == "function" and re.match(r"_*(get|create)_", name):
+                offences.append(f"{path}:{line}: {name}: no get_ or create_ prefix")
+            if kind == "argument" and name in ("timeout", "delay", "interval", "nbytes"):
+                offences.append(f"{path}:{line}: {name}: say the unit, _s or _bytes")
+    return offences
+
+
+def module_state(tree: Tree) -> list[str]:
+    """Find module-level mutable state: everything takes what it needs as arguments."""
+    offences = []
+    for path, text in tree.items():
+        module = parse(text)
+        allowed = STATE_ALLOWED.get(path, set())
+        tables = set()
+        for name, value, line in _module_values(module):
+            constant = name.strip("_").isupper() or name.startswith("__")
+            if constant and isinstance(value, DISPLAYS):
+                tables.add(name)  # a table of constants, as long as nobody writes to it
+            elif name not in allowed and _is_mutable(value, module):
+                offences.append(f"{path}:{line}: {name} is mutable module-level state")
+        offences += [
+            f"{path}:{line}: {name} is changed; a table of constants never is"
+            for name, line in _writes(module)
+            if name in tables
+        ]
+        offences += [
+            f"{path}:{node.lineno}: global {', '.join(node.names)}"
+            for node in ast.walk(module)
+            if isinstance(node, ast.Global) and not set(node.names) <= allowed
+        ]
+    return offences
+
+
+def shadowing_exports(tree: Tree) -> list[str]:
+    """Find top-level exports that a folder or file under src/shoal would shadow."""
+    taken = {path.split("/")[0].removesuffix(".py") for path in tree}
+    exported = set()
+    for node in ast.walk(parse(tree.get("__init__.py", ""))):
+        if isinstance(node, ast.ImportFrom):
+            exported |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            exported |= set(ast.literal_eval(node.value))
+    return [f"__init__.py: {name} is also a module of ours" for name in sorted(exported & taken)]
+
+
+def _functions(module: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _defined_names(module: ast.Module) -> Iterator[tuple[str, int, str]]:
+    for node in ast.walk(module):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, node.lineno, "function"
+        elif isinstance(node, ast.ClassDef):
+            yield node.name, node.lineno, "class"
+        elif isinstance(node, ast.arg):
+            yield node.arg, node.lineno, "argument"
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, node.lineno, "variable"
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr, node.lineno, "attribute"
+
+
+def _module_values(module: ast.Module) -> Iterator[tuple[str, ast.expr, int]]:
+    """Yield what is assigned to names when the module is imported, classes' bodies included."""
+    for node, at_import in scopes(module):
+        if not at_import or getattr(node, "value", None) is None:
+            continue
+        targets = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr):
+            targets = [node.target]
+        for target in targets:
+            if isinstance(target, ast.Name):
+                yield target.id, node.value, node.lineno
+
+
+def _is_mutable(value: ast.expr, module: ast.Module) -> bool:
+    if isinstance(value, DISPLAYS):
+        return True
+    if not isinstance(value, ast.Call):
+        return False
+    name = ast.unparse(value.func).split(".")[-1]
+    return name in STATEFUL or name in _unfrozen_classes(module)
+
+
+def _unfrozen_classes(module: ast.Module) -> set[str]:
+    """Return the classes of this file whose instances can change."""
+    return {
+        node.name
+        for node in ast.walk(module)
+        if isinstance(node, ast.ClassDef)
+        and not FROZEN & {ast.unparse(base).split(".")[-1] for base in node.bases}
+        and not any("frozen=True" in ast.unparse(mark) for mark in node.decorator_list)
+    }
+
+
+def _writes(module: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield the names whose content some statement changes."""
+    prose = docstring_nodes(module)
+    for node in ast.walk(module):
+        if id(node) in prose:
+            continue
+        if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            yield ast.unparse(node.value), node.lineno
+        elif isinstance(node, ast.AugAssign):
+            yield ast.unparse(node.target), node.lineno
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if node.func.attr in MUTATORS:
+                yield ast.unparse(node.func.value), node.lineno

@@ -1,0 +1,93 @@
+"""The house rules hold, and each check of them can fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from meta import house
+from meta.source import Tree, package_tree, repository_tree
+
+EVERYWHERE = (house.long_files, house.long_functions, house.file_names)
+LIBRARY = (
+    house.inner_doors,
+    house.asserts,
+    house.words,
+    house.module_state,
+    house.shadowing_exports,
+)
+
+
+@pytest.mark.parametrize("check", EVERYWHERE, ids=lambda check: check.__name__)
+def test_the_repository_keeps(check):
+    offences = check(repository_tree())
+    assert not offences, "\n".join(offences)
+
+
+@pytest.mark.parametrize("check", LIBRARY, ids=lambda check: check.__name__)
+def test_the_library_keeps(check):
+    offences = check(package_tree())
+    assert not offences, "\n".join(offences)
+
+
+LONG = "def f():\n    '''Say.\n\n    More.\n    '''\n" + "    x = 1\n" * 40
+STATE = "is mutable module-level state"
+BAD = (
+    # the tree, the check, what it must say
+    ({"a.py": "x = 1\n" * 401}, house.long_files, "a.py: 401 lines, at most 400"),
+    ({"a.py": "\nx = '" + "y" * 95 + "'"}, house.long_files, "a.py:2: 101 columns, at most 100"),
+    ({"a.py": LONG}, house.long_functions, "a.py:1: f has 41 lines, at most 40"),
+    ({"plan/mesh_utils.py": ""}, house.file_names,
+     "plan/mesh_utils.py: 'utils' says nothing about what is inside"),
+    ({"common/mesh.py": ""}, house.file_names,
+     "common/mesh.py: 'common' says nothing about what is inside"),
+    ({"plan/__init__.py": "'''Plan.'''\nfrom shoal.plan.mesh import Mesh"}, house.inner_doors,
+     "plan/__init__.py: an inner __init__.py holds a docstring and nothing else"),
+    ({"plan/__init__.py": ""}, house.inner_doors,
+     "plan/__init__.py: an inner __init__.py holds a docstring and nothing else"),
+    ({"a.py": "def f(x):\n    assert x"}, house.asserts, "a.py:2: assert"),
+    ({"a.py": "def start_worker(): ..."}, house.words,
+     "a.py:1: start_worker: the word is process, not worker"),
+    ({"a.py": "class TaskGroup: ..."}, house.words,
+     "a.py:1: TaskGroup: the word is process, not task"),
+    ({"a.py": "def f(self, client_id):\n    self.x = client_id"}, house.words,
+     "a.py:1: client_id: the word is process, not client"),
+    ({"runtime/a.py": "for rank in x: ..."}, house.words,
+     "runtime/a.py:1: rank: the word is process, not rank"),
+    ({"runtime/workers.py": ""}, house.words,
+     "runtime/workers.py:1: workers: the word is process, not workers"),
+    ({"a.py": "def get_mesh(): ..."}, house.words, "a.py:1: get_mesh: no get_ or create_ prefix"),
+    ({"a.py": "def wait(timeout=3): ..."}, house.words,
+     "a.py:1: timeout: say the unit, _s or _bytes"),
+    ({"a.py": "seen = {}"}, house.module_state, f"a.py:1: seen {STATE}"),
+    ({"a.py": "_seen: list[int] = []"}, house.module_state, f"a.py:1: _seen {STATE}"),
+    ({"a.py": "import threading\nLOCK = threading.Lock()"}, house.module_state,
+     f"a.py:2: LOCK {STATE}"),
+    ({"a.py": "class Job: ...\njob = Job()"}, house.module_state, f"a.py:2: job {STATE}"),
+    ({"a.py": "class Job:\n    seen = set()"}, house.module_state, f"a.py:2: seen {STATE}"),
+    ({"a.py": "ROWS = {}\ndef f(x):\n    ROWS[x] = 1"}, house.module_state,
+     "a.py:3: ROWS is changed; a table of constants never is"),
+    ({"a.py": "ROWS = []\ndef f(x):\n    ROWS.append(x)"}, house.module_state,
+     "a.py:3: ROWS is changed; a table of constants never is"),
+    ({"a.py": "x = 0\ndef f():\n    global x\n    x = 1"}, house.module_state, "a.py:3: global x"),
+    ({"__init__.py": "from shoal.plan.mesh import Mesh as plan", "plan/mesh.py": ""},
+     house.shadowing_exports, "__init__.py: plan is also a module of ours"),
+    ({"__init__.py": "__all__ = ['draw']", "draw/text.py": ""},
+     house.shadowing_exports, "__init__.py: draw is also a module of ours"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("tree", "check", "words"), BAD, ids=[b[2].split(": ")[-1] for b in BAD])
+def test_a_bad_tree_is_found(tree: Tree, check, words):
+    assert words in check(tree)
+
+
+def test_a_good_tree_passes_every_check():
+    good = {
+        "__init__.py": "from shoal.plan.mesh import Mesh as Mesh\n__all__ = ['Mesh']",
+        "plan/__init__.py": "'''Decides.'''",
+        "plan/mesh.py": LONG.replace("x = 1\n", "x = 1\n", 1).rsplit("    x = 1\n", 1)[0]
+        + "from typing import NamedTuple\nimport functools\nTABLE = {'a': 1}\n"
+        "class P(NamedTuple):\n    x: int\nORIGIN = P(1)\n"
+        "@functools.cache\ndef create(rank, timeout_s): ...\n",
+    }
+    assert [offence for check in (*EVERYWHERE, *LIBRARY) for offence in check(good)] == []
