@@ -29,6 +29,7 @@ MUTATORS = {
     "setdefault", "update",
 }  # fmt: skip
 DISPLAYS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
+READ_ONLY = {"Mapping", "Sequence", "Collection", "Iterable"}  # a type checker guards these
 FROZEN = {"NamedTuple", "Enum", "IntEnum", "StrEnum", "Flag", "IntFlag", "Protocol", "TypedDict"}
 
 
@@ -116,8 +117,8 @@ def module_state(tree: Tree) -> list[str]:
         module = parse(text)
         allowed = STATE_ALLOWED.get(path, set())
         tables = set()
-        for name, value, line in _module_values(module):
-            constant = name.strip("_").isupper() or name.startswith("__")
+        for name, value, line, kind in _module_values(module):
+            constant = name.strip("_").isupper() or name.startswith("__") or kind in READ_ONLY
             if constant and isinstance(value, DISPLAYS):
                 tables.add(name)  # a table of constants, as long as nobody writes to it
             elif name not in allowed and _is_mutable(value, module):
@@ -167,8 +168,8 @@ def _defined_names(module: ast.Module) -> Iterator[tuple[str, int, str]]:
             yield node.attr, node.lineno, "attribute"
 
 
-def _module_values(module: ast.Module) -> Iterator[tuple[str, ast.expr, int]]:
-    """Yield what is assigned to names when the module is imported, classes' bodies included."""
+def _module_values(module: ast.Module) -> Iterator[tuple[str, ast.expr, int, str]]:
+    """Yield name, value, line and annotated kind of what an import assigns, in classes too."""
     for node, at_import in scopes(module):
         if not at_import or getattr(node, "value", None) is None:
             continue
@@ -179,7 +180,8 @@ def _module_values(module: ast.Module) -> Iterator[tuple[str, ast.expr, int]]:
             targets = [node.target]
         for target in targets:
             if isinstance(target, ast.Name):
-                yield target.id, node.value, node.lineno
+                kind = ast.unparse(getattr(node, "annotation", target)).split("[")[0]
+                yield target.id, node.value, node.lineno, kind
 
 
 def _is_mutable(value: ast.expr, module: ast.Module) -> bool:

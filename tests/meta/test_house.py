@@ -87,7 +87,7 @@ def test_a_good_tree_passes_every_check():
         "plan/__init__.py": "'''Decides.'''",
         "plan/mesh.py": LONG.replace("x = 1\n", "x = 1\n", 1).rsplit("    x = 1\n", 1)[0]
         + "from typing import NamedTuple\nimport functools\nTABLE = {'a': 1}\n"
-        "class P(NamedTuple):\n    x: int\nORIGIN = P(1)\n"
+        "class P(NamedTuple):\n    x: int\n    y: Mapping[str, int] = {}\nORIGIN = P(1)\n"
         "@functools.cache\ndef create(rank, timeout_s): ...\n",
     }
     assert [offence for check in (*EVERYWHERE, *LIBRARY) for offence in check(good)] == []
