@@ -1,0 +1,273 @@
+"""Who holds which region of an array, who holds replicas of it, and who writes it.
+
+Two rules say where the cuts of an uneven dim fall:
+
+* "ceil": every shard has ceil(dim / shards) indices, clamped to the dim. XLA's rule.
+* "axis_by_axis": each axis in turn cuts what the axis before it left, by the same rule. The rule
+  of PyTorch's DTensor. 9 over x=4, y=2: 2,1,2,1,2,1,0,0 and not 2,2,2,2,1,0,0,0.
+
+Either way a shard may be empty; an empty region lies at the end of its dim. Devices with equal
+regions are replicas of each other. Their numbers count 0..k-1 in mesh order, as JAX's
+`Shard.replica_id` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.colour import local
+from shoal.errors import UsageError, nearest
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import coords_of
+from shoal.plan.writers import choose_writers, rank_in_class
+
+__all__ = ["Owners", "Uneven", "owners", "region", "replica_index"]
+
+IntArray = NDArray[np.int64]
+Uneven = Literal["ceil", "axis_by_axis"]
+
+
+@local
+def region(
+    layout: Layout, shape: Sequence[int], device_id: int, uneven: Uneven = "ceil"
+) -> tuple[slice, ...]:
+    """Return the indices of the array that a device holds.
+
+    Local.
+
+    It is impossible that two regions overlap without being equal, or that an index of the array
+    lies in none.
+
+    Args:
+      layout: the layout.
+      shape: the shape of the whole array [rank].
+      device_id: the id of a device of the mesh (not its position).
+      uneven: "ceil" or "axis_by_axis"; the same where shards divide the dims evenly.
+
+    Returns:
+      one slice for each dim, with start and stop always set.
+
+    Raises:
+      UsageError: the mesh has no such device, or the shape does not fit the layout.
+
+    Example:
+      >>> from shoal.plan.mesh import Mesh
+      >>> region(Layout(Mesh({"x": 4, "y": 2}), "x", None), (7, 3), device_id=6)
+      (slice(6, 7, None), slice(0, 3, None))
+    """
+    sizes = layout.check_shape(shape)
+    coords = _coords_by_axis(layout, device_id)
+    cut = _rule(uneven)
+    slices = []
+    for axes, size in zip(layout.axes_of_dims, sizes, strict=True):
+        counts = [layout.mesh.axes[axis] for axis in axes]
+        start, stop = cut(size, counts, [coords[axis] for axis in axes])
+        slices.append(slice(start, stop))
+    return tuple(slices)
+
+
+@local
+def replica_index(
+    layout: Layout, shape: Sequence[int], device_id: int, uneven: Uneven = "ceil"
+) -> int:
+    """Return the number of a device among those that hold the same region, in mesh order.
+
+    Local.
+
+    Args:
+      layout: the layout.
+      shape: the shape of the whole array [rank].
+      device_id: the id of a device of the mesh.
+      uneven: "ceil" or "axis_by_axis".
+
+    Returns:
+      0..k-1, where k devices hold the region.
+
+    Raises:
+      UsageError: the mesh has no such device, or the shape does not fit the layout.
+
+    Example:
+      >>> from shoal.plan.mesh import Mesh
+      >>> replica_index(Layout(Mesh({"x": 4, "y": 2}), "x"), (8,), device_id=5)
+      1
+    """
+    mesh = layout.mesh
+    own = region(layout, shape, device_id, uneven)
+    held = owners(layout, shape, uneven) if any(s.start == s.stop for s in own) else None
+    if held is not None:  # empty shards of different coordinates may be equal: count them
+        return int(held.replica[mesh.position(device_id)])
+    coords = _coords_by_axis(layout, device_id)
+    split = {axis for dim in layout.axes_of_dims for axis in dim}
+    index = 0
+    for axis, size in mesh.axes.items():
+        index = index if axis in split else index * size + coords[axis]
+    return index
+
+
+@dataclass(frozen=True, eq=False)
+class Owners:
+    """Who holds what, over all devices of a mesh in mesh order; and who writes it.
+
+    A box is a region that at least one device holds. Boxes are numbered row-major.
+    """
+
+    start: IntArray
+    """First index of each device's region [devices, rank]."""
+    stop: IntArray
+    """One past its last index [devices, rank]."""
+    box: IntArray
+    """The number of its box [devices]."""
+    replica: IntArray
+    """Its number among the devices of the same box, in mesh order [devices]."""
+    writer: IntArray
+    """The one process that writes each box [boxes]: one that holds it, balanced by bytes."""
+
+    @property
+    def num_boxes(self) -> int:
+        """How many distinct regions there are."""
+        return len(self.writer)
+
+
+@local
+def owners(layout: Layout, shape: Sequence[int], uneven: Uneven = "ceil") -> Owners:
+    """Return who holds what over all devices, and for each distinct box who writes it.
+
+    Local.
+
+    It is impossible that a box is written by two processes, by none, or by one that does not hold
+    it. Partial layouts are refused: no device holds a value of theirs.
+
+    Args:
+      layout: the layout.
+      shape: the shape of the whole array [rank].
+      uneven: "ceil" or "axis_by_axis".
+
+    Raises:
+      UsageError: the shape does not fit the layout, or the layout is partial.
+
+    Example:
+      >>> from shoal.plan.mesh import Mesh
+      >>> held = owners(Layout(Mesh({"x": 2, "y": 2}, processes=[0, 0, 1, 1]), "y"), (4,))
+      >>> held.start.ravel(), held.box, held.replica, held.writer
+      (array([0, 2, 0, 2]), array([0, 1, 0, 1]), array([0, 0, 1, 1]), array([0, 1]))
+    """
+    sizes = layout.check_shape(shape)
+    if layout.partial:
+        raise UsageError(f"owners: {layout!r} is partial: reduce it first, then somebody owns it")
+    mesh, rank = layout.mesh, layout.rank
+    start = np.empty((*mesh.shape, rank), dtype=np.int64)
+    stop = np.empty((*mesh.shape, rank), dtype=np.int64)
+    box: IntArray = np.zeros(mesh.shape, dtype=np.int64)
+    box_of_tile: IntArray = np.zeros(1, dtype=np.int64)
+    elements: IntArray = np.ones(1, dtype=np.int64)
+    for dim, size in enumerate(sizes):
+        starts, stops = _cuts(layout, dim, size, uneven)
+        shard = _shard_numbers(layout, dim)
+        start[..., dim], stop[..., dim] = starts[shard], stops[shard]
+        firsts, number = np.unique(starts, return_inverse=True)
+        box = box * len(firsts) + number[shard]
+        box_of_tile = np.add.outer(box_of_tile * len(firsts), number).reshape(-1)
+        elements = np.multiply.outer(elements, stops - starts).reshape(-1)
+    box = box.reshape(-1)
+    in_order = bool((np.diff(box_of_tile) == 1).all())  # else empty tiles are equal: one box
+    replica = _replicas(layout) if in_order else rank_in_class(box)
+    holders = _holders(layout)
+    if not in_order:
+        _, tile_of_box = np.unique(box_of_tile, return_index=True)
+        holders, elements = holders[tile_of_box], elements[tile_of_box]
+    writer = choose_writers(holders, elements)
+    by_device = (mesh.size, rank)
+    return Owners(start.reshape(by_device), stop.reshape(by_device), box, replica, writer)
+
+
+def _coords_by_axis(layout: Layout, device_id: int) -> dict[str, int]:
+    mesh = layout.mesh
+    coords = coords_of(mesh.position(device_id), mesh.shape)
+    return dict(zip(mesh.axis_names, coords, strict=True))
+
+
+def _rule(uneven: str) -> Callable[[int, Sequence[int], Sequence[int]], tuple[int, int]]:
+    rules = {"ceil": _cut_at_once, "axis_by_axis": _cut_in_turn}
+    if uneven not in rules:
+        known = " or ".join(map(repr, rules))
+        raise UsageError(f"uneven={uneven!r} must be {known}{nearest(uneven, rules)}")
+    return rules[uneven]
+
+
+def _cut_at_once(size: int, counts: Sequence[int], coords: Sequence[int]) -> tuple[int, int]:
+    """Cut `size` into prod(counts) shards; return start and stop of the one at `coords`.
+
+    7 over counts (2, 2): shards of 2 are 0..2, 2..4, 4..6, 6..7; coords (1, 1) is shard 3: (6, 7).
+    """
+    shard = 0
+    for count, coord in zip(counts, coords, strict=True):
+        shard = shard * count + coord
+    length = -(-size // math.prod(counts))
+    return min(shard * length, size), min((shard + 1) * length, size)
+
+
+def _cut_in_turn(size: int, counts: Sequence[int], coords: Sequence[int]) -> tuple[int, int]:
+    """Cut `size` by the first count, the piece by the second, and so on.
+
+    9 over counts (4, 2): pieces 0..3, 3..6, 6..9, 9..9, each cut into 2 and 1; at (1, 1): (5, 6).
+    """
+    start, stop = 0, size
+    for count, coord in zip(counts, coords, strict=True):
+        first, last = _cut_at_once(stop - start, (count,), (coord,))
+        start, stop = start + first, start + last
+    return (start, stop) if start < stop else (size, size)
+
+
+def _cuts(layout: Layout, dim: int, size: int, uneven: str) -> tuple[IntArray, IntArray]:
+    """Start and stop of every shard of a dim, by shard number."""
+    counts = [layout.mesh.axes[axis] for axis in layout.axes_of_dims[dim]]
+    cut = _rule(uneven)
+    if uneven == "ceil" or len(counts) < 2:
+        number = np.arange(math.prod(counts), dtype=np.int64)
+        length = -(-size // math.prod(counts))
+        return np.minimum(number * length, size), np.minimum((number + 1) * length, size)
+    rows = [cut(size, counts, coords) for coords in np.ndindex(*counts)]
+    pairs = np.array(rows, dtype=np.int64)
+    return pairs[:, 0].copy(), pairs[:, 1].copy()
+
+
+def _shard_numbers(layout: Layout, dim: int) -> IntArray:
+    """The shard number of every position along a dim, in a shape that broadcasts to the mesh's.
+
+    x=2, y=3 and the dim ("y", "x"): number = y · 2 + x, so [[0, 2, 4], [1, 3, 5]].
+    """
+    names = layout.mesh.axis_names
+    number = np.zeros((1,) * len(names), dtype=np.int64)
+    for axis in layout.axes_of_dims[dim]:
+        size, place = layout.mesh.axes[axis], names.index(axis)
+        along = [size if at == place else 1 for at in range(len(names))]
+        number = number * size + np.arange(size, dtype=np.int64).reshape(along)
+    return number
+
+
+def _replicas(layout: Layout) -> IntArray:
+    """The replica number of every device [devices] where equal coordinates mean equal regions."""
+    names, sizes = layout.mesh.axis_names, layout.mesh.shape
+    split = {axis for dim in layout.axes_of_dims for axis in dim}
+    free = [size if name not in split else 1 for name, size in zip(names, sizes, strict=True)]
+    numbers = np.arange(math.prod(free), dtype=np.int64).reshape(free)
+    return np.broadcast_to(numbers, sizes).reshape(-1)
+
+
+def _holders(layout: Layout) -> IntArray:
+    """The processes of the devices that hold each tile [tiles, replicas].
+
+    A tile is what equal coordinates along the splitting axes hold; tiles count row-major by dim.
+    """
+    mesh = layout.mesh
+    names = mesh.axis_names
+    used = [names.index(axis) for dim in layout.axes_of_dims for axis in dim]
+    free = [place for place in range(len(names)) if place not in used]
+    tiles = math.prod(mesh.shape[place] for place in used)
+    return mesh.processes.transpose(used + free).reshape(tiles, -1)

@@ -1,0 +1,93 @@
+"""Which process writes each box of an array: one that holds it, with the bytes spread evenly.
+
+Boxes that the same processes hold form a class. Where the classes share no process, as on every
+mesh whose processes are sub-grids, each class is dealt out by itself: largest box first, back and
+forth over its processes, which is as even as boxes of one size can be. Where classes overlap, the
+boxes go one by one, largest first, to the holder with the least so far (R. L. Graham, *Bounds on
+multiprocessing timing anomalies*, SIAM J. Appl. Math. 17, 1969).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["choose_writers", "rank_in_class"]
+
+IntArray = NDArray[np.int64]
+
+
+def choose_writers(holders: IntArray, size: IntArray) -> IntArray:
+    """Return the process that writes each box [boxes].
+
+    Args:
+      holders: the processes of the devices that hold each box [boxes, replicas].
+      size: elements or bytes of each box [boxes].
+
+    Example:
+      >>> choose_writers(np.array([[0, 1], [0, 1], [2, 2]]), np.array([9, 4, 9]))
+      array([0, 1, 2])
+    """
+    lowest: IntArray = holders.min(axis=1)
+    if holders.shape[1] == 1 or (holders == lowest[:, None]).all():
+        return lowest
+    if holders.max() > 4 * holders.size:  # tables are indexed by process: number them anew
+        names, labels = np.unique(holders, return_inverse=True)
+        return np.asarray(names[choose_writers(labels.reshape(holders.shape), size)])
+    writer = _deal_classes(holders, lowest, size)
+    return _least_loaded(holders, size) if writer is None else writer
+
+
+def _deal_classes(holders: IntArray, lowest: IntArray, size: IntArray) -> IntArray | None:
+    """Deal each class to its processes, or return None where classes overlap.
+
+    Classes that share no process are told apart by their lowest process. They are such if every
+    process has boxes of one lowest process only, and every box is held by its whole class.
+    """
+    kind = np.full(int(holders.max()) + 1, -1, dtype=np.int64)
+    kind[holders] = lowest[:, None]
+    if (kind[holders] != lowest[:, None]).any():
+        return None
+    members = np.flatnonzero(kind >= 0)
+    members = members[np.argsort(kind[members], kind="stable")]
+    counts = np.bincount(kind[members])
+    ranked = np.sort(holders, axis=1)
+    if ((ranked[:, 1:] != ranked[:, :-1]).sum(axis=1) + 1 != counts[lowest]).any():
+        return None
+    begin = np.cumsum(counts) - counts
+    by_size = np.argsort(-size, kind="stable")
+    place = np.empty_like(lowest)
+    place[by_size] = rank_in_class(lowest[by_size])
+    lap, step = np.divmod(place, counts[lowest])
+    forth = lap % 2 == 0
+    chosen: IntArray = members[begin[lowest] + np.where(forth, step, counts[lowest] - 1 - step)]
+    return chosen
+
+
+def rank_in_class(kinds: IntArray) -> IntArray:
+    """Return, for each entry, how many equal ones stand before it.
+
+    Example:
+      >>> rank_in_class(np.array([5, 7, 5, 5]))
+      array([0, 0, 1, 2])
+    """
+    order = np.argsort(kinds, kind="stable")
+    ranked = kinds[order]
+    is_first = np.concatenate([[True], ranked[1:] != ranked[:-1]])
+    begin = np.flatnonzero(is_first)[np.cumsum(is_first) - 1]
+    rank = np.empty_like(kinds)
+    rank[order] = np.arange(len(kinds)) - begin
+    return rank
+
+
+def _least_loaded(holders: IntArray, size: IntArray) -> IntArray:
+    """Give each box, those with fewest holders and then largest first, to its idlest holder."""
+    candidates = [sorted(set(row)) for row in holders.tolist()]
+    load = dict.fromkeys(np.unique(holders).tolist(), 0)
+    writer = np.empty(len(size), dtype=np.int64)
+    choice = np.array([len(row) for row in candidates])
+    for box in np.lexsort((-size, choice)).tolist():
+        chosen = min(candidates[box], key=load.__getitem__)
+        load[chosen] += int(size[box])
+        writer[box] = chosen
+    return writer
