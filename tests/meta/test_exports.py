@@ -1,0 +1,148 @@
+"""The door, the colours and the reference page agree, and each check of it can fail."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+import shoal
+from meta import exports, reference
+from meta.source import ROOT, package_tree
+from shoal import colour
+
+DOOR = package_tree()["__init__.py"]
+
+
+def test_the_door_lists_what_it_imports():
+    assert exports.door_offences(DOOR) == []
+
+
+def test_lazy_names_are_those_that_type_checkers_see():
+    assert exports.lazy_offences(shoal, exports.declared(DOOR)) == []
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        shoal.no_such_name  # noqa: B018
+
+
+def test_everything_public_says_who_must_call_it():
+    for module, names in reference.public_modules():
+        offences = exports.surface_offences(names)
+        assert not offences, "\n".join([module, *offences])
+
+
+def test_decorators_and_docstrings_agree():
+    offences = exports.colour_offences(package_tree())
+    assert not offences, "\n".join(offences)
+
+
+def test_the_reference_page_is_current():
+    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert page == reference.page(), "docs/reference.md is stale: make reference"
+
+
+def test_the_reference_page_shows_a_colour_and_a_sentence():
+    page = reference.page()
+    assert "| `region` | Local. | Return the indices of the array that a device holds. |" in page
+    assert "| `DivergenceError` | 70 | Processes disagree about what they are doing." in page
+    assert "| `SHOAL_GRACE_S` | 10 | seconds |" in page
+
+
+TYPED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
+
+
+@pytest.mark.parametrize(
+    ("door", "words"),
+    [
+        ("__all__ = ['put']", "put: in __all__, imported nowhere"),
+        (TYPED + "from shoal.a import put as put\n__all__ = []", "put: imported, not in __all__"),
+        ("from shoal.a import Mesh as Mesh\n", "Mesh: imported, not in __all__"),
+        ("from shoal.a import x\n__all__ = ['x', 'x']", "x: listed twice in __all__"),
+    ],
+)
+def test_a_door_that_disagrees_is_found(door, words):
+    assert words in exports.door_offences(door)
+
+
+def test_a_good_door_passes():
+    door = TYPED + "from shoal.a import put as put\n__all__: list[str] = ['put', '__version__']"
+    assert exports.door_offences(door) == []
+
+
+def test_lazy_names_that_disagree_are_found():
+    fake = types.ModuleType("fake")
+    fake.colour_of, fake.local = colour.colour_of, colour.traced
+    source = dict.fromkeys(["colour_of", "local", "collective"], "shoal.colour")
+    assert exports.lazy_offences(fake, source) == [
+        "local: not the one of shoal.colour",
+        "collective: fake does not give it",
+    ]
+
+
+@colour.collective()
+def _right():
+    """Meet.
+
+    Collective over all processes.
+    """
+
+
+@colour.local
+def _wrong():
+    """Meet.
+
+    Collective over all processes.
+    """
+
+
+@colour.traced
+def _twice():
+    """Meet.
+
+    Traced.
+    Local.
+    """
+
+
+@colour.traced
+def _longer():
+    """Meet.
+
+    Traced. Like everything here.
+    """
+
+
+def _none():
+    """Meet.
+
+    Local.
+    """
+
+
+def test_a_surface_that_disagrees_is_found():
+    fakes = {"right": _right, "E": ValueError, "number": 3}
+    assert exports.surface_offences(fakes) == []
+    for wrong in (_wrong, _twice, _longer, _none):
+        assert len(exports.surface_offences({"f": wrong})) == 1
+
+
+@pytest.mark.parametrize(
+    ("mark", "line", "good"),
+    [
+        ("@local", "Local.", True),
+        ("@collective('a mesh')", "Collective over a mesh.", True),
+        ("@logically_collective('layout')", "Logically collective: layout must be equal.", True),
+        ("@colour.traced", "Traced.", True),
+        ("@functools.cache", "Locally cached.", True),
+        ("@local", "Traced.", False),
+        ("@local", "", False),
+        ("", "Local.", False),
+        ("@collective", "Collective over all processes.", False),
+        ("@logically_collective('a')", "Logically collective: b must be equal.", False),
+    ],
+)  # fmt: skip
+def test_colours_in_source(mark, line, good):
+    tree = {"a.py": f"{mark}\ndef f():\n    '''Do.\n\n    {line}\n    '''"}
+    assert (exports.colour_offences(tree) == []) == good

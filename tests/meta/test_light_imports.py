@@ -1,0 +1,67 @@
+"""What an import must not load: planning and launching work where JAX is slow, or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from meta.floors import FLOORS, place
+from meta.source import module_name, package_tree
+
+HEAVY = ("jax", "jaxlib", "torch", "tensorflow", "scipy", "sklearn")
+
+PROBE = """
+import json, sys
+{program}
+print(json.dumps(sorted({{name.split(".")[0] for name in sys.modules}} & {unwanted})))
+"""
+
+
+def loaded_by(program: str, unwanted: tuple[str, ...], folder: object = "") -> list[str]:
+    """Run a program in a process of its own; return which unwanted packages it has loaded."""
+    probe = subprocess.run(
+        [sys.executable, "-c", PROBE.format(program=program, unwanted=set(unwanted))],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert probe.returncode == 0, probe.stderr
+    return json.loads(probe.stdout.splitlines()[-1])
+
+
+def modules_up_to(level: int) -> list[str]:
+    """Return the modules of the floors 0 to `level`, and the door."""
+    names = [module_name(path) for path in package_tree()]
+    return ["shoal", *(name for name in names if FLOORS[place(name)].level <= level)]
+
+
+def importing(names: list[str]) -> str:
+    """Return a program that imports them all."""
+    return "\n".join(f"import {name}" for name in names)
+
+
+def test_the_planning_core_loads_numpy_and_nothing_heavier():
+    names = modules_up_to(1)
+    assert {"shoal", "shoal.plan.hlo", "shoal.plan.shards"} <= set(names)
+    assert loaded_by(importing(names), (*HEAVY, "ml_dtypes", "rich", "typer", "xxhash")) == []
+
+
+def test_processes_can_meet_without_jax():
+    assert loaded_by(importing(modules_up_to(2)), (*HEAVY, "rich", "typer")) == []
+
+
+def test_the_command_line_shows_its_help_without_jax():
+    program = "import typer.main, shoal.cli.main as m\ntyper.main.get_command(m.build(m.COMMANDS))"
+    assert loaded_by(program, HEAVY) == []
+
+
+@pytest.mark.parametrize("package", ["jax", "torch"])
+def test_a_heavy_import_is_found(package, tmp_path):
+    (tmp_path / f"{package}.py").write_text("")
+    (tmp_path / "culprit.py").write_text(f"import {package}")
+    assert loaded_by("import culprit", HEAVY, tmp_path) == [package]
