@@ -1,0 +1,104 @@
+"""What the documents show runs as shown, and each check of it can fail."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import shoal
+from meta import documents
+from meta.source import ROOT, package_tree
+
+PAGES = documents.pages()
+BLOCKS = [block for page, text in PAGES.items() for block in documents.blocks(page, text)]
+SHARED, ALONE = documents.modules_with_examples(package_tree())
+EXAMPLES = {"together": SHARED, **{name: [name] for name in ALONE}}
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page}:{block.line}")
+def test_the_code_of_a_page_runs(block, child_env, tmp_path):
+    done = documents.run_block(block, child_env, tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("names", EXAMPLES.values(), ids=EXAMPLES)
+def test_the_examples_of_docstrings_run(names, child_env):
+    assert names, "no docstring has an example"
+    done = documents.run_doctests(names, child_env)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_readme_is_short():
+    assert documents.long_readme(PAGES["README.md"]) == []
+
+
+def test_links_lead_somewhere():
+    assert documents.broken_links(PAGES, ROOT) == []
+
+
+def test_pages_speak_only_of_what_exists():
+    assert documents.unknown_names(PAGES, shoal) == []
+
+
+def test_a_name_that_does_not_exist_is_found():
+    page = {"a.md": "`json.loads`, `json.tool`, json.txt/x src/json.py `json.speak(x)`"}
+    page["a.md"] += " json.\n"
+    assert documents.unknown_names(page, json) == [
+        "a.md: json.speak does not exist",
+        "a.md: json.txt does not exist",
+    ]
+
+
+def test_blocks_are_found_with_their_lines():
+    text = "# A\n\n```python\nx = 1\n```\n\n```console\n$ ls\n```\n```python\ny = 2\nz = 3\n```\n"
+    found = list(documents.blocks("a.md", text))
+    assert [(block.line, block.code) for block in found] == [(4, "x = 1\n"), (11, "y = 2\nz = 3\n")]
+
+
+def test_a_block_that_fails_is_found(child_env, tmp_path):
+    block = documents.Block("a.md", 7, "python", "import os\nprint(os.environ['NO_SUCH'])\n")
+    done = documents.run_block(block, child_env, tmp_path)
+    assert done.returncode != 0
+    assert "line 8" in done.stdout
+
+
+def test_a_block_sees_eight_devices_and_none_of_the_suites_strictness(child_env, tmp_path):
+    code = "import os\nassert [v for v in os.environ if v.startswith('JAX_NUM')] == %r\n"
+    block = documents.Block("a.md", 1, "python", code % ["JAX_NUM_CPU_DEVICES"])
+    done = documents.run_block(block, child_env, tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        (">>> 1 + 1\n    3", "Expected:\n    3\nGot:\n    2"),
+        (">>> import warnings\n    >>> warnings.warn('old')", "UserWarning: old"),
+        ("nothing", "its examples are not found"),
+    ],
+)
+def test_an_example_that_fails_is_found(example, words, child_env, tmp_path):
+    (tmp_path / "culprit.py").write_text(f"def f():\n    '''Do.\n\n    {example}\n    '''\n")
+    done = documents.run_doctests(["culprit"], {**child_env, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode != 0
+    assert words in done.stdout
+
+
+def test_examples_that_join_a_job_run_alone():
+    tree = {
+        "a.py": "'''>>> 1'''",
+        "b.py": "def f():\n    '''>>> shoal.initialize(virtual_devices=8)'''",
+        "c.py": "x = '>>> 1'",
+    }
+    assert documents.modules_with_examples(tree) == (["shoal.a"], ["shoal.b"])
+
+
+def test_a_long_readme_and_a_dead_link_are_found(tmp_path):
+    assert documents.long_readme("a\n" * 121) == ["README.md: 121 lines, at most 120"]
+    page = {"a.md": "[b](b.md) [c](docs/c.md#d) [e](https://example.org) `[f](x)`\n"}
+    (tmp_path / "b.md").write_text("")
+    assert documents.broken_links(page, tmp_path) == [
+        "a.md: links to docs/c.md, which does not exist",
+        "a.md: links to x, which does not exist",
+    ]
