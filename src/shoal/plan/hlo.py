@@ -106,7 +106,7 @@ def sharding_type(layout: Layout, requested: bool = False) -> ShardingType:
 
 @local
 def replication_groups(layout: Layout) -> IntArray:
-    """Return the device ids of each tile, in mesh order.
+    """Return the device ids of each tile, in mesh order, where part of the mesh replicates.
 
     Local.
 
@@ -114,8 +114,8 @@ def replication_groups(layout: Layout) -> IntArray:
       layout: the layout.
 
     Returns:
-      ids [tiles, devices of a tile]; the tiles row-major over the dims. With no splitting axis
-      one group of all devices.
+      ids [tiles, devices of a tile], the tiles row-major over the dims; empty unless the
+      requested `sharding_type` is PARTIAL: no other type has groups.
 
     Example:
       >>> from shoal.plan.mesh import Mesh
@@ -123,6 +123,8 @@ def replication_groups(layout: Layout) -> IntArray:
       array([[0, 2],
              [1, 3]])
     """
+    if sharding_type(layout, requested=True) != ShardingType.PARTIAL:
+        return np.empty(0, dtype=np.int64)
     return _transposed_ids(layout, _order(layout)).reshape(-1, _group_size(layout))
 
 
@@ -136,13 +138,16 @@ def group_assignment(layout: Layout) -> IntArray:
       layout: the layout.
 
     Returns:
-      numbers [shards of each dim]; they count row-major.
+      numbers [shards of each dim], counting row-major; empty unless the requested
+      `sharding_type` is PARTIAL.
 
     Example:
       >>> from shoal.plan.mesh import Mesh
       >>> group_assignment(Layout(Mesh({"x": 2, "y": 2}), None, "y"))
       array([[0, 1]])
     """
+    if sharding_type(layout, requested=True) != ShardingType.PARTIAL:
+        return np.empty(0, dtype=np.int64)
     shards = _tiles(layout)
     return np.arange(math.prod(shards), dtype=np.int64).reshape(shards)
 
@@ -182,7 +187,7 @@ def hlo_text(layout: Layout, version: int = 1) -> str:
 
 
 def _rest(layout: Layout) -> list[str]:
-    """The axes that split nothing, in mesh order, those with a pending sum first as JAX has them."""
+    """The axes that split nothing, in mesh order; those with a pending sum first, as in JAX."""
     return [*layout.partial, *layout.unused_axes]
 
 

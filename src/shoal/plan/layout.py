@@ -225,7 +225,8 @@ class Layout:
     def __setattr__(self, field: str, value: object) -> None:
         raise AttributeError(f"a Layout is immutable; {field} cannot be set: make another Layout")
 
-    __delattr__ = __setattr__  # type: ignore[assignment]
+    def __delattr__(self, field: str) -> None:
+        self.__setattr__(field, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Layout._of, (self._mesh, self.dims, dict(self._partial))

@@ -339,7 +339,8 @@ class Mesh:
     def __setattr__(self, field: str, value: object) -> None:
         raise AttributeError(f"a Mesh is immutable; {field} cannot be set: make another Mesh")
 
-    __delattr__ = __setattr__  # type: ignore[assignment]
+    def __delattr__(self, field: str) -> None:
+        self.__setattr__(field, None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Mesh._of, (

@@ -101,8 +101,8 @@ def check_axis_types(types: object, names: Iterable[str], offences: list[str]) -
 def _integers(values: object, what: str, offences: list[str]) -> IntArray | None:
     try:
         array = np.asarray(values)
-    except ValueError:
-        array = np.empty(0, dtype=object)
+    except ValueError:  # rows of unequal length
+        array = np.empty(1, dtype=object)
     if array.size and not np.issubdtype(array.dtype, np.integer):
         offences.append(f"{what} must be a row of integers, not {_shown(values)}")
         return None

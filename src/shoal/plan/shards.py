@@ -6,9 +6,9 @@ Two rules say where the cuts of an uneven dim fall:
 * "axis_by_axis": each axis in turn cuts what the axis before it left, by the same rule. The rule
   of PyTorch's DTensor. 9 over x=4, y=2: 2,1,2,1,2,1,0,0 and not 2,2,2,2,1,0,0,0.
 
-Either way a shard may be empty; an empty region lies at the end of its dim. Devices with equal
-regions are replicas of each other. Their numbers count 0..k-1 in mesh order, as JAX's
-`Shard.replica_id` does.
+Either way a shard may be empty; an empty region lies at the end of its dim. Devices that hold the
+same shard are replicas of each other. Their numbers count 0..k-1 in mesh order, as JAX's
+`Shard.replica_id` does. A dim of size 0 has one shard, which everybody holds.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from shoal.colour import local
 from shoal.errors import UsageError, nearest
 from shoal.plan.layout import Layout
-from shoal.plan.mesh import coords_of
-from shoal.plan.writers import choose_writers, rank_in_class
+from shoal.plan.mesh import Mesh, coords_of
+from shoal.plan.writers import choose_writers
 
 __all__ = ["Owners", "Uneven", "owners", "region", "replica_index"]
 
@@ -76,7 +76,7 @@ def region(
 def replica_index(
     layout: Layout, shape: Sequence[int], device_id: int, uneven: Uneven = "ceil"
 ) -> int:
-    """Return the number of a device among those that hold the same region, in mesh order.
+    """Return the number of a device among those that hold the same shard, in mesh order.
 
     Local.
 
@@ -87,7 +87,7 @@ def replica_index(
       uneven: "ceil" or "axis_by_axis".
 
     Returns:
-      0..k-1, where k devices hold the region.
+      0..k-1, where k devices hold the same shard.
 
     Raises:
       UsageError: the mesh has no such device, or the shape does not fit the layout.
@@ -97,15 +97,11 @@ def replica_index(
       >>> replica_index(Layout(Mesh({"x": 4, "y": 2}), "x"), (8,), device_id=5)
       1
     """
-    mesh = layout.mesh
-    own = region(layout, shape, device_id, uneven)
-    held = owners(layout, shape, uneven) if any(s.start == s.stop for s in own) else None
-    if held is not None:  # empty shards of different coordinates may be equal: count them
-        return int(held.replica[mesh.position(device_id)])
+    split = {axis for axes in _splits(layout, layout.check_shape(shape)) for axis in axes}
+    _rule(uneven)
     coords = _coords_by_axis(layout, device_id)
-    split = {axis for dim in layout.axes_of_dims for axis in dim}
     index = 0
-    for axis, size in mesh.axes.items():
+    for axis, size in layout.mesh.axes.items():
         index = index if axis in split else index * size + coords[axis]
     return index
 
@@ -114,7 +110,8 @@ def replica_index(
 class Owners:
     """Who holds what, over all devices of a mesh in mesh order; and who writes it.
 
-    A box is a region that at least one device holds. Boxes are numbered row-major.
+    A box is what one shard covers. Boxes are numbered row-major over the shards of the dims; those
+    past the end of an uneven dim are empty.
     """
 
     start: IntArray
@@ -122,7 +119,7 @@ class Owners:
     stop: IntArray
     """One past its last index [devices, rank]."""
     box: IntArray
-    """The number of its box [devices]."""
+    """The number of its box [devices]; the devices of a box are replicas of each other."""
     replica: IntArray
     """Its number among the devices of the same box, in mesh order [devices]."""
     writer: IntArray
@@ -164,26 +161,17 @@ def owners(layout: Layout, shape: Sequence[int], uneven: Uneven = "ceil") -> Own
     start = np.empty((*mesh.shape, rank), dtype=np.int64)
     stop = np.empty((*mesh.shape, rank), dtype=np.int64)
     box: IntArray = np.zeros(mesh.shape, dtype=np.int64)
-    box_of_tile: IntArray = np.zeros(1, dtype=np.int64)
     elements: IntArray = np.ones(1, dtype=np.int64)
-    for dim, size in enumerate(sizes):
-        starts, stops = _cuts(layout, dim, size, uneven)
-        shard = _shard_numbers(layout, dim)
+    splits = _splits(layout, sizes)
+    for dim, (axes, size) in enumerate(zip(splits, sizes, strict=True)):
+        starts, stops = _cuts([mesh.axes[axis] for axis in axes], size, uneven)
+        shard = _shard_numbers(mesh, axes)
         start[..., dim], stop[..., dim] = starts[shard], stops[shard]
-        firsts, number = np.unique(starts, return_inverse=True)
-        box = box * len(firsts) + number[shard]
-        box_of_tile = np.add.outer(box_of_tile * len(firsts), number).reshape(-1)
+        box = box * len(starts) + shard
         elements = np.multiply.outer(elements, stops - starts).reshape(-1)
-    box = box.reshape(-1)
-    in_order = bool((np.diff(box_of_tile) == 1).all())  # else empty tiles are equal: one box
-    replica = _replicas(layout) if in_order else rank_in_class(box)
-    holders = _holders(layout)
-    if not in_order:
-        _, tile_of_box = np.unique(box_of_tile, return_index=True)
-        holders, elements = holders[tile_of_box], elements[tile_of_box]
-    writer = choose_writers(holders, elements)
-    by_device = (mesh.size, rank)
-    return Owners(start.reshape(by_device), stop.reshape(by_device), box, replica, writer)
+    writer = choose_writers(_holders(mesh, splits), elements)
+    start, stop = start.reshape(mesh.size, rank), stop.reshape(mesh.size, rank)
+    return Owners(start, stop, box.reshape(-1), _replicas(mesh, splits), writer)
 
 
 def _coords_by_axis(layout: Layout, device_id: int) -> dict[str, int]:
@@ -224,50 +212,48 @@ def _cut_in_turn(size: int, counts: Sequence[int], coords: Sequence[int]) -> tup
     return (start, stop) if start < stop else (size, size)
 
 
-def _cuts(layout: Layout, dim: int, size: int, uneven: str) -> tuple[IntArray, IntArray]:
-    """Start and stop of every shard of a dim, by shard number."""
-    counts = [layout.mesh.axes[axis] for axis in layout.axes_of_dims[dim]]
+def _splits(layout: Layout, sizes: Sequence[int]) -> list[tuple[str, ...]]:
+    """The axes that split each dim; none split a dim of size 0."""
+    return [axes if size else () for axes, size in zip(layout.axes_of_dims, sizes, strict=True)]
+
+
+def _cuts(counts: Sequence[int], size: int, uneven: str) -> tuple[IntArray, IntArray]:
+    """Start and stop of every shard of a dim that axes of these sizes split, by shard number."""
     cut = _rule(uneven)
-    if uneven == "ceil" or len(counts) < 2:
-        number = np.arange(math.prod(counts), dtype=np.int64)
-        length = -(-size // math.prod(counts))
-        return np.minimum(number * length, size), np.minimum((number + 1) * length, size)
-    rows = [cut(size, counts, coords) for coords in np.ndindex(*counts)]
-    pairs = np.array(rows, dtype=np.int64)
-    return pairs[:, 0].copy(), pairs[:, 1].copy()
+    if cut is _cut_in_turn and len(counts) > 1:
+        rows = [cut(size, counts, coords) for coords in np.ndindex(*counts)]
+        pairs = np.array(rows, dtype=np.int64)
+        return pairs[:, 0].copy(), pairs[:, 1].copy()
+    shards = math.prod(counts)
+    number = np.arange(shards, dtype=np.int64)
+    length = -(-size // shards)
+    return np.minimum(number * length, size), np.minimum((number + 1) * length, size)
 
 
-def _shard_numbers(layout: Layout, dim: int) -> IntArray:
-    """The shard number of every position along a dim, in a shape that broadcasts to the mesh's.
+def _shard_numbers(mesh: Mesh, axes: Sequence[str]) -> IntArray:
+    """The shard number at every position along a dim, in a shape that broadcasts to the mesh's.
 
     x=2, y=3 and the dim ("y", "x"): number = y · 2 + x, so [[0, 2, 4], [1, 3, 5]].
     """
-    names = layout.mesh.axis_names
-    number = np.zeros((1,) * len(names), dtype=np.int64)
-    for axis in layout.axes_of_dims[dim]:
-        size, place = layout.mesh.axes[axis], names.index(axis)
-        along = [size if at == place else 1 for at in range(len(names))]
+    number = np.zeros((1,) * len(mesh.shape), dtype=np.int64)
+    for axis in axes:
+        size, place = mesh.axes[axis], mesh.axis_names.index(axis)
+        along = [size if at == place else 1 for at in range(len(mesh.shape))]
         number = number * size + np.arange(size, dtype=np.int64).reshape(along)
     return number
 
 
-def _replicas(layout: Layout) -> IntArray:
-    """The replica number of every device [devices] where equal coordinates mean equal regions."""
-    names, sizes = layout.mesh.axis_names, layout.mesh.shape
-    split = {axis for dim in layout.axes_of_dims for axis in dim}
-    free = [size if name not in split else 1 for name, size in zip(names, sizes, strict=True)]
+def _replicas(mesh: Mesh, splits: Sequence[Sequence[str]]) -> IntArray:
+    """The replica number of every device [devices]: its place along the axes that split nothing."""
+    split = {axis for axes in splits for axis in axes}
+    free = [1 if axis in split else size for axis, size in mesh.axes.items()]
     numbers = np.arange(math.prod(free), dtype=np.int64).reshape(free)
-    return np.broadcast_to(numbers, sizes).reshape(-1)
+    return np.broadcast_to(numbers, mesh.shape).reshape(-1)
 
 
-def _holders(layout: Layout) -> IntArray:
-    """The processes of the devices that hold each tile [tiles, replicas].
-
-    A tile is what equal coordinates along the splitting axes hold; tiles count row-major by dim.
-    """
-    mesh = layout.mesh
-    names = mesh.axis_names
-    used = [names.index(axis) for dim in layout.axes_of_dims for axis in dim]
-    free = [place for place in range(len(names)) if place not in used]
-    tiles = math.prod(mesh.shape[place] for place in used)
-    return mesh.processes.transpose(used + free).reshape(tiles, -1)
+def _holders(mesh: Mesh, splits: Sequence[Sequence[str]]) -> IntArray:
+    """The processes of the devices that hold each box [boxes, replicas]."""
+    used = [mesh.axis_names.index(axis) for axes in splits for axis in axes]
+    free = [place for place in range(len(mesh.shape)) if place not in used]
+    boxes = math.prod(mesh.shape[place] for place in used)
+    return mesh.processes.transpose(used + free).reshape(boxes, -1)

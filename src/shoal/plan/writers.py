@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["choose_writers", "rank_in_class"]
+__all__ = ["choose_writers"]
 
 IntArray = NDArray[np.int64]
 
@@ -57,20 +57,15 @@ def _deal_classes(holders: IntArray, lowest: IntArray, size: IntArray) -> IntArr
     begin = np.cumsum(counts) - counts
     by_size = np.argsort(-size, kind="stable")
     place = np.empty_like(lowest)
-    place[by_size] = rank_in_class(lowest[by_size])
+    place[by_size] = _rank_in_class(lowest[by_size])
     lap, step = np.divmod(place, counts[lowest])
     forth = lap % 2 == 0
     chosen: IntArray = members[begin[lowest] + np.where(forth, step, counts[lowest] - 1 - step)]
     return chosen
 
 
-def rank_in_class(kinds: IntArray) -> IntArray:
-    """Return, for each entry, how many equal ones stand before it.
-
-    Example:
-      >>> rank_in_class(np.array([5, 7, 5, 5]))
-      array([0, 0, 1, 2])
-    """
+def _rank_in_class(kinds: IntArray) -> IntArray:
+    """For each entry, how many equal ones stand before it: [5, 7, 5, 5] → [0, 0, 1, 2]."""
     order = np.argsort(kinds, kind="stable")
     ranked = kinds[order]
     is_first = np.concatenate([[True], ranked[1:] != ranked[:-1]])

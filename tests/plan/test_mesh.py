@@ -1,0 +1,212 @@
+"""Meshes: a value with one validator, an exact text form, and positions apart from ids."""
+
+import pickle
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from shoal.errors import UsageError, UsageTypeError
+from shoal.plan.mesh import Mesh
+from shoal.testing.strategies import meshes
+
+
+@given(meshes())
+def test_text_pickle_and_hash_round_trip(mesh):
+    for again in (Mesh.parse(mesh.text), pickle.loads(pickle.dumps(mesh))):
+        assert again == mesh
+        assert hash(again) == hash(mesh)
+        assert repr(again) == repr(mesh)
+    assert "\n" not in repr(mesh)
+
+
+@given(meshes())
+def test_position_coords_and_ids_agree_with_numpy(mesh):
+    ids = mesh.device_ids
+    assert ids.shape == mesh.shape == tuple(mesh.axes.values())
+    assert ids.size == mesh.size
+    for index in np.ndindex(mesh.shape):
+        assert mesh.coords(int(ids[index])) == index
+        assert (
+            mesh.position(int(ids[index])) == np.ravel_multi_index(index, mesh.shape or (1,))
+            if mesh.shape
+            else mesh.position(int(ids[index])) == 0
+        )
+
+
+@given(meshes())
+def test_every_device_is_local_to_its_process(mesh):
+    assert mesh.processes.shape == mesh.shape
+    owned = [mesh.local(process) for process in mesh.process_indices]
+    assert sorted(np.concatenate(owned)) == sorted(mesh.device_ids.ravel())
+    for process, ids in zip(mesh.process_indices, owned, strict=True):
+        expected = [
+            int(mesh.device_ids[index])
+            for index in np.ndindex(mesh.shape)
+            if mesh.processes[index] == process
+        ]
+        assert ids.tolist() == expected
+    assert mesh.local(99).tolist() == []
+
+
+@given(meshes())
+def test_host_mesh_is_one_to_one(mesh):
+    host = mesh.host_mesh()
+    assert host.kind == "cpu"
+    assert (host.device_ids == mesh.device_ids).all()
+    assert (host.processes == mesh.processes).all()
+    assert host.axes == mesh.axes
+
+
+def test_submesh_drops_or_keeps_an_axis_like_numpy():
+    mesh = Mesh({"x": 4, "y": 2}, np.arange(8)[::-1], processes=[0, 0, 0, 0, 1, 1, 2, 2])
+    grid = mesh.device_ids
+    picked = mesh.submesh(x=1)
+    assert picked.axis_names == ("y",)
+    assert (picked.device_ids == grid[1]).all()
+    assert (mesh.submesh(x=slice(1, None, 2)).device_ids == grid[1::2]).all()
+    assert (mesh.submesh(x=-1, y=slice(1)).device_ids == grid[-1, :1]).all()
+    assert mesh.submesh(x=0, y=0).shape == ()
+    assert mesh.submesh(x=slice(2, 4)).processes.tolist() == [[1, 1], [2, 2]]
+    assert mesh.submesh() == mesh
+    iota = Mesh({"x": 4, "y": 2})
+    assert iota.submesh(x=slice(0, 2)).is_iota
+    assert not iota.submesh(x=slice(2, 4)).is_iota
+
+
+def test_values_that_say_the_same_are_equal():
+    plain = Mesh({"x": 2, "y": 2})
+    assert Mesh([("x", 2), ("y", 2)], [[0, 1], [2, 3]], [0, 0, 0, 0]) == plain
+    assert Mesh({"x": np.int32(2), "y": 2}, processes=0) == plain
+    assert plain != Mesh({"y": 2, "x": 2})
+    assert plain != Mesh({"x": 2, "y": 2}, kind="gpu")
+    assert plain != Mesh({"x": 2, "y": 2}, name="a")
+    assert plain != Mesh({"x": 2, "y": 2}, processes=1)
+    assert plain != Mesh({"x": 2, "y": 2}, axis_types="explicit")
+    assert plain != Mesh({"x": 2, "y": 2}, [3, 2, 1, 0])
+    assert (plain == 3) is False
+
+
+def test_a_mesh_cannot_be_changed():
+    ids = np.array([3, 1, 0, 2])
+    mesh = Mesh({"x": 4}, ids, processes=[0, 1, 0, 1])
+    before = mesh.text
+    ids[0] = 7
+    assert mesh.text == before
+    for view in (mesh.device_ids, mesh.processes, Mesh({"x": 4}).device_ids):
+        with pytest.raises(ValueError, match="read-only"):
+            view[0] = 5
+    with pytest.raises(AttributeError, match="immutable"):
+        mesh.kind = "gpu"
+    with pytest.raises(AttributeError, match="immutable"):
+        del mesh._ids
+    with pytest.raises(TypeError):
+        mesh.axes["x"] = 5
+    view = pickle.loads(pickle.dumps(mesh)).device_ids
+    assert not view.flags.writeable
+
+
+def test_ids_from_zero_store_nothing_per_device():
+    large = Mesh({"x": 1 << 20, "y": 1 << 20})
+    stored = sum(
+        sys.getsizeof(getattr(large, slot)) for slot in Mesh.__slots__ if hasattr(large, slot)
+    )
+    assert stored < 2000
+    assert Mesh({"x": 1 << 10}, np.arange(1 << 10))._ids is None
+    assert large.position((1 << 39) + 1) == (1 << 39) + 1
+    assert large.processes.strides == (0, 0)
+
+
+def test_repr_says_what_matters():
+    assert repr(Mesh({"data": 4, "model": 2})) == (
+        "Mesh(data=4, model=2; 8 cpu devices, 1 process, auto axes)"
+    )
+    assert repr(Mesh({"x": 2}, [1, 0], [0, 1], "gpu", "a", axis_types="explicit")) == (
+        "Mesh('a': x=2; 2 gpu devices, 2 processes, ids 1..0, explicit axes)"
+    )
+    mixed = Mesh({"x": 1, "y": 1}, axis_types={"y": "explicit"})
+    assert repr(mixed) == "Mesh(x=1, y=1; 1 cpu device, 1 process, explicit axes: y)"
+    assert repr(Mesh({})) == "Mesh(no axes; 1 cpu device, 1 process, auto axes)"
+    assert len(repr(Mesh({"x": 4096}, np.random.RandomState(0).permutation(4096)))) < 120
+
+
+BAD = [
+    (lambda: Mesh({"": 2}), ["an axis name is empty"]),
+    (lambda: Mesh([("x", 2), ("x", 2)]), ["axis 'x' is repeated"]),
+    (lambda: Mesh({"x": 3}, [0, 1]), ["2 device ids for 3 = 3 positions"]),
+    (lambda: Mesh({"x": 2, "y": 2}, [[0, 1, 2, 3]]), ["1x4 device ids for 2x2 = 4 positions"]),
+    (lambda: Mesh({"x": 4}, [1, 1, 2, 2]), ["repeated: 1, 2"]),
+    (lambda: Mesh({"x": 3}, [0, -1, -5]), ["negative: -1, -5"]),
+    (lambda: Mesh({"x": 2}, [0.0, 1.0]), ["row of integers"]),
+    (lambda: Mesh({"x": 2}, [True, False]), ["row of integers"]),
+    (lambda: Mesh({"x": 2.0}), ["size 2.0 must be an integer"]),
+    (lambda: Mesh({"x": True}), ["size True must be an integer"]),
+    (lambda: Mesh({"x": 0, "y": -3}), ["size 0", "size -3"]),
+    (lambda: Mesh({"x": 2}, processes=[0]), ["1 processes for 2 = 2"]),
+    (lambda: Mesh({"x": 2}, processes=[0, -1]), ["negative: -1"]),
+    (lambda: Mesh({"x": 2}, processes=[[0], [1, 2]]), ["row of integers"]),
+    (lambda: Mesh({"x": 2}, axis_types="manual"), ["'manual' is neither"]),
+    (lambda: Mesh({"data": 2}, axis_types={"dat": "auto"}), ["did you mean 'data'"]),
+    (lambda: Mesh({"x": 2}, kind=""), ["kind='' must be a string"]),
+    (lambda: Mesh(7), ["axes=7 must be a dict"]),
+    (lambda: Mesh({3: 2, "": 1.5}, kind=4), ["3 must be a string", "empty", "1.5", "kind=4"]),
+    (
+        lambda: Mesh({"x": 2}, [-1, -1], [1, 2, 3]),
+        ["negative: -1", "repeated: -1", "3 processes for 2"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "parts"), BAD)
+def test_all_that_is_wrong_is_named(make, parts):
+    with pytest.raises(UsageError) as caught:
+        make()
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_wrong_types_are_type_errors_too():
+    with pytest.raises(UsageTypeError):
+        Mesh({"x": 2.0})
+    with pytest.raises(TypeError):
+        Mesh({"x": 2}, [0.5, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("picks", "part"),
+    [
+        ({"dat": 0}, "no axis 'dat' (axes: data, model); did you mean 'data'?"),
+        ({"model": 2}, "model=2 is not below its size 2"),
+        ({"model": -3}, "model=-3"),
+        ({"model": slice(1, 1)}, "leaves nothing of its 2 positions"),
+        ({"model": 1.0}, "must be an int or a slice"),
+        ({"model": slice("a", None)}, "slice"),
+    ],
+)
+def test_submesh_refuses(picks, part):
+    with pytest.raises(UsageError) as caught:
+        Mesh({"data": 4, "model": 2}).submesh(**picks)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "x", "x=", "x=a", "=3", "x=2 | ids 0", "x=2 | ids 0..99999999999999", "x=2 | color 3",
+        "x=2 | ids 0,1 | ids 0,1", "x=2 y=2;", "x=2 |", "x=2 trailing", 'x=2 | name "a', "() ()",
+        "x=2 | processes 0x9", "x=2 x=2", "x=-2", "x=2 | explicit y", "x=2.5",
+    ],
+)  # fmt: skip
+def test_parse_refuses(text):
+    with pytest.raises(UsageError):
+        Mesh.parse(text)
+
+
+def test_unknown_devices_are_refused():
+    with pytest.raises(UsageError, match=r"device 8 is not in .* ids: 0..7"):
+        Mesh({"x": 8}).coords(8)
+    with pytest.raises(UsageError, match="device 0 is not in"):
+        Mesh({"x": 2}, [5, 6]).position(0)
+    with pytest.raises(UsageError, match="integer"):
+        Mesh({"x": 2}).coords(1.0)
