@@ -66,6 +66,8 @@ BAD = (
      floors.private_jax, "arrays/a.py:1: jax._src.mesh is for runtime/jax_runtime.py alone"),
     ("private jax in a program", {"cli/a.py": "P = 'import jax._src'"},
      floors.private_jax, "cli/a.py:1: jax._src is for runtime/jax_runtime.py alone"),
+    ("private jax where another is watched", {"cli/child.py": "NAME = 'jax._src.mesh'"},
+     floors.private_jax, "cli/child.py:1: jax._src is for runtime/jax_runtime.py alone"),
     ("jaxlib", {"arrays/a.py": "from jaxlib import _jax"},
      floors.private_jax, "arrays/a.py:1: jaxlib is for runtime/jax_runtime.py alone"),
     ("a computed name", {"plan/a.py": "import importlib\nimportlib.import_module('shoal.' + x)"},
@@ -90,6 +92,7 @@ def test_a_good_tree_passes_every_check():
         "plan/mesh.py": "'''Not jax._src.'''\nimport numpy as np\nfrom shoal.errors import E",
         "runtime/jax_runtime.py": "def join():\n    import jax\n    from jax._src import mesh",
         "arrays/put.py": "import jax\nfrom shoal.runtime import jax_runtime",
+        "cli/child.py": "NAME = 'jax._src.clusters'",
         "cli/main.py": "import typer\nfrom shoal.plan.mesh import Mesh",
     }
     assert [offence for check in CHECKS for offence in check(good)] == []

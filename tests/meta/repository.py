@@ -1,0 +1,126 @@
+"""What every tracked file may say, what is declared, pinned and announced."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from meta.floors import imports
+from meta.source import PACKAGE, ROOT, Tree
+
+# Assembled from pieces, so that this file does not match itself.
+FORBIDDEN = {
+    "a path of one machine": r"(?<![\w.-])/(?:wo" r"rk|ro" r"ot|ho" r"me/\w+|Us" r"ers/\w+)/",
+    "a tracker's number; cite by address": r"\b[Ii]ss" r"ues? #?\d+\b",
+    "a plan that is not here": r"\bDES" r"IGN\b|\bcontrol_pl" r"ane\b|\.\./sha" r"red/",
+    "where packages come from": r"python" r"hosted|py" r"pi\.org|--(?:extra-)?index" r"-url",
+    "who wrote it": r"(?i)co-auth" r"ored-by",
+}  # fmt: skip
+
+WITH_EXTRAS = ("testing/", "interop/")  # imported by name, by those who installed the extra
+PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+")
+FRAGMENT = re.compile(r"[a-z0-9][a-z0-9-]*\.(added|changed|fixed)\.md")
+FRAGMENT_LINES = 3
+
+
+def tracked_texts() -> dict[str, str]:
+    """Read every text file that git tracks."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    texts = {}
+    for name in filter(None, listing.stdout.split("\0")):
+        path = ROOT / name
+        content = path.read_bytes() if path.is_file() else b""
+        if b"\0" not in content:
+            texts[name] = content.decode("utf-8")
+    return texts
+
+
+def forbidden_words(texts: Mapping[str, str]) -> list[str]:
+    """Find what no file of the repository may say."""
+    return [
+        f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]!r} is {what}"
+        for what, pattern in FORBIDDEN.items()
+        for path, text in texts.items()
+        for match in re.finditer(pattern, text)
+    ]
+
+
+def pin_offences(text: str) -> list[str]:
+    """Find lines of a constraints file that are no exact pin of a released version."""
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [line for line in lines if not PIN.fullmatch(line)] if lines else ["no pins"]
+
+
+def unpinned(pins: str, project: Mapping[str, Any]) -> list[str]:
+    """Find declared dependencies that a constraints file forgets."""
+    pinned = {_normal(line.split("==")[0]) for line in pins.splitlines()}
+    declared = [*project["dependencies"]]
+    for extra in project["optional-dependencies"].values():
+        declared += extra
+    return sorted({_distribution(need) for need in declared} - pinned)
+
+
+def dependency_offences(tree: Tree, project: Mapping[str, Any]) -> list[str]:
+    """Compare what the library imports with what it says it needs, both ways."""
+    declared = {_distribution(need).replace("-", "_") for need in project["dependencies"]}
+    foreign = {
+        target.split(".")[0].lower(): path
+        for path in tree
+        if not path.startswith(WITH_EXTRAS)
+        for target, _, _ in imports(path, tree)
+    }
+    known = {*sys.stdlib_module_names, PACKAGE, "jaxlib"}  # jax brings its own jaxlib
+    used = {name: path for name, path in foreign.items() if name not in known}
+    return [
+        *(f"{used[name]}: imports {name}, not declared" for name in sorted(set(used) - declared)),
+        *(f"pyproject.toml: {name} is imported nowhere" for name in sorted(declared - set(used))),
+    ]
+
+
+def python_offences(project: Mapping[str, Any], pin_files: Iterable[str]) -> list[str]:
+    """Compare the Pythons that the package claims with those that it is tested on."""
+    claim = "Programming Language :: Python :: "
+    claimed = {c.removeprefix(claim) for c in project["classifiers"] if c.startswith(claim)}
+    pinned = {name.removeprefix("python").removesuffix(".txt") for name in pin_files}
+    return [
+        *(f"Python {version}: claimed, no pins" for version in sorted(claimed - pinned)),
+        *(f"Python {version}: pinned, not claimed" for version in sorted(pinned - claimed)),
+    ]
+
+
+def missing_targets(texts: Mapping[str, str], makefile: str) -> list[str]:
+    """Find `make target` that a page speaks of and the Makefile does not have."""
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    return [
+        f"{page}: make {target} does not exist"
+        for page, text in texts.items()
+        for target in re.findall(r"(?:^|`)make ([a-z-]+)", text, re.MULTILINE)
+        if target not in targets
+    ]
+
+
+def fragment_offences(fragments: Mapping[str, str]) -> list[str]:
+    """Find changelog fragments that cannot be put into the changelog as they are."""
+    offences = []
+    for name, text in fragments.items():
+        lines = text.splitlines()
+        if not FRAGMENT.fullmatch(name):
+            offences.append(f"{name}: call it <slug>.added.md, .changed.md or .fixed.md")
+        if not 1 <= len(lines) <= FRAGMENT_LINES or not all(line.strip() for line in lines):
+            offences.append(f"{name}: one paragraph of at most {FRAGMENT_LINES} lines")
+        elif not re.match(r"[A-Z`]", text) or not text.endswith(".\n"):
+            offences.append(f"{name}: whole sentences, a full stop and a newline at the end")
+    return offences
+
+
+def _distribution(need: str) -> str:
+    return _normal(re.match(r"[\w.-]+", need)[0])
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()

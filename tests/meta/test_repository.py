@@ -1,0 +1,129 @@
+"""The repository's own books are in order, and each check of them can fail."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from meta import repository
+from meta.documents import pages
+from meta.source import ROOT, package_tree
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PINS = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("requirements/*.txt")}
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def fragments() -> dict[str, str]:
+    """Read the changelog fragments that are there."""
+    paths = [path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
+    return {path.name: path.read_text(encoding="utf-8") for path in paths}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_no_file_says_what_it_must_not():
+    offences = repository.forbidden_words(repository.tracked_texts())
+    assert not offences, "\n".join(offences)
+
+
+@pytest.mark.parametrize("name", PINS)
+def test_pins_are_exact_and_complete(name):
+    assert repository.pin_offences(PINS[name]) == []
+    assert repository.unpinned(PINS[name], PROJECT) == []
+
+
+def test_dependencies_are_those_that_are_imported():
+    assert repository.dependency_offences(package_tree(), PROJECT) == []
+
+
+def test_pythons_are_those_that_are_tested():
+    assert repository.python_offences(PROJECT, PINS) == []
+
+
+def test_pages_speak_of_targets_that_exist():
+    assert repository.missing_targets(pages(), MAKEFILE) == []
+
+
+def test_changelog_fragments_are_well_formed():
+    assert repository.fragment_offences(fragments()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "see /wo" "rk/main/x.py",
+        "open('/ro" "ot/x')",
+        "/ho" "me/somebody/x",
+        "fixes iss" "ue #2",
+        "Iss" "ue 12 says",
+        "as DES" "IGN §4 says",
+        "pip install --index" "-url x",
+        "https://py" "pi.org/simple",
+        "Co-auth" "ored-by: x",
+    ],
+)  # fmt: skip
+def test_forbidden_words_are_found(words):
+    assert repository.forbidden_words({"a.md": f"fine\n{words}\n"})[0].startswith("a.md:2: ")
+
+
+def test_ordinary_words_pass():
+    text = "gs://bucket/work/x, network/, a tissue 2, github.com/jax-ml/jax/issues/22070, my design"
+    assert repository.forbidden_words({"a.md": text}) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["jax>=0.10", "jax", "-e .", "jax @ file:///wheels/jax.whl", "jax==0.10.2 # why", "--pre"],
+)
+def test_a_line_that_is_no_pin_is_found(line):
+    assert repository.pin_offences(f"# ok\nnumpy==2.4.6\n{line}\n") == [line]
+
+
+def test_an_empty_and_an_incomplete_pin_file_are_found():
+    project = {"dependencies": ["jax>=0.10", "ml_dtypes"], "optional-dependencies": {"t": ["ruff"]}}
+    assert repository.pin_offences("# nothing\n") == ["no pins"]
+    assert repository.unpinned("ml-dtypes==1\njax==2", project) == ["ruff"]
+
+
+def test_dependencies_that_disagree_are_found():
+    tree = {
+        "arrays/a.py": "import jax, xxhash\nimport math\nfrom shoal.errors import E",
+        "testing/a.py": "import hypothesis",
+    }
+    project = {"dependencies": ["jax>=0.10", "Typer"]}
+    assert repository.dependency_offences(tree, project) == [
+        "arrays/a.py: imports xxhash, not declared",
+        "pyproject.toml: typer is imported nowhere",
+    ]
+
+
+def test_pythons_that_disagree_are_found():
+    project = {"classifiers": ["Programming Language :: Python :: 3.11", "Typing :: Typed"]}
+    assert repository.python_offences(project, ["python3.13.txt"]) == [
+        "Python 3.11: claimed, no pins",
+        "Python 3.13: pinned, not claimed",
+    ]
+
+
+def test_a_target_that_does_not_exist_is_found():
+    texts = {"a.md": "Run `make test` or\nmake no-such\n. Please make haste."}
+    assert repository.missing_targets(texts, "test: x\n") == ["a.md: make no-such does not exist"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "good"),
+    [
+        ("mesh-text.added.md", "`Mesh.parse` reads what `Mesh.text` writes.\n", True),
+        ("mesh-text.md", "A sentence.\n", False),
+        ("mesh_text.added.md", "A sentence.\n", False),
+        ("mesh.removed.md", "A sentence.\n", False),
+        ("mesh.fixed.md", "", False),
+        ("mesh.fixed.md", "no capital.\n", False),
+        ("mesh.fixed.md", "No full stop\n", False),
+        ("mesh.fixed.md", "Two.\n\nParagraphs.\n", False),
+        ("mesh.fixed.md", "A.\nB.\nC.\nD.\n", False),
+    ],
+)
+def test_a_malformed_fragment_is_found(name, text, good):
+    assert (repository.fragment_offences({name: text}) == []) == good
