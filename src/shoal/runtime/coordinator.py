@@ -7,18 +7,26 @@ threads of a test). Everything above takes a coordinator as an argument and know
 
 from __future__ import annotations
 
+import operator
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-__all__ = ["Coordinator", "Member", "Point"]
+from shoal.errors import UsageTypeError, raise_all
+
+__all__ = ["MAX_PAYLOAD_BYTES", "Coordinator", "Member", "Point", "checked"]
+
+MAX_PAYLOAD_BYTES = 16 << 20  # of one process at one point; larger values travel between devices
+_MAX_TEXT = 16_384  # characters of each text of a point
 
 
 class Point(NamedTuple):
     """One point where processes meet, as one of them sees it.
 
-    Processes count the points of a lane and meet by that count: the n-th arrival of each in a lane
-    is one meeting. `name` and `fingerprint` must then be equal, or all of them are told that they
-    diverged. A lane is one line of execution: "main", or a name of its own for a background thread.
+    The points of a group in a lane are counted, for each process, and processes meet by that
+    count: the n-th arrival of each is one meeting. `name` and `fingerprint` must then be equal, or
+    all of them are told that they diverged. A lane is one line of execution: "main", or a name of
+    its own for a background thread.
     """
 
     name: str
@@ -33,7 +41,7 @@ class Member(NamedTuple):
 
     process: int
     host: str
-    state: str  # "absent" | "here" | "left" | "lost" | "failed"
+    state: str  # "here" | "left" | "lost" | "failed"
     said: str  # its last words: where it waits or what it last did; or why it is gone
 
 
@@ -48,13 +56,23 @@ class Coordinator(Protocol):
     def num_processes(self) -> int:
         """How many processes the job has."""
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host of each process, in order."""
+
+    @property
+    def jax_service(self) -> str:
+        """host:port of JAX's service, if somebody told it when the job was joined, else empty."""
+
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:
         """Meet the group of `point` in one round trip; return everybody's payload by process.
 
-        The earliest deadline of all that wait ends the wait for all. The point is then spent: a
-        late arriver gets the same error at once, and the next points stay aligned.
+        Everybody comes back, or everybody that is alive gets the same error. The earliest deadline
+        of all that wait ends the wait for all. The point is then spent: a late arriver gets the
+        same error at once, and the next points stay aligned. A payload may have
+        MAX_PAYLOAD_BYTES.
 
         Raises, on all that arrived or on none:
           DivergenceError: names or fingerprints differ, or members wait for each other in a cycle.
@@ -71,3 +89,48 @@ class Coordinator(Protocol):
 
     def close(self) -> None:
         """Leave in peace. Others are told "left" if they still wait for it. Idempotent."""
+
+
+def checked(
+    point: Point, payload: bytes, timeout_s: float, *, process: int, num_processes: int
+) -> Point:
+    """Return `point` as coordinators compare it: its group sorted, and None if that is everybody.
+
+    Raises:
+      UsageError: a process of the group does not exist, comes twice, or the caller is not in it;
+        `timeout_s` is not positive; a text or the payload is too long. All offences at once.
+    """
+    offences = [
+        f"{name} has {len(text)} characters; {_MAX_TEXT} are allowed"
+        for name, text in zip(point._fields, point, strict=True)
+        if isinstance(text, str) and len(text) > _MAX_TEXT
+    ]
+    if not timeout_s > 0:
+        offences.append(f"timeout_s={timeout_s!r} must be a positive number of seconds")
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        offences.append(f"the payload has {len(payload)} bytes; {MAX_PAYLOAD_BYTES} are allowed")
+    group = point.group
+    if group is not None:
+        group = tuple(sorted(_index(member) for member in group))
+        offences += _group_offences(group, process, num_processes)
+    raise_all(f"point {point.name[:200]!r}", offences)
+    everybody = group is not None and len(group) == num_processes
+    return point._replace(group=None if everybody else group)
+
+
+def _index(member: object) -> int:
+    try:
+        return operator.index(member)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageTypeError(f"processes are whole numbers, not {member!r}") from None
+
+
+def _group_offences(group: tuple[int, ...], process: int, num_processes: int) -> list[str]:
+    offences = []
+    if outside := [member for member in group if not 0 <= member < num_processes]:
+        offences.append(f"the job has processes 0..{num_processes - 1}, not {outside}")
+    if twice := sorted(member for member, count in Counter(group).items() if count > 1):
+        offences.append(f"named more than once: {twice}")
+    if process not in group:
+        offences.append(f"process {process} (this one) is not among the processes {list(group)}")
+    return offences

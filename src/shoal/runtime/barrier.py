@@ -1,0 +1,77 @@
+"""All arrive, or an error says who did not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal import settings
+from shoal.colour import collective
+from shoal.errors import UsageError, UsageTypeError
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator, Point
+
+__all__ = ["barrier", "barrier_with"]
+
+
+@collective("processes")
+def barrier(
+    name: str,
+    *,
+    processes: Iterable[int] | None = None,
+    timeout_s: float | None = None,
+    lane: str = "main",
+) -> None:
+    """Wait until all of `processes` have come to this point.
+
+    Collective over processes.
+
+    One round trip to the meeting place; no device takes part. When it returns, every one of
+    `processes` has come here. It is impossible that it returns on one process and raises on
+    another that is alive, and that it waits longer than the earliest deadline of those who came.
+    The point is spent either way: after an error the next barrier, of whatever name, works.
+
+    Args:
+      name: what the point is called, equal on all; it is shown in every message. It may be used
+        again at once.
+      processes: who must come, this process among them; None: all of the job.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
+        wait for all.
+      lane: the line of execution. Points are matched in their order within a lane, so a background
+        thread that meets others names a lane of its own.
+
+    Raises:
+      DivergenceError: on all that came: others came to another point, or wait in a circle.
+      DeadlineError: on all that came, and at once on who comes late: who was missing, and where
+        each of them is.
+      ProcessLostError: on all that came: a process is dead or unreachable.
+      PeerFailedError: on all that came: a process raised an exception, or left the job.
+      UsageError: on the caller alone: an argument is wrong; nothing was sent.
+
+    >>> barrier("data is ready")  # one process: returns at once
+    """
+    from shoal.runtime.process import coordinator
+
+    barrier_with(coordinator(), name, processes=processes, timeout_s=timeout_s, lane=lane)
+
+
+def barrier_with(
+    coordinator: Coordinator,
+    name: str,
+    *,
+    processes: Iterable[int] | None = None,
+    timeout_s: float | None = None,
+    lane: str = "main",
+) -> None:
+    """Do what `barrier` does, with the coordinator given."""
+    for argument, text in (("name", name), ("lane", lane)):
+        if not isinstance(text, str):
+            raise UsageTypeError(f"barrier({name!r}): {argument}={text!r} must be text")
+        if not text:
+            raise UsageError(f"barrier({name!r}): {argument} must not be empty")
+    if timeout_s is None:
+        timeout_s = settings.seconds("SHOAL_TIMEOUT_S")
+    elif isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+        raise UsageTypeError(f"barrier({name!r}): timeout_s={timeout_s!r} must be a number")
+    group = None if processes is None else tuple(processes)
+    point = Point(name, group=group, lane=lane, fingerprint="barrier", site=callsite())
+    coordinator.arrive(point, timeout_s=timeout_s)

@@ -1,0 +1,205 @@
+"""The sockets of a server: one selectors loop that turns bytes into frames, and back.
+
+It knows limits, half frames and full buffers, but not what a frame says. Nobody can make it wait,
+spin or keep more than the declared limits: a *stranger* (who has not been trusted yet) may send
+one small header within `STRANGER_S`.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import selectors
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES
+from shoal.runtime.frames import (
+    MAX_HEADER_BYTES,
+    MAX_HELLO_BYTES,
+    Frame,
+    FrameError,
+    FrameReader,
+)
+
+__all__ = ["STRANGER_S", "Connection", "Connections", "Listener"]
+
+STRANGER_S = 30.0  # a connection that has not been trusted by then is closed
+
+_CHUNK_BYTES = 1 << 18
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Connection:
+    """One socket: what came of the next frame, and what could not be sent yet."""
+
+    def __init__(self, sock: socket.socket, origin: str, since: float) -> None:
+        self.socket = sock
+        self.origin = origin
+        self.since = since
+        self.reader = FrameReader(max_header_bytes=MAX_HELLO_BYTES, max_body_bytes=0)
+        self.out: deque[memoryview] = deque()
+        self.is_closed = False
+        self.is_closing = False  # close as soon as `out` is sent
+
+
+class Listener(Protocol):
+    """Who is told what comes in."""
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """A frame has come. May raise FrameError: then the connection is closed."""
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """A connection has ended. Not called for those that we closed ourselves."""
+
+
+class Connections:
+    """All connections of a listening socket, driven by `poll`."""
+
+    def __init__(
+        self, server: socket.socket, listener: Listener, clock: Callable[[], float]
+    ) -> None:
+        server.setblocking(False)
+        self._server = server
+        self._listener = listener
+        self._clock = clock
+        self._strangers: dict[Connection, None] = {}  # oldest first
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(server, selectors.EVENT_READ, None)
+        self._accepts = True
+        self._leash_ended = False
+
+    @property
+    def next_deadline(self) -> float:
+        """When `poll` must be called again, at the latest."""
+        return next((s.since + STRANGER_S for s in self._strangers), math.inf)
+
+    def hold_leash(self, file: int) -> None:
+        """Watch a pipe; once its other end is closed `poll` returns False.
+
+        Raises:
+          PermissionError: it is neither pipe nor socket nor terminal.
+        """
+        self._selector.register(file, selectors.EVENT_READ, file)
+
+    def poll(self, timeout_s: float | None) -> bool:
+        """Wait for something to happen, and let it happen. False: the leash has ended."""
+        for key, mask in self._selector.select(timeout_s):
+            about = key.data
+            if about is None:
+                self._accept()
+            elif not isinstance(about, Connection):
+                self._leash_ended = not os.read(about, 4096)
+            else:
+                if mask & selectors.EVENT_READ:
+                    self._read(about)
+                if mask & selectors.EVENT_WRITE:
+                    self._flush(about)
+        now = self._clock()
+        while (stranger := next(iter(self._strangers), None)) is not None:
+            if now < stranger.since + STRANGER_S:
+                break
+            self.close(stranger)
+        return not self._leash_ended
+
+    def trust(self, connection: Connection) -> None:
+        """Let a stranger stay, and send what members may send."""
+        self._strangers.pop(connection, None)
+        connection.reader.max_header_bytes = MAX_HEADER_BYTES
+        connection.reader.max_body_bytes = MAX_PAYLOAD_BYTES
+
+    def send(self, connection: Connection, data: bytes, *, then_close: bool = False) -> None:
+        """Send as much as can be sent now, the rest when there is room."""
+        if connection.is_closed:
+            return
+        connection.is_closing |= then_close
+        connection.out.append(memoryview(data))
+        if len(connection.out) == 1:
+            self._flush(connection)
+
+    def close(self, connection: Connection) -> None:
+        """Close a connection, without telling the listener."""
+        if connection.is_closed:
+            return
+        connection.is_closed = True
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._strangers.pop(connection, None)
+        if not self._accepts:
+            self._selector.register(self._server, selectors.EVENT_READ, None)
+            self._accepts = True
+
+    def close_all(self) -> None:
+        """Close everything, the listening socket too."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.data, Connection):
+                self.close(key.data)
+        self._selector.close()
+        self._server.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, origin = self._server.accept()
+        except OSError as error:
+            if error.errno in _EXHAUSTED and len(self._selector.get_map()) > 2:
+                # Else select would report it again at once, for ever. `close` takes it up again.
+                self._selector.unregister(self._server)
+                self._accepts = False
+            return  # whoever knocked has gone again
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = Connection(sock, str(origin[0]), self._clock())
+        self._strangers[connection] = None
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _read(self, connection: Connection) -> None:
+        if connection.is_closed:
+            return
+        try:
+            data = connection.socket.recv(_CHUNK_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._end(connection, "its connection closed (killed?)")
+            return
+        connection.reader.feed(data)
+        try:
+            while not connection.is_closing and not connection.is_closed:
+                frame = connection.reader.next()
+                if frame is None:
+                    return
+                self._listener.on_frame(connection, frame)
+        except FrameError as error:
+            self._end(connection, f"it sent what no process of this job sends: {error}")
+
+    def _flush(self, connection: Connection) -> None:
+        if connection.is_closed:
+            return
+        out = connection.out
+        try:
+            while out:
+                sent = connection.socket.send(out[0])
+                if sent < len(out[0]):
+                    out[0] = out[0][sent:]
+                else:
+                    out.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            out.clear()  # it is gone; the end of the connection is read in its turn
+        if connection.is_closing and not out:
+            self.close(connection)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if out else 0)
+        if self._selector.get_key(connection.socket).events != events:
+            self._selector.modify(connection.socket, events, connection)
+
+    def _end(self, connection: Connection, reason: str) -> None:
+        if not connection.is_closed:
+            self.close(connection)
+            self._listener.on_end(connection, reason)

@@ -1,0 +1,177 @@
+"""How words travel: a length, a JSON header, raw bytes. No pickle.
+
+::
+
+    frame = magic "SHL1" | header length (u32) | body length (u64) | header (JSON object) | body
+
+Whoever reads declares the largest header and body it accepts; more than that, or anything that is
+no frame, is refused as soon as it can be told, before memory is spent on it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+__all__ = [
+    "MAX_HEADER_BYTES",
+    "MAX_HELLO_BYTES",
+    "Frame",
+    "FrameError",
+    "FrameReader",
+    "address_text",
+    "join_payloads",
+    "number_field",
+    "pack_frame",
+    "split_address",
+    "split_payloads",
+    "text_field",
+    "whole_field",
+]
+
+MAX_HELLO_BYTES = 16 << 10  # header of a stranger; a body it may not send
+MAX_HEADER_BYTES = 1 << 20
+
+_MAGIC = b"SHL1"
+_PREFIX = struct.Struct("!4sIQ")
+_SIZE = struct.Struct("!I")
+
+
+class FrameError(ValueError):
+    """What came is no frame, is too large, or lacks a field."""
+
+
+class Frame(NamedTuple):
+    """One message."""
+
+    header: dict[str, Any]
+    body: bytes
+
+
+def pack_frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
+    """Return the bytes of one frame."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    return b"".join((_PREFIX.pack(_MAGIC, len(text), len(body)), text, body))
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames: `feed` what came, then take `next` until None."""
+
+    def __init__(self, *, max_header_bytes: int, max_body_bytes: int) -> None:
+        self.max_header_bytes = max_header_bytes
+        self.max_body_bytes = max_body_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Add what came from the socket."""
+        self._buffer += data
+
+    def next(self) -> Frame | None:
+        """Return the next whole frame, or None when more bytes are needed.
+
+        Raises:
+          FrameError: these bytes can never become a frame within the limits.
+        """
+        buffer = self._buffer
+        if not _MAGIC.startswith(buffer[:4]):
+            raise FrameError(f"no frame of shoal: it begins with {bytes(buffer[:4])!r}")
+        if len(buffer) < _PREFIX.size:
+            return None
+        _, header_bytes, body_bytes = _PREFIX.unpack_from(buffer)
+        if header_bytes > self.max_header_bytes or body_bytes > self.max_body_bytes:
+            raise FrameError(
+                f"frame too large: header {header_bytes} of {self.max_header_bytes} bytes, "
+                f"body {body_bytes} of {self.max_body_bytes} bytes"
+            )
+        body_at = _PREFIX.size + header_bytes
+        end = body_at + body_bytes
+        if len(buffer) < end:
+            return None
+        header = _parse_header(bytes(buffer[_PREFIX.size : body_at]))
+        body = bytes(buffer[body_at:end])
+        del buffer[:end]
+        return Frame(header, body)
+
+
+def _parse_header(text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:  # deep nesting overflows the parser's stack
+        raise FrameError(f"the header is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise FrameError("the header is no JSON object")
+    return header
+
+
+def text_field(header: Mapping[str, Any], name: str) -> str:
+    """Return a field that must be text."""
+    value = header.get(name)
+    if not isinstance(value, str):
+        raise FrameError(f"field {name!r} is no text")
+    return value
+
+
+def whole_field(header: Mapping[str, Any], name: str) -> int:
+    """Return a field that must be a whole number (JSON's true is none)."""
+    value = header.get(name)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise FrameError(f"field {name!r} is no whole number")
+    return value
+
+
+def number_field(header: Mapping[str, Any], name: str) -> float:
+    """Return a field that must be a number; null stands for infinity, which JSON lacks."""
+    value = header.get(name, math.nan)
+    if value is None:
+        return math.inf
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise FrameError(f"field {name!r} is no number")
+    return float(value)
+
+
+def join_payloads(payloads: Sequence[bytes]) -> bytes:
+    """Return one body for all payloads: their sizes (u32 each), then their bytes.
+
+    When all are empty the body is too: the answer of a barrier does not grow with the job.
+    """
+    if not any(payloads):
+        return b""
+    sizes = (_SIZE.pack(len(payload)) for payload in payloads)
+    return b"".join((*sizes, *payloads))
+
+
+def split_payloads(body: bytes, count: int) -> list[bytes]:
+    """Undo `join_payloads`."""
+    if not body:
+        return [b""] * count
+    start = _SIZE.size * count
+    payloads: list[bytes] = []
+    if len(body) < start:
+        raise FrameError("the answer is cut short")
+    for (size,) in _SIZE.iter_unpack(body[:start]):
+        payloads.append(body[start : start + size])
+        start += size
+    if start != len(body):
+        raise FrameError("the answer does not add up")
+    return payloads
+
+
+def address_text(host: str, port: int) -> str:
+    """Return `host:port`, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Undo `address_text`.
+
+    Raises:
+      ValueError: it is no `host:port`.
+    """
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{address!r} is no address; give host:port, as in 10.0.0.1:8476")
+    return host, int(port)

@@ -1,0 +1,194 @@
+"""The rules of joining, as a pure state machine: all processes say HELLO before anybody goes on.
+
+Whoever knows the token and says something wrong ends the joining for all, at once; whoever does
+not know it is refused alone, and mentioned if somebody is missing at the earliest deadline. A
+refusal stands until that deadline, so that those who come later hear it too.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import Hashable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from shoal.runtime.frames import FrameError, number_field, text_field, whole_field
+from shoal.runtime.verdicts import listed
+
+__all__ = ["PROTOCOL", "Hello", "JoinReply", "Joining", "parse_hello"]
+
+PROTOCOL = 1
+
+To = TypeVar("To", bound=Hashable)
+
+
+class Hello(NamedTuple):
+    """What a process says of itself, once. No later protocol may take a field away."""
+
+    protocol: int
+    process: int
+    num_processes: int
+    host: str
+    pid: int
+    incarnation: str  # a random text: tells this process from a restarted one
+    versions: str  # of shoal and JAX, as text; all must be equal
+    jax_service: str  # host:port of JAX's service, if this process knows it
+    timeout_s: float
+
+    def __str__(self) -> str:
+        return f"process {self.process} ({self.host}, pid {self.pid})"
+
+
+class JoinReply(NamedTuple, Generic[To]):
+    """`refusal` is None for a welcome, else why this process (or all) cannot join."""
+
+    to: To
+    refusal: str | None
+    missing: tuple[int, ...] = ()
+
+
+def parse_hello(header: Mapping[str, Any]) -> Hello:
+    """Return the fields of a HELLO.
+
+    Raises:
+      FrameError: a field is absent or has the wrong type.
+    """
+    hello = Hello(
+        protocol=whole_field(header, "protocol"),
+        process=whole_field(header, "process"),
+        num_processes=whole_field(header, "processes"),
+        host=text_field(header, "host"),
+        pid=whole_field(header, "pid"),
+        incarnation=text_field(header, "incarnation"),
+        versions=text_field(header, "versions"),
+        jax_service=text_field(header, "jax_service"),
+        timeout_s=number_field(header, "timeout_s"),
+    )
+    if not hello.timeout_s > 0:
+        raise FrameError("field 'timeout_s' is not positive")
+    return hello
+
+
+class Joining(Generic[To]):
+    """Gathers `num_processes` HELLOs; then everybody is welcome."""
+
+    def __init__(self, num_processes: int, *, token: str = "", jax_service: str = "") -> None:
+        self.num_processes = num_processes
+        self.jax_service = jax_service
+        self.deadline = math.inf
+        self.refusal: str | None = None
+        self.is_complete = False
+        self._token = token.encode()
+        self._limit = (-1, math.inf)
+        self._here: dict[int, Hello] = {}
+        self._to: dict[int, To] = {}
+        self._heard: set[int] = set()
+        self._missing: tuple[int, ...] = ()
+        self._strangers: list[str] = []
+
+    @property
+    def next_deadline(self) -> float:
+        """When `tick` must be called."""
+        return math.inf if self.is_complete or self.refusal else self.deadline
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each process, in order, once complete."""
+        return [self._here[process].host for process in range(self.num_processes)]
+
+    def is_spent(self, now: float) -> bool:
+        """Was the joining refused, and is nobody left who should still hear of it?"""
+        everybody = len(self._heard) >= self.num_processes
+        return self.refusal is not None and (everybody or now >= self.deadline)
+
+    def knows(self, process: int, incarnation: str) -> bool:
+        """Is this a process that joined?"""
+        hello = self._here.get(process)
+        return hello is not None and hello.incarnation == incarnation
+
+    def stranger(self, header: Mapping[str, Any], origin: str) -> str | None:
+        """Return why somebody without the right token may not speak at all, or None."""
+        # Bytes, for compare_digest takes no other text than ASCII; surrogates must not raise.
+        token = text_field(header, "token").encode(errors="surrogatepass")
+        if not self._token or hmac.compare_digest(token, self._token):
+            return None
+        self._strangers = [*self._strangers[-3:], f"{_claim(header)} from {origin}"]
+        return "the token is wrong: SHOAL_TOKEN must be the one of this job"
+
+    def hello(self, now: float, hello: Hello, to: To) -> list[JoinReply[To]]:
+        """Take a HELLO; return the replies now due: to nobody, to this one, or to all."""
+        if self.is_complete:
+            return [JoinReply(to, self._why_complete(hello))]
+        if 0 <= hello.process < self.num_processes:
+            self._heard.add(hello.process)
+        if self.refusal is not None:
+            return [JoinReply(to, self.refusal, self._missing)]
+        if now + hello.timeout_s < self.deadline:
+            self.deadline, self._limit = now + hello.timeout_s, (hello.process, hello.timeout_s)
+        offences = self._offences(hello)
+        if offences:
+            return [*self._refuse("; ".join(offences)), JoinReply(to, self.refusal)]
+        self._here[hello.process], self._to[hello.process] = hello, to
+        self.jax_service = self.jax_service or hello.jax_service
+        if len(self._here) < self.num_processes:
+            return []
+        self.is_complete = True
+        return [JoinReply(to, None) for to in self._to.values()]
+
+    def depart(self, process: int) -> list[JoinReply[To]]:
+        """A process died, or gave up, before all had come."""
+        if self.is_complete or self.refusal is not None:
+            return []
+        gone = self._here[process]
+        del self._to[process]
+        return self._refuse(f"{gone} died or gave up before all had come", (process,))
+
+    def tick(self, now: float) -> list[JoinReply[To]]:
+        """End the joining at the earliest deadline of those who came."""
+        if now < self.next_deadline:
+            return []
+        missing = tuple(p for p in range(self.num_processes) if p not in self._here)
+        by, timeout_s = self._limit
+        reason = f"{listed(missing)} of {self.num_processes} did not come within {timeout_s:g} s"
+        reason += f" (the deadline of process {by}); here: {listed(self._here)}"
+        if self._strangers:
+            reason += f"; refused for a wrong token: {', '.join(self._strangers)}"
+        return self._refuse(reason, missing)
+
+    def _refuse(self, reason: str, missing: tuple[int, ...] = ()) -> list[JoinReply[To]]:
+        self.refusal, self._missing = reason, missing
+        return [JoinReply(to, reason, missing) for to in self._to.values()]
+
+    def _why_complete(self, hello: Hello) -> str:
+        there = self._here.get(hello.process)
+        return "the job is complete" + (f": {there} is process {hello.process}" if there else "")
+
+    def _offences(self, hello: Hello) -> list[str]:
+        """All that is wrong with a HELLO, with both sides."""
+        count = self.num_processes
+        offences = []
+        if hello.protocol != PROTOCOL:
+            offences.append(
+                f"{hello} speaks protocol {hello.protocol}, the meeting place {PROTOCOL}:"
+                " install the same shoal everywhere"
+            )
+        if hello.num_processes != count:
+            offences.append(
+                f"{hello} says that the job has {hello.num_processes} processes,"
+                f" the meeting place was started for {count}"
+            )
+        if not 0 <= hello.process < count:
+            offences.append(f"{hello} does not exist: the job has processes 0..{count - 1}")
+        if there := self._here.get(hello.process):
+            offences.append(f"two processes have the index {hello.process}: {there} and {hello}")
+        other = next((h for h in self._here.values() if h.versions != hello.versions), None)
+        if other is not None:
+            offences.append(f"{other} runs {other.versions}, but {hello} runs {hello.versions}")
+        return offences
+
+
+def _claim(header: Mapping[str, Any]) -> str:
+    """Who a stranger says it is, if that can be said in a few letters."""
+    process = header.get("process")
+    known = isinstance(process, int) and not isinstance(process, bool) and 0 <= process < 10**6
+    return f"process {process}" if known else "somebody"

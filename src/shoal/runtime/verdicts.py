@@ -1,0 +1,130 @@
+"""From what the meeting place answered to the exception that says it in words.
+
+The facts are those of `meeting.Answer`; both coordinators raise through this file, so a message
+reads the same however the words travelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from shoal.errors import (
+    DeadlineError,
+    DivergenceError,
+    PeerFailedError,
+    ProcessLostError,
+    ShoalError,
+)
+from shoal.runtime.coordinator import Point
+
+__all__ = ["Self", "error_of", "listed", "waiting_line"]
+
+_LINES = 8  # a message spells out this many processes; the attributes hold all
+
+
+class Self(NamedTuple):
+    """Who speaks: this process, among the hosts of all."""
+
+    process: int
+    hosts: Sequence[str]
+
+    def __str__(self) -> str:
+        return f"process {self.process} of {len(self.hosts)} ({self.hosts[self.process]})"
+
+    def name(self, process: int) -> str:
+        """Return another process with its host."""
+        return f"process {process} ({self.hosts[process]})"
+
+
+def error_of(
+    kind: str, facts: Mapping[str, Any], me: Self, point: Point, waited_s: float
+) -> ShoalError:
+    """Return the exception of an answer that is not "ok"."""
+    at = f"{me}: {_place(point)}"
+    if kind == "deadline":
+        return _deadline_error(facts, me, point, waited_s)
+    if kind == "diverged":
+        return _divergence_error(facts, me, point)
+    gone = {int(process): str(words) for process, words in facts["gone"]}
+    cause, words = next(iter(gone.items()))
+    others = f" (also gone: {listed(p for p in gone if p != cause)})" if len(gone) > 1 else ""
+    if kind == "lost":
+        told = f"{me.name(cause)} is lost: {words}{others}"
+        return ProcessLostError(f"{at} cannot complete: {told}", lost=gone)
+    first, newline, rest = words.strip().partition("\n")
+    told = f"{me.name(cause)} is gone: {_last_line(words)}{others}"
+    trace = f"\n  its traceback:\n{_indented(first + newline + rest)}" if newline else ""
+    return PeerFailedError(f"{at} cannot complete: {told}{trace}", failed=gone)
+
+
+def waiting_line(facts: Mapping[str, Any], me: Self, point: Point, waited_s: float) -> str:
+    """Return the one line that a process logs when it has waited long."""
+    told = "; ".join(_told(facts, me))
+    missing = listed(facts["missing"])
+    return f"{me}: {_place(point)} has waited {waited_s:.0f} s for {missing} [{told}]"
+
+
+def listed(processes: Iterable[int]) -> str:
+    """Return `process 3`, or `processes 0-2, 5`: a run of neighbours is written once."""
+    numbers = sorted(processes)
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    noun = "process" if len(numbers) == 1 else "processes"
+    return f"{noun} " + ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def _deadline_error(
+    facts: Mapping[str, Any], me: Self, point: Point, waited_s: float
+) -> DeadlineError:
+    missing, by, timeout_s = facts["missing"], facts["by"], facts["timeout_s"]
+    whose = "its deadline" if by == me.process else f"the deadline of process {by}"
+    if me.process in missing:
+        ended = f"came too late: the others had given up after {timeout_s:g} s"
+    else:
+        ended = f"waited {waited_s:.1f} s until {whose} ({timeout_s:g} s)"
+    lines = [f"{me}: {_place(point)} {ended}; {listed(missing)} did not come in time"]
+    lines += _told(facts, me)
+    return DeadlineError(
+        "\n  ".join(lines),
+        name=point.name,
+        waited_s=waited_s,
+        missing=missing,
+        last_words={int(process): str(words) for process, words in facts["words"]},
+    )
+
+
+def _divergence_error(facts: Mapping[str, Any], me: Self, point: Point) -> DivergenceError:
+    lane = f" (lane {point.lane!r})"
+    if "circle" in facts:
+        lines = [f"{me}: {_place(point)}: processes wait for each other in a circle{lane}"]
+        rows = facts["circle"]
+        lines += [f"{listed(here)} {told} for {listed(awaited)}" for told, here, awaited in rows]
+        sides = {told: tuple(here) for told, here, _ in rows}
+    else:
+        lines = [f"{me}: processes disagree on what comes next{lane}"]
+        lines += [f"{listed(processes)}: {told}" for told, processes in facts["sides"]]
+        sides = {told: tuple(processes) for told, processes in facts["sides"]}
+    return DivergenceError("\n  ".join(lines), sides=sides)
+
+
+def _told(facts: Mapping[str, Any], me: Self) -> list[str]:
+    lines = [f"{me.name(process)}: {words}" for process, words in facts["words"][:_LINES]]
+    more = len(facts["missing"]) - len(lines)
+    return lines + ([f"and {more} more"] if more else [])
+
+
+def _place(point: Point) -> str:
+    return f"{point.name!r} ({point.site})" if point.site else repr(point.name)
+
+
+def _last_line(words: str) -> str:
+    return words.strip().rpartition("\n")[2].strip()
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.splitlines())
