@@ -39,6 +39,8 @@ _ROWS = (
     ("SHOAL_WARN_AFTER_S", "10", "seconds", "a wait this long logs who is missing"),
     ("SHOAL_ABORT_AFTER_S", "30", "seconds", "a process stuck in native code after a peer was "
      "lost is ended; inf: never"),
+    ("SHOAL_AFTERMATH_S", "3", "seconds", "from the first failure in a job until the other "
+     "processes get SIGTERM"),
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
 )  # fmt: skip
 

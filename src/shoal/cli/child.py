@@ -1,0 +1,120 @@
+"""What a process of a job runs: the user's program, exactly as `python` itself would run it.
+
+Started as a file, `python …/child.py script args…` or `… -m module args…`, so that nothing in the
+user's directory can take the place of anything here; only `sys` and what Python itself has loaded
+are imported before the user's program. The one addition: when the program imports JAX's table of
+clusters, shoal's launcher is put into it, so that `jax.distributed.initialize()` works without
+arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, TracebackType
+
+__all__ = ["run"]
+
+_CLUSTERS = "jax._src.clusters"
+
+
+class _ClustersHook:
+    """A finder that lets `jax._src.clusters` load as ever, and then adds our launcher to it."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> object:
+        if name != _CLUSTERS:
+            return None
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
+        from importlib.util import find_spec
+
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_add(module: ModuleType) -> None:
+                load(module)
+                from shoal.runtime.jax_runtime import serve_unmodified_scripts
+
+                serve_unmodified_scripts()
+
+            spec.loader.exec_module = load_and_add  # type: ignore[method-assign]
+        return spec
+
+
+def run(arguments: list[str]) -> None:
+    """Run `script args…` or `-m module args…` as `__main__` of this process.
+
+    Raises:
+      whatever the program raises; its traceback starts in the program.
+    """
+    sys.meta_path.insert(0, _ClustersHook())  # type: ignore[arg-type]
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    if sys.version_info < (3, 14):
+        main.__dict__["__annotations__"] = {}
+    try:
+        if arguments[0] == "-m":
+            _run_module(arguments[1], arguments[1:])
+        else:
+            _run_script(main, arguments)
+    except BaseException as error:
+        _hide_our_frames(error)
+        raise
+
+
+def _run_module(name: str, arguments: list[str]) -> None:
+    """Do what `python -m` does. Private, but it is the very function that `python -m` calls."""
+    import os
+    import runpy
+
+    sys.argv[:] = ["-m", *arguments[1:]]
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.getcwd())
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+
+
+def _run_script(main: ModuleType, arguments: list[str]) -> None:
+    """Do what `python script` does: the real directory of the script leads sys.path."""
+    import os
+    import runpy
+    from importlib.machinery import SourceFileLoader
+    from io import open_code
+    from pkgutil import get_importer
+
+    script = arguments[0]
+    sys.argv[:] = arguments
+    if get_importer(script) is not None:  # a directory or zip file that holds __main__.py
+        sys.path.insert(0, script)
+        return runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+    path = os.path.abspath(script)
+    if not sys.flags.safe_path:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    main.__file__ = path
+    main.__dict__["__cached__"] = None
+    main.__loader__ = SourceFileLoader("__main__", path)
+    with open_code(path) as file:
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+    return None
+
+
+def _hide_our_frames(error: BaseException) -> None:
+    """Let the hook that will show `error` see it without the frames that led to the program."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace):
+        trace = trace.tb_next
+    shown_by = sys.excepthook
+
+    def show(kind: type[BaseException], value: BaseException, _trace: TracebackType | None) -> None:
+        shown_by(kind, value.with_traceback(trace), trace)
+
+    sys.excepthook = show
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    return trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>")
+
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the directory of this file
+    run(sys.argv[1:])

@@ -1,0 +1,102 @@
+"""The processes below one, found by the kernel's own parent links (Linux).
+
+A job's grandchildren may leave their process group, their session, or lose their parent (a double
+fork). With `adopt_orphans` the kernel hands every orphan below us to us (PR_SET_CHILD_SUBREAPER,
+prctl(2)), so that none can leave the tree. Elsewhere (macOS) nothing is found here and only the
+process groups that we made ourselves can be ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Collection
+from typing import NamedTuple
+
+__all__ = ["Relative", "adopt_orphans", "descendants", "kill_all", "send"]
+
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.01
+
+
+class Relative(NamedTuple):
+    """A living process below ours."""
+
+    pid: int
+    session: int
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every orphan below this process. Does nothing but on Linux."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(root: int, *, without: Collection[int] = ()) -> list[Relative]:
+    """Return the living processes below `root`, leaving out the trees that start in `without`."""
+    children: defaultdict[int, list[Relative]] = defaultdict(list)
+    for parent, relative in _all_processes():
+        children[parent].append(relative)
+    found: list[Relative] = []
+    parents = [root]
+    while parents:
+        for relative in children.pop(parents.pop(), ()):
+            if relative.pid not in without:
+                found.append(relative)
+                parents.append(relative.pid)
+    return found
+
+
+def send(relatives: Collection[Relative], number: signal.Signals) -> None:
+    """Send a signal to each, those that have ended meanwhile excepted."""
+    for relative in relatives:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(relative.pid, number)
+
+
+def kill_all(*, within_s: float, beyond_session: int = 0) -> None:
+    """Kill and reap all processes below this one; give up after `within_s` seconds.
+
+    Repeated until none is left: one that forks while we look is seen the next time.
+
+    Args:
+      within_s: a process in an uninterruptible wait cannot be killed, nor waited for.
+      beyond_session: spare the processes of this session; 0: none.
+    """
+    deadline_s = time.monotonic() + within_s
+    while True:
+        below = [r for r in descendants(os.getpid()) if r.session != beyond_session]
+        send(below, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not below or time.monotonic() > deadline_s:
+            return
+        time.sleep(_POLL_S)
+
+
+def _all_processes() -> list[tuple[int, Relative]]:
+    """Return (parent, process) of every living process that /proc shows; zombies are not living."""
+    found = []
+    try:
+        names = os.listdir("/proc")
+    except FileNotFoundError:
+        return []
+    for name in names:
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                # proc_pid_stat(5): pid (name, which may hold anything) state ppid pgrp session
+                state, parent, _, session = file.read().rpartition(b")")[2].split()[:4]
+        except (OSError, ValueError):
+            continue  # it ended while we looked
+        if state not in (b"Z", b"X"):
+            found.append((int(parent), Relative(int(name), int(session))))
+    return found

@@ -1,0 +1,76 @@
+"""The environment variables that tell a process of the job who it is."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import NamedTuple
+
+__all__ = ["Addresses", "free_port", "variables"]
+
+# Words of an outer launcher that would contradict ours, or that JAX would add to them.
+_STALE = (
+    "JAX_COORDINATOR_PORT",
+    "JAX_COORDINATOR_BIND_ADDRESS",
+    "JAX_LOCAL_DEVICE_IDS",
+    "JAX_PARTITION_INDEX",
+    "JAX_SLICE_INDEX",
+)
+
+
+class Addresses(NamedTuple):
+    """Where a job meets, each host:port: at shoal's meeting place, JAX's service, torch's store."""
+
+    meeting_place: str
+    jax_service: str
+    master: str
+
+
+def variables(
+    outer: Mapping[str, str],
+    *,
+    process: int,
+    num_processes: int,
+    devices: int | None,
+    addresses: Addresses,
+    token: str,
+) -> dict[str, str]:
+    """Return the whole environment of one process: `outer`, and ours over it.
+
+    JAX's and torch's words are said too, so that unmodified programs find each other.
+    """
+    master_host, _, master_port = addresses.master.rpartition(":")
+    index, count = str(process), str(num_processes)
+    ours = {
+        "SHOAL_COORDINATOR": addresses.meeting_place,
+        "SHOAL_JAX_SERVICE": addresses.jax_service,
+        "SHOAL_NUM_PROCESSES": count,
+        "SHOAL_PROCESS_ID": index,
+        "SHOAL_TOKEN": token,
+        "JAX_COORDINATOR_ADDRESS": addresses.jax_service,
+        "JAX_NUM_PROCESSES": count,
+        "JAX_PROCESS_ID": index,
+        "RANK": index,
+        "WORLD_SIZE": count,
+        "LOCAL_RANK": index,
+        "LOCAL_WORLD_SIZE": count,
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": master_host,
+        "MASTER_PORT": master_port,
+        "PYTHONUNBUFFERED": "1",  # lines come at once, also from Python grandchildren
+    }
+    env = {name: value for name, value in outer.items() if name not in _STALE}
+    if devices is not None:
+        ours |= {
+            "SHOAL_VIRTUAL_DEVICES": str(devices),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": str(devices),
+        }
+    return env | ours
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that nobody listens on now. Somebody may take it before its user does."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,250 @@
+"""One job: its services and its processes, from the first to the last.
+
+A job ends by itself when all its processes have ended. It is ended early by the first failure, by
+a signal to the launcher, or by the launcher's death.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from shoal.cli.descendants import Relative, descendants, send
+from shoal.cli.environment import Addresses, free_port, variables
+from shoal.cli.loop import Loop
+from shoal.cli.output import Log, Outlet, paint_prefixes
+from shoal.cli.processes import Processes
+from shoal.cli.report import describe_failure, exit_code, first_failure
+from shoal.cli.services import Services
+from shoal.errors import InitializeError, ProcessLostError
+
+__all__ = ["Job", "Order"]
+
+_START_S = 60.0  # for the services to listen
+_LEFTOVERS_S = 1.0  # between SIGTERM and SIGKILL for what the processes left behind
+_DRAIN_S = 1.0  # for last words, where somebody beyond our reach holds the pipe open
+_UNKILLABLE_S = 2.0  # after SIGKILL: a process in an uninterruptible wait is not waited for
+_POLL_S = 0.02
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on; they end nothing by themselves
+
+
+class Order(NamedTuple):
+    """What to run."""
+
+    command: tuple[str, ...]  # `script, args…` or `-m, module, args…`
+    processes: int
+    devices: int | None  # virtual CPU devices a process; None: whatever there is
+    shown: frozenset[int]  # whose output is shown
+    log_dir: str
+    aftermath_s: float  # from the first failure to SIGTERM for the others
+    grace_s: float  # from there to SIGKILL
+
+
+class _LauncherDiedError(Exception):
+    """Nobody is left to answer to."""
+
+
+class Job:
+    """A job, to be run once, in a process that nothing else runs in (`keeper.run_kept`)."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._processes = Processes()
+        self._services: Services | None = None
+        self._interrupted: signal.Signals | None = None
+        self._interrupts = 0  # how often Ctrl-C was pressed
+        self._trouble = ""  # why the job failed, if none of its processes was the cause
+        self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
+        self._start_s = time.monotonic()
+        self._out, self._err = _open_outlets()
+        self._loop = Loop([self._out] if self._out is self._err else [self._out, self._err])
+
+    def run(self, orders_fd: int) -> int:
+        """Run the job to its end and return its exit code."""
+        self._loop.obey(orders_fd, self._obey)
+        try:
+            self._start()
+            self._watch(lambda: self._processes.alive)
+            self._end_leftovers()
+            if self._services:
+                self._services.close()
+            self._watch(lambda: self._loop.hears, time.monotonic() + _DRAIN_S)
+            self._loop.silence()
+            code = self._conclude()
+            self._loop.flush()
+        except _LauncherDiedError:
+            self._kill()
+            return exit_code(-signal.SIGKILL)
+        return code
+
+    # Start.
+
+    def _start(self) -> None:
+        order, token = self._order, secrets.token_hex(16)
+        try:
+            env = os.environ | {"SHOAL_TOKEN": token}
+            services = Services(order.processes, env, order.log_dir, self._loop)
+            self._services = services
+            self._watch(
+                lambda: not (services.addresses or self._interrupted or self._trouble),
+                self._start_s + _START_S,
+            )
+            if services.addresses and not self._interrupted:
+                addresses = Addresses(*services.addresses, f"127.0.0.1:{free_port()}")
+                self._start_processes(addresses, token)
+            elif not self._interrupted:
+                late = f"the meeting place or JAX's service did not start within {_START_S:g} s"
+                self._trouble = self._trouble or late
+        except OSError as error:
+            started = len(self._processes.all)
+            self._trouble = f"process {started} of {order.processes} could not be started: {error}"
+            self._kill()
+
+    def _start_processes(self, addresses: Addresses, token: str) -> None:
+        order = self._order
+        outlets = (self._out, self._err)
+        painted = [paint_prefixes(order.processes, colour=outlet.colour) for outlet in outlets]
+        for index in range(order.processes):
+            log = Log(os.path.join(order.log_dir, f"p{index:04d}.log"))
+            shown = [
+                (outlet if index in order.shown else None, prefixes[index])
+                for outlet, prefixes in zip(outlets, painted, strict=True)
+            ]
+            env = variables(
+                os.environ,
+                process=index,
+                num_processes=order.processes,
+                devices=order.devices,
+                addresses=addresses,
+                token=token,
+            )
+            self._processes.start(
+                order.command, env, self._loop, shown, log, stdin=order.processes == 1
+            )
+
+    # Watch.
+
+    def _watch(
+        self, going_on: Callable[[], object], until_s: float = math.inf, poll_s: float = math.inf
+    ) -> None:
+        """Turn the loop while `going_on()`, at most until `until_s`; keep the deadlines."""
+        while going_on() and time.monotonic() < min(until_s, self._killed_s + _UNKILLABLE_S):
+            deadlines = (until_s, self._terminate_at_s, self._kill_at_s)
+            self._loop.turn(min(*deadlines, time.monotonic() + poll_s))
+            self._reap()
+            if any(outlet.broken for outlet in self._loop.outlets) and not self._interrupted:
+                self._interrupt(signal.SIGPIPE)  # as `python script | head` ends
+            if time.monotonic() >= self._terminate_at_s:
+                self._end(signal.SIGTERM)
+            if time.monotonic() >= self._kill_at_s:
+                self._kill()
+
+    def _reap(self) -> None:
+        """Note every child that ended; adopted orphans are children too."""
+        try:
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._note_end(ended[0], os.waitstatus_to_exitcode(ended[1]))
+        except ChildProcessError:
+            return
+
+    def _note_end(self, pid: int, code: int) -> None:
+        words = self._services.note_end(pid, code) if self._services else ""
+        if words and not self._processes.failed and not self._interrupted:
+            self._trouble = self._trouble or words
+        if words or (self._processes.note_end(pid, code) and code):
+            self._begin_aftermath()
+
+    # End.
+
+    def _begin_aftermath(self) -> None:
+        """After the first failure the others learn of it by themselves, and have some time."""
+        if self._terminate_at_s == self._kill_at_s == self._killed_s == math.inf:
+            self._terminate_at_s = time.monotonic() + self._order.aftermath_s
+
+    def _obey(self, data: bytes) -> None:
+        if not data:
+            raise _LauncherDiedError
+        for number in data:
+            self._interrupt(signal.Signals(number))
+
+    def _interrupt(self, number: signal.Signals) -> None:
+        """Pass on what the launcher was sent; a second Ctrl-C kills."""
+        self._interrupts += number == signal.SIGINT
+        if number in _NOTICES:
+            self._processes.send(number, groups=False)
+        elif self._interrupts > 1:
+            self._kill()
+        else:
+            self._interrupted = self._interrupted or number
+            if self._processes.alive:
+                again = "; Ctrl-C again kills them now" if number == signal.SIGINT else ""
+                grace = f"the processes have {self._order.grace_s:g} s to end{again}"
+                self._say(f"{number.name} received: {grace}")
+            self._end(number if number == signal.SIGINT else signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> None:
+        """Ask all that live to end, and set the time when they are killed.
+
+        SIGINT goes to grandchildren too, as a terminal would send it. SIGTERM does not, as `kill`
+        would not: what a process needs to save its work (its data loaders) stays alive.
+        """
+        self._terminate_at_s = math.inf
+        self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._order.grace_s)
+        self._processes.end(number, groups=number == signal.SIGINT)
+
+    def _kill(self) -> None:
+        """Kill every process of the job and all that is below it, now."""
+        self._terminate_at_s = self._kill_at_s = math.inf
+        self._killed_s = min(self._killed_s, time.monotonic())
+        self._processes.end(signal.SIGKILL, groups=True)
+        send(self._leftovers(), signal.SIGKILL)
+
+    def _leftovers(self) -> list[Relative]:
+        """Return what lives below us and is no service's."""
+        return descendants(os.getpid(), without=self._services.pids if self._services else ())
+
+    def _end_leftovers(self) -> None:
+        """End what the processes left running: SIGTERM, a moment, SIGKILL."""
+        for number, within_s in ((signal.SIGTERM, _LEFTOVERS_S), (signal.SIGKILL, _UNKILLABLE_S)):
+            left = self._leftovers()
+            send(left, number)
+            if left:
+                self._watch(self._leftovers, time.monotonic() + within_s, _POLL_S)
+        self._processes.kill_groups()
+
+    def _conclude(self) -> int:
+        """Say how the job ended, unless all is well; return its exit code."""
+        endings = [process.ending() for process in self._processes.all]
+        for log in self._processes.logs:
+            if log.trouble:
+                self._say(log.trouble)
+        root = first_failure(endings)
+        if self._trouble:
+            self._say(*self._trouble.splitlines(), f"logs: {self._order.log_dir}")
+            return (ProcessLostError if endings else InitializeError).exit_code
+        if root:
+            particulars, sentence = describe_failure(root, endings, self._start_s)
+            self._say(*particulars)
+            self._say(sentence)
+            return exit_code(root.code)
+        if self._interrupted and not (endings and all(e.code == 0 for e in endings)):
+            self._say(f"ended by {self._interrupted.name}; logs: {self._order.log_dir}")
+            return exit_code(-self._interrupted)
+        return 0
+
+    def _say(self, *lines: str) -> None:
+        self._err.end_line()
+        for line in lines:
+            self._err.put(f"shoal run: {line}\n".encode())
+
+
+def _open_outlets() -> tuple[Outlet, Outlet]:
+    """Return stdout and stderr; one and the same where both are one terminal."""
+    out, err = Outlet(1, os.environ), Outlet(2, os.environ)
+    same = out.terminal and err.terminal and os.fstat(1).st_rdev == os.fstat(2).st_rdev
+    return out, out if same else err

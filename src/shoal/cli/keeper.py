@@ -1,0 +1,123 @@
+"""Two processes watch over each other, so that a job never outlives its launcher.
+
+`launcher` is the process that the user started: it forwards signals and waits. `keeper` is its
+only child, in a session of its own: it starts and ends everything else. They are joined by one
+pipe, which only the launcher can write: a byte is a signal to pass on, the end of the pipe means
+that the launcher is dead (SIGKILL included) and everything must end. If the keeper dies first, the
+launcher inherits what it left and ends that. What neither can do is outlive both being killed in
+the same instant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from types import FrameType
+
+from shoal.cli.descendants import adopt_orphans, kill_all
+
+__all__ = ["FORWARDED", "run_kept"]
+
+# SIGUSR1 and SIGUSR2 are what batch systems announce the end of an allocation with.
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_LAST_RESORT = 3  # so many SIGINT mean that the keeper itself is stuck
+_WITHIN_S = 5.0
+
+
+def run_kept(job: Callable[[int], int]) -> int:
+    """Run `job(orders_fd)` in a keeper and return its exit code.
+
+    Args:
+      job: reads the numbers of forwarded signals from `orders_fd`, one byte each; at its end it
+        returns at once. Whatever processes it leaves are killed.
+    """
+    _open_standard_streams()
+    orders_fd, lifeline_fd = os.pipe()
+    before = _forward_signals(lifeline_fd)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    keeper = os.fork()
+    if keeper == 0:
+        os.close(lifeline_fd)
+        _be_keeper(job, orders_fd)
+    os.close(orders_fd)
+    try:
+        return _wait_for(keeper)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(lifeline_fd)
+
+
+def _be_keeper(job: Callable[[int], int], orders_fd: int) -> None:
+    """Run the job, end what it leaves, and end this process whatever happens."""
+    code = 1
+    try:
+        # Own session: neither Ctrl-C nor a signal to the launcher's group reaches the keeper, and
+        # it may write to the terminal at any time. A handler, not SIG_IGN, which programs inherit.
+        os.setsid()
+        for number in FORWARDED:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _do_nothing)
+        adopt_orphans()
+        code = job(orders_fd)
+    except BaseException:  # noqa: BLE001 - nothing may return into the launcher's stack
+        traceback.print_exc()
+    finally:
+        kill_all(within_s=_WITHIN_S)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _wait_for(keeper: int) -> int:
+    """Wait until the keeper ends; if somebody killed it, end what it kept."""
+    adopt_orphans()
+    code = os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1])
+    if code >= 0:
+        return code
+    # Older children of this process (`sh -c 'daemon & exec shoal run …'`) share its session.
+    kill_all(within_s=_WITHIN_S, beyond_session=os.getsid(0))
+    name = signal.Signals(-code).name
+    print(f"shoal run: the keeper of the job was killed by {name}; all is ended", file=sys.stderr)
+    return 128 - code
+
+
+def _forward_signals(lifeline_fd: int) -> dict[int, object]:
+    """Write each forwarded signal to the lifeline; return the handlers that stood before.
+
+    A signal that is ignored stays so: that is how nohup and background jobs of `sh` ask for it.
+    """
+    interrupts = 0
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        nonlocal interrupts
+        interrupts += number == signal.SIGINT
+        if interrupts >= _LAST_RESORT:
+            kill_all(within_s=_WITHIN_S, beyond_session=os.getsid(0))
+            os._exit(128 + number)
+        with contextlib.suppress(BrokenPipeError):
+            os.write(lifeline_fd, bytes([number]))
+
+    before: dict[int, object] = {}
+    for number in FORWARDED:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, forward)
+    return before
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Handle a signal by having been woken."""
+
+
+def _open_standard_streams() -> None:
+    """Give a closed standard stream (`shoal run … >&-`) to /dev/null, before a pipe takes it."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)

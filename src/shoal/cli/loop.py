@@ -1,0 +1,143 @@
+"""The launcher's event loop: pipes in, two streams out, ended children, the clock.
+
+One thread, and nothing in it blocks: a terminal or pipe that is read slowly makes the processes
+wait, not the loop, so deadlines and signals stay prompt.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import IO
+
+from shoal.cli.output import Outlet, Voice
+
+__all__ = ["Loop"]
+
+_READ_BYTES = 65536
+_WAITING_BYTES = 1 << 20  # so much output that nobody took, and the processes have to wait
+
+Hear = Callable[[bytes, float], None]
+Close = Callable[[], None]
+
+
+class Loop:
+    """Calls back when there is something to hear; returns from `turn` when something happened."""
+
+    def __init__(self, outlets: Sequence[Outlet]) -> None:
+        self.outlets = outlets
+        # poll() also takes regular files, which epoll refuses; macOS's cannot take terminals.
+        poll = selectors.PollSelector if sys.platform == "linux" else selectors.SelectSelector
+        self._selector = poll()
+        self._sources: dict[int, tuple[IO[bytes], Hear, Close]] = {}
+        self._voices: list[Voice] = []
+        self._paused = False
+        self._woken_fd = _wake_on_child_exit()
+        self._selector.register(self._woken_fd, selectors.EVENT_READ, self._wake)
+
+    @property
+    def hears(self) -> bool:
+        """Whether any of what `listen` was given is still open."""
+        return bool(self._sources)
+
+    def obey(self, fd: int, obey: Callable[[bytes], None]) -> None:
+        """Call `obey` with what is written to `fd`; with b"" once, at its end. Never paused."""
+
+        def read() -> None:
+            data = os.read(fd, _READ_BYTES)
+            if not data:
+                self._selector.unregister(fd)
+            obey(data)
+
+        self._selector.register(fd, selectors.EVENT_READ, read)
+
+    def listen(self, pipe: IO[bytes], hear: Hear, close: Close) -> None:
+        """Call `hear` with what comes from `pipe` and `close` at its end. Closes the pipe."""
+        self._sources[pipe.fileno()] = (pipe, hear, close)
+        if not self._paused:
+            self._resume(pipe.fileno())
+
+    def listen_to(self, pipe: IO[bytes], voice: Voice) -> None:
+        """Let a voice hear `pipe`, and show its unfinished line when that is due."""
+        self._voices.append(voice)
+        self.listen(pipe, voice.hear, voice.close)
+
+    def turn(self, until_s: float) -> None:
+        """Wait until something happens, at most until `until_s`; deal with it."""
+        for outlet in self.outlets:
+            self._register(outlet)
+        self._pause(any(len(outlet.waiting) > _WAITING_BYTES for outlet in self.outlets))
+        due_s = min((v.due_s for v in self._voices if v.due_s is not None), default=until_s)
+        wait_s = max(0.0, min(due_s, until_s) - time.monotonic())
+        for key, _ in self._selector.select(min(wait_s, 3600.0)):
+            key.data()
+        now_s = time.monotonic()
+        for voice in self._voices:
+            if voice.due_s is not None and voice.due_s <= now_s:
+                voice.show_unfinished()
+
+    def flush(self) -> None:
+        """Wait until everything is written that anybody will read."""
+        for outlet in self.outlets:
+            outlet.end_line()
+        while any(outlet.waiting for outlet in self.outlets):
+            self.turn(time.monotonic() + 3600.0)
+
+    def silence(self) -> None:
+        """Close every pipe that is still open."""
+        for fd in list(self._sources):
+            self._forget(fd)
+
+    def _resume(self, fd: int) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, lambda: self._read(fd))
+
+    def _read(self, fd: int) -> None:
+        data = os.read(fd, _READ_BYTES)
+        if data:
+            self._sources[fd][1](data, time.monotonic())
+        else:
+            self._forget(fd)
+
+    def _forget(self, fd: int) -> None:
+        if not self._paused:
+            self._selector.unregister(fd)
+        pipe, _, close = self._sources.pop(fd)
+        pipe.close()
+        close()
+
+    def _pause(self, pause: bool) -> None:
+        if pause != self._paused:
+            self._paused = pause
+            for fd in self._sources:
+                if pause:
+                    self._selector.unregister(fd)
+                else:
+                    self._resume(fd)
+
+    def _register(self, outlet: Outlet) -> None:
+        registered = outlet.fd in self._selector.get_map()
+        if outlet.waiting and not registered:
+            self._selector.register(outlet.fd, selectors.EVENT_WRITE, outlet.write_some)
+        elif registered and not outlet.waiting:
+            self._selector.unregister(outlet.fd)
+
+    def _wake(self) -> None:
+        os.read(self._woken_fd, _READ_BYTES)
+
+
+def _wake_on_child_exit() -> int:
+    """Return a descriptor that becomes readable when a child ends (signal.set_wakeup_fd)."""
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, _do_nothing)
+    return read_fd
+
+
+def _do_nothing(_number: int, _frame: FrameType | None) -> None:
+    """Handle a signal by having been woken."""

@@ -1,0 +1,62 @@
+"""The command `shoal`: a table of commands, each loaded from its own file when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import typer
+
+from shoal.errors import ShoalError
+
+__all__ = ["COMMANDS", "Command", "build", "main"]
+
+
+class Command(NamedTuple):
+    """Where a command's function lives, and the settings typer needs for it."""
+
+    module: str
+    function: str
+    settings: Mapping[str, Any] = {}
+
+
+COMMANDS: Mapping[str, Command] = {
+    # Options after the script belong to the script.
+    "run": Command("shoal.cli.run", "run", {"allow_interspersed_args": False}),
+}
+
+
+def build(names: Iterable[str]) -> typer.Typer:
+    """Return an application that has the commands `names`; only their files are imported."""
+    app = typer.Typer(
+        name="shoal",
+        help="The missing multi-host layer for JAX.",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        no_args_is_help=True,
+        rich_markup_mode=None,  # which would wrap the examples
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_about)
+    for name in names:
+        command = COMMANDS[name]
+        function = getattr(importlib.import_module(command.module), command.function)
+        app.command(name, context_settings=dict(command.settings))(function)
+    return app
+
+
+def _about() -> None:
+    """Launch, agree, place, move and save; and be told who when it goes wrong."""
+
+
+def main() -> None:
+    """Run the command line of this process and exit with its code."""
+    asked = sys.argv[1:2]
+    app = build(asked if asked and asked[0] in COMMANDS else COMMANDS)
+    try:
+        app(prog_name="shoal")
+    except ShoalError as error:
+        print(f"shoal: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,117 @@
+"""The processes of one job: started, signalled, and noted when they end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from shoal.cli import child
+from shoal.cli.loop import Loop
+from shoal.cli.output import Log, Outlet, Voice
+from shoal.cli.report import Ending
+
+__all__ = ["Process", "Processes"]
+
+
+class Process:
+    """One process of the job and what it says."""
+
+    def __init__(self, index: int, popen: subprocess.Popen[bytes], errors: Voice, log: Log):
+        self.index, self.popen, self.errors, self.log = index, popen, errors, log
+        self.code: int | None = None
+        self.ended_s = math.inf
+        self.sent: tuple[signal.Signals, ...] = ()  # what we sent to end it
+
+    def ending(self) -> Ending:
+        """Return how it ended; one that cannot even be killed counts as killed."""
+        code = -signal.SIGKILL if self.code is None else self.code
+        stderr = self.errors.tail.decode(errors="replace")
+        return Ending(self.index, code, self.ended_s, self.sent, stderr, self.log.path)
+
+
+class Processes:
+    """All processes of one job, each the leader of a session and group of its own."""
+
+    def __init__(self) -> None:
+        self.all: list[Process] = []
+
+    @property
+    def alive(self) -> list[Process]:
+        """Those that have not ended."""
+        return [process for process in self.all if process.code is None]
+
+    @property
+    def failed(self) -> bool:
+        """Whether one ended with anything but 0."""
+        return any(process.code for process in self.all)
+
+    @property
+    def logs(self) -> list[Log]:
+        """The file of each."""
+        return [process.log for process in self.all]
+
+    def start(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        loop: Loop,
+        shown: Sequence[tuple[Outlet | None, bytes]],
+        log: Log,
+        *,
+        stdin: bool,
+    ) -> None:
+        """Start the next one.
+
+        Args:
+          command: `script, args…` or `-m, module, args…`.
+          shown: for stdout and stderr: where it is shown (None: nowhere), behind what prefix.
+          stdin: whether it reads the launcher's standard input; if not, /dev/null.
+        """
+        popen = subprocess.Popen(
+            [sys.executable, child.__file__, *command],
+            stdin=None if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=dict(env),
+            start_new_session=True,
+        )
+        words, errors = (Voice(outlet, prefix, log) for outlet, prefix in shown)
+        self.all.append(Process(len(self.all), popen, errors, log))
+        loop.listen_to(popen.stdout, words)  # type: ignore[arg-type] # a PIPE is never None
+        loop.listen_to(popen.stderr, errors)  # type: ignore[arg-type]
+
+    def note_end(self, pid: int, code: int) -> bool:
+        """Note that `pid` ended; return whether it is one of ours."""
+        for process in self.all:
+            if process.popen.pid == pid and process.code is None:
+                process.code = process.popen.returncode = code
+                process.ended_s = time.monotonic()
+                return True
+        return False
+
+    def send(self, number: signal.Signals, *, groups: bool) -> None:
+        """Send a signal to all that live; with `groups` to their grandchildren also."""
+        for process in self.alive:  # not reaped yet: the number cannot be another's
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                (os.killpg if groups else os.kill)(process.popen.pid, number)
+
+    def end(self, number: signal.Signals, *, groups: bool) -> None:
+        """Send a signal that is meant to end them, and remember that it was us."""
+        for process in self.alive:
+            process.sent = (*process.sent, number)
+        self.send(number, groups=groups)
+        if number != signal.SIGKILL:
+            self.send(signal.SIGCONT, groups=True)  # a stopped process would not hear it
+
+    def kill_groups(self) -> None:
+        """Kill what the ended left in their groups, where the kernel does not tell us more."""
+        if sys.platform != "linux":
+            for process in self.all:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.popen.pid, signal.SIGKILL)

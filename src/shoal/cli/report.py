@@ -1,0 +1,144 @@
+"""Which process failed first, how, and the words for it."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from shoal.errors import (
+    DeadlineError,
+    DivergenceError,
+    InitializeError,
+    PeerFailedError,
+    ProcessLostError,
+)
+
+__all__ = ["Ending", "describe_failure", "exit_code", "first_failure", "how"]
+
+# What a process exits with because another one failed: never the culprit while there is another.
+_CONSEQUENCES = {
+    ProcessLostError.exit_code: "lost a process",
+    PeerFailedError.exit_code: "another process failed",
+    DeadlineError.exit_code: "waited in vain",
+}
+_MEANINGS = _CONSEQUENCES | {
+    DivergenceError.exit_code: "processes disagree",
+    InitializeError.exit_code: "could not join the job",
+}
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_FRAME_LINES = 16
+_MESSAGE_LINES = 8
+_PLAIN_LINES = 10
+
+
+class Ending(NamedTuple):
+    """How one process ended."""
+
+    process: int
+    code: int  # as subprocess says it: negative for a signal
+    ended_s: float
+    sent: tuple[signal.Signals, ...]  # what we sent to end it
+    stderr: str = ""  # the last part
+    log: str = ""
+
+
+def first_failure(endings: Iterable[Ending]) -> Ending | None:
+    """Return the root: the earliest failure that is not our doing nor another's consequence.
+
+    A process that learns of a failure may be gone before the one that failed, whose own exit takes
+    its time: so a code that says "another failed" counts only if there is no other.
+    """
+    own = [ending for ending in endings if ending.code and not ending.sent]
+    return min(own, key=lambda e: (e.code in _CONSEQUENCES, e.ended_s, e.process), default=None)
+
+
+def exit_code(code: int) -> int:
+    """Return a process's code as a shell says it: 128 + n for signal n."""
+    return code if code >= 0 else 128 - code
+
+
+def how(ending: Ending) -> str:
+    """Return in words how a process ended."""
+    if ending.code >= 0:
+        meaning = _MEANINGS.get(ending.code)
+        return f"exit code {ending.code}" + (f" ({meaning})" if meaning else "")
+    name = _signal_name(-ending.code)
+    if -ending.code in ending.sent:
+        return f"ended by shoal run with {name}"
+    if -ending.code == signal.SIGKILL:
+        return "killed by SIGKILL, which shoal run did not send (the out-of-memory killer?)"
+    return f"killed by {name}"
+
+
+def describe_failure(
+    root: Ending, endings: Sequence[Ending], start_s: float
+) -> tuple[list[str], str]:
+    """Return the particulars, line by line, and the one sentence that comes last."""
+    words = _last_words(root.stderr)
+    lines = []
+    if words:
+        lines.append(f"the end of what process {root.process} wrote to stderr:")
+        lines.extend(f"  {line}" for line in words)
+    others: dict[str, list[int]] = {}
+    for ending in sorted(endings):
+        if ending.process != root.process:
+            others.setdefault(how(ending), []).append(ending.process)
+    lines.extend(f"{_names(group)}: {way}" for way, group in others.items())
+    if root.log:
+        lines.append(f"log of process {root.process}: {root.log}")
+    reason = words[_reason_at(words)].strip() if _has_traceback(words) else ""
+    sentence = (
+        f"process {root.process} of {len(endings)} failed first, "
+        f"{root.ended_s - start_s:.1f} s after the start: {how(root)}"
+    )
+    return lines, f"{sentence}: {reason}" if reason else sentence
+
+
+def _last_words(stderr: str) -> list[str]:
+    """Return the last traceback, its frames shortened from the top, or else the last lines."""
+    lines = _ESCAPE.sub("", stderr).splitlines()
+    starts = [i for i, line in enumerate(lines) if _opens_traceback(line)]
+    if not starts:
+        return [line for line in lines if line.strip()][-_PLAIN_LINES:]
+    lines = lines[starts[-1] :]
+    reason = _reason_at(lines)
+    frames = lines[1:reason]
+    if len(frames) > _FRAME_LINES:
+        frames = [f"  … {len(frames) - _FRAME_LINES} lines", *frames[-_FRAME_LINES:]]
+    return [lines[0], *frames, *lines[reason : reason + _MESSAGE_LINES]]
+
+
+def _opens_traceback(line: str) -> bool:
+    return line.endswith("Traceback (most recent call last):") or line.startswith("Fatal Python")
+
+
+def _has_traceback(words: list[str]) -> bool:
+    return bool(words) and _opens_traceback(words[0])
+
+
+def _reason_at(lines: list[str]) -> int:
+    """Return the index of the line that names the exception: the first that is not indented."""
+    if lines[0].startswith("Fatal Python"):
+        return 0
+    indented = (i for i, line in enumerate(lines) if i and line.strip() and line[0] not in " \t")
+    return next(indented, len(lines) - 1)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _names(processes: Sequence[int]) -> str:
+    """Return `p0, p2-p5` for sorted processes."""
+    runs: list[list[int]] = []
+    for process in processes:
+        if runs and runs[-1][-1] == process - 1:
+            runs[-1][1:] = [process]
+        else:
+            runs.append([process])
+    return ", ".join("-".join(f"p{process}" for process in run) for run in runs)

@@ -1,0 +1,248 @@
+"""`shoal run`: start N processes of one program on this machine, and end them all together."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from typing import Annotated, NamedTuple
+
+import typer
+
+from shoal import settings
+from shoal.errors import UsageError, nearest, raise_all
+
+__all__ = ["Request", "check", "run"]
+
+_HELP = """\
+Run a Python program as N processes on this machine, joined as one job.
+
+In it, `shoal.initialize()` and `jax.distributed.initialize()` need no arguments, and torchrun's
+variables (RANK, WORLD_SIZE, MASTER_ADDR, …) are set. Each line shown is led by its process: `p1|`.
+
+\b
+Examples:
+  shoal run -n 4 train.py --lr 0.1           4 processes
+  shoal run -n 4 --devices 2 train.py        each with 2 virtual CPU devices
+  shoal run -n 2 -m package.train --lr 0.1   a module, as with python -m
+  shoal run -n 8 --only 0,3 train.py         show the output of two of them
+  shoal run -n 4 --log-dir logs train.py     keep logs/p0000.log … p0003.log
+
+\b
+When a process fails:
+  The others learn of it through shoal and have {aftermath} s to end by themselves
+  (SHOAL_AFTERMATH_S); then they get SIGTERM and, {grace} s later (SHOAL_GRACE_S),
+  SIGKILL. The last line says which process failed first, and how.
+  Nothing outlives the launcher, grandchildren included, even if it is
+  itself killed. (macOS: but those that left their process group.)
+
+\b
+Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
+Input:   with -n 1 the program reads yours; with more it reads /dev/null.
+Exit code:
+  0      all processes ended with 0
+  n      the code of the process that failed first; 128 + n for signal n
+  2      wrong usage
+  70-74  shoal: processes disagree, lost process, failed peer, deadline,
+         the job did not start
+"""
+
+
+class Request(NamedTuple):
+    """The command line, as it was typed."""
+
+    program: tuple[str, ...]
+    module: bool = False
+    processes: str = "1"
+    devices: str | None = None
+    only: str | None = None
+    log_dir: str | None = None
+
+
+class _Checked(NamedTuple):
+    """The numbers of the command line."""
+
+    processes: int
+    devices: int | None
+    shown: frozenset[int]
+
+
+def run(
+    program: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SCRIPT|MODULE [ARGS]…", hidden=True, help="What follows SCRIPT is its own."
+        ),
+    ] = None,
+    processes: Annotated[
+        str,
+        typer.Option(
+            "-n", "-np", "--processes", "--nproc-per-node", "--nproc_per_node",
+            metavar="N", help="How many processes.",
+        ),
+    ] = "1",
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices", "--devices-per-process",
+            metavar="N", help="Virtual CPU devices a process (forces CPU); default: what is there.",
+        ),
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="MODULE is a module's name, as for python -m.")
+    ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--only", metavar="I,J…", help="Show the output of these processes only; all are logged."
+        ),
+    ] = None,
+    log_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--log-dir", metavar="DIR",
+            help="Where p0000.log, p0001.log … go (stdout and stderr as they came; older ones are "
+            "replaced). Default: a temporary directory, kept and named only if the job fails.",
+        ),
+    ] = None,
+) -> None:  # fmt: skip
+    """Run a Python program as N processes on this machine, joined as one job."""
+    if os.name != "posix":
+        raise UsageError("shoal run needs Linux or macOS; on Windows use it inside WSL")
+    request = Request(tuple(program or ()), module, processes, devices, only, log_dir)
+    raise typer.Exit(_launch(request))
+
+
+run.__doc__ = _HELP.format(
+    aftermath=settings.SETTINGS["SHOAL_AFTERMATH_S"].default,
+    grace=settings.SETTINGS["SHOAL_GRACE_S"].default,
+)
+
+
+def check(request: Request) -> _Checked:
+    """Return the numbers of the command line.
+
+    Raises:
+      UsageError: something is wrong with it; all offenders at once.
+    """
+    offences: list[str] = []
+    processes = _count("-n", request.processes, offences)
+    devices = None
+    if request.devices is not None:
+        devices = _count("--devices", request.devices, offences)
+    shown = _indices(request.only, processes, offences)
+    if not request.program:
+        offences.append("no program: give a script, or -m and a module (shoal run --help)")
+    elif request.module:
+        offences += _wrong_module(request.program[0])
+    else:
+        offences += _wrong_script(request.program[0])
+    if request.log_dir is not None and os.path.exists(request.log_dir):
+        if not os.path.isdir(request.log_dir):
+            offences.append(f"--log-dir {request.log_dir!r} is a file")
+    raise_all("run", offences)
+    return _Checked(processes or 1, devices, shown)
+
+
+def _launch(request: Request) -> int:
+    """Check, run, and tidy up; return the exit code."""
+    from shoal.cli.job import Job, Order
+    from shoal.cli.keeper import run_kept
+
+    checked = check(request)
+    grace_s = settings.seconds("SHOAL_GRACE_S")
+    aftermath_s = settings.seconds("SHOAL_AFTERMATH_S")
+    log_dir = request.log_dir or tempfile.mkdtemp(prefix="shoal-run-")
+    try:
+        os.makedirs(log_dir, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"run: --log-dir {log_dir!r}: {error.strerror}") from None
+    order = Order(
+        (("-m",) if request.module else ()) + request.program,
+        *checked,
+        os.path.abspath(log_dir),
+        aftermath_s,
+        grace_s,
+    )
+    code = run_kept(lambda orders_fd: Job(order).run(orders_fd))
+    if request.log_dir is None and code == 0:
+        shutil.rmtree(log_dir, ignore_errors=True)
+    return code
+
+
+def _count(option: str, value: str, offences: list[str]) -> int | None:
+    if value.isascii() and value.isdigit() and int(value) >= 1:
+        return int(value)
+    offences.append(f"{option} {value} must be a whole number, at least 1")
+    return None
+
+
+def _indices(only: str | None, processes: int | None, offences: list[str]) -> frozenset[int]:
+    """Return whose output is shown."""
+    if only is None:
+        return frozenset(range(processes or 0))
+    shown = set()
+    for part in (part.strip() for part in only.split(",")):
+        if not (part.isascii() and part.isdigit()):
+            offences.append(f"--only {only!r}: {part!r} is no process; give indices, as in 0,3")
+        elif processes is not None and int(part) >= processes:
+            offences.append(f"--only {part}: with -n {processes} there are 0 to {processes - 1}")
+        else:
+            shown.add(int(part))
+    return frozenset(shown)
+
+
+def _wrong_script(script: str) -> list[str]:
+    """Return what is wrong with a script's path, in no or one sentence."""
+    if os.path.isdir(script):
+        has_main = os.path.isfile(os.path.join(script, "__main__.py"))
+        return [] if has_main else [f"directory {script!r} holds no __main__.py"]
+    if os.path.isfile(script):
+        return _wrong_content(script)
+    name = os.path.basename(script)
+    if name.startswith("python"):
+        return [f"{script!r} is Python itself, which shoal run starts: leave it out"]
+    directory = os.path.dirname(script)
+    try:
+        there = os.listdir(directory or ".")
+    except OSError:
+        return [f"there is no directory {directory!r} (script {script!r})"]
+    hint = nearest(name, [entry for entry in there if entry.endswith(".py")])
+    if not hint and shutil.which(script):
+        return [f"{script!r} is a command; shoal run starts Python scripts and modules only"]
+    return [f"there is no script {script!r}{hint}"]
+
+
+def _wrong_content(path: str) -> list[str]:
+    """Return a sentence if the file is plainly no Python program."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(256)
+    except OSError as error:
+        return [f"script {path!r} cannot be read: {error.strerror}"]
+    shebang = head.partition(b"\n")[0] if head.startswith(b"#!") else b""
+    if head.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe")) or (
+        shebang and b"python" not in shebang and not path.endswith(".py")
+    ):
+        return [f"{path!r} is no Python program; shoal run starts Python scripts and modules only"]
+    return []
+
+
+def _wrong_module(name: str) -> list[str]:
+    """Return a sentence if the top of a dotted module name cannot be found from here."""
+    import importlib.util
+    import pkgutil
+
+    top = name.partition(".")[0]
+    sys.path.insert(0, os.getcwd())
+    try:
+        if importlib.util.find_spec(top) is not None:
+            return []
+    except (ImportError, ValueError):
+        pass
+    finally:
+        del sys.path[0]
+    hint = nearest(top, [found.name for found in pkgutil.iter_modules([os.getcwd()])])
+    script = "; leave out -m for a script" if os.path.isfile(name) else hint
+    return [f"there is no module {top!r}{script}"]

@@ -1,0 +1,103 @@
+"""The two processes that a job meets in: shoal's meeting place and JAX's coordination service.
+
+Each is a process of its own, so that no process of the job is special: any of them may die, and
+the others still learn of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from shoal.cli.loop import Loop
+from shoal.cli.output import Log, Voice
+
+__all__ = ["Service", "Services"]
+
+# (name in messages, module); each prints {"address": "host:port"} once it listens.
+_SERVICES = (
+    ("meeting place", "shoal.runtime.meeting_place"),
+    ("JAX service", "shoal.runtime.jax_runtime"),
+)
+
+
+class Service:
+    """One of the two. It ends when its standard input is closed."""
+
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Log) -> None:
+        self.name, self.popen = name, popen
+        self.address = ""  # empty until it listens
+        self.errors = Voice(None, b"", log)
+        self._said = b""
+
+    def hear(self, data: bytes, _now_s: float) -> None:
+        """Take what it prints, until its address is known."""
+        if self.address:
+            return
+        self._said += data
+        line, newline, _ = self._said.partition(b"\n")
+        if newline:
+            try:
+                self.address = str(json.loads(line)["address"])
+            except (ValueError, KeyError, TypeError):
+                self.errors.hear(b"no address: " + line + b"\n", 0.0)
+
+    def close(self) -> None:
+        """Nothing more is printed."""
+
+    def describe_end(self, code: int) -> str:
+        """Return in words that it ended, with the last that it said."""
+        said = self.errors.tail.decode(errors="replace").strip()
+        return f"the {self.name} ended, code {code}" + (f":\n{said}" if said else "")
+
+
+class Services:
+    """Both, started at once."""
+
+    def __init__(self, num_processes: int, env: Mapping[str, str], log_dir: str, loop: Loop):
+        self._all: list[Service] = []
+        self._closed = False
+        for name, module in _SERVICES:
+            # -P: a file of the user's that is named like one of ours is not imported in its place.
+            popen = subprocess.Popen(
+                [sys.executable, "-P", "-m", module]
+                + ["--processes", str(num_processes), "--until-stdin-closes"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(env),
+                start_new_session=True,
+            )
+            log = Log(os.path.join(log_dir, f"{name.replace(' ', '_')}.log"))
+            service = Service(name, popen, log)
+            self._all.append(service)
+            loop.listen(popen.stdout, service.hear, service.close)  # type: ignore[arg-type]
+            loop.listen_to(popen.stderr, service.errors)  # type: ignore[arg-type]
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where they listen, meeting place first; empty until both do."""
+        known = [service.address for service in self._all]
+        return known if all(known) else []
+
+    @property
+    def pids(self) -> set[int]:
+        """Their process ids."""
+        return {service.popen.pid for service in self._all}
+
+    def note_end(self, pid: int, code: int) -> str:
+        """Note that `pid` ended; if it is one of the two and was not told to, say so in words."""
+        for service in self._all:
+            if service.popen.pid == pid:
+                service.popen.returncode = code
+                return "" if self._closed else service.describe_end(code)
+        return ""
+
+    def close(self) -> None:
+        """Let them end."""
+        self._closed = True
+        for service in self._all:
+            service.popen.stdin.close()  # type: ignore[union-attr]
