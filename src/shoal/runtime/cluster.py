@@ -1,0 +1,277 @@
+"""Where a process's numbers come from: arguments, `SHOAL_*`, `JAX_*`, then whoever launched it.
+
+A pure function of (arguments, environment). The index and the count are one pair and come from
+one family, the first that has both. Families run from the innermost launcher outwards, because
+`srun torchrun` and `mpirun` inside an allocation carry both sets and the outer one says "one
+task". The address may come from another family: MPI tells none, so `SHOAL_COORDINATOR` does.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.errors import raise_all
+from shoal.runtime.frames import address_text, split_address
+
+__all__ = ["Arguments", "Cluster", "decide", "first_host", "is_loopback"]
+
+Environment = Mapping[str, str]
+
+
+class Arguments(NamedTuple):
+    """What the caller of `initialize` gave; None: not given."""
+
+    coordinator_address: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+    local_device_ids: int | Sequence[int] | None = None
+    coordinator_bind_address: str | None = None
+    virtual_devices: int | None = None
+
+
+class Cluster(NamedTuple):
+    """Who this process is, of how many, where they meet, and which rule said so."""
+
+    process: int
+    num_processes: int
+    address: str | None  # the meeting place, host:port; None in a job of one
+    bind_host: str | None  # where process 0 binds it; None: nobody asked for anything special
+    jax_service: str | None  # JAX's service, if a launcher runs both; None: process 0 starts both
+    token: str
+    virtual_devices: int | None
+    local_device_ids: tuple[int, ...] | None
+    reason: str
+    passed_over: tuple[str, ...]  # one line for each family that was seen and did not win
+
+
+class _Family(NamedTuple):
+    """One launcher's variables. Aliases must agree; `strict`: half a pair is an error."""
+
+    name: str
+    indices: tuple[str, ...]
+    counts: tuple[str, ...]
+    address: Callable[[Environment], str | None]
+    strict: bool = False
+
+
+def decide(arguments: Arguments, env: Environment) -> Cluster:
+    """Return this process's place in the job.
+
+    Raises:
+      UsageError: values are malformed or contradict each other within one family, or a job of
+        several processes has no address. All offenders at once.
+    """
+    offences: list[str] = []
+    passed_over: list[str] = []
+    process, num_processes, reason, family = _pair(arguments, env, offences, passed_over)
+    address = source = None
+    if num_processes > 1:
+        address, source = _address(arguments, env, family, offences)
+    cluster = Cluster(
+        process,
+        num_processes,
+        address,
+        _bind_host(arguments, env, offences),
+        env.get("SHOAL_JAX_SERVICE") or None if source == "SHOAL_COORDINATOR" else None,
+        env.get("SHOAL_TOKEN", ""),
+        _virtual_devices(arguments, env, offences),
+        _device_ids(arguments, env, offences),
+        reason if source is None else f"{reason}; address from {source}",
+        tuple(passed_over),
+    )
+    raise_all("initialize", offences)
+    return cluster
+
+
+def _pair(
+    arguments: Arguments, env: Environment, offences: list[str], passed_over: list[str]
+) -> tuple[int, int, str, _Family | None]:
+    """Return index, count, why, and the family they came from."""
+    given = {"process_id": arguments.process_id, "num_processes": arguments.num_processes}
+    if given["num_processes"] == 1 and given["process_id"] is None:
+        given["process_id"] = 0
+    if any(value is not None for value in given.values()):
+        found = {name: value for name, value in given.items() if value is not None}
+        if len(found) == 1:
+            (lacking,) = given.keys() - found.keys()
+            offences.append(f"{_shown(found)} without {lacking}: give both or neither")
+            return 0, 1, "arguments", None
+        return (*_fit(found, "process_id", "num_processes", offences), "arguments", None)
+    for family in _FAMILIES:
+        pair = _family_pair(family, env, offences, passed_over)
+        if pair is not None:
+            return (*pair, family)
+    return 0, 1, "no launcher's variables: a job of one process", None
+
+
+def _family_pair(
+    family: _Family, env: Environment, offences: list[str], passed_over: list[str]
+) -> tuple[int, int, str] | None:
+    """Return index, count and why, if this family has both."""
+    names = (*family.indices, *family.counts)
+    found = {name: env[name].strip() for name in names if env.get(name, "").strip()}
+    if not found:
+        return None
+    at = next((name for name in family.indices if name in found), None)
+    of = next((name for name in family.counts if name in found), None)
+    if at is None or of is None:
+        lacking = family.indices[0] if at is None else family.counts[0]
+        words = f"{family.name}: {_shown(found)} without {lacking}"
+        (offences if family.strict else passed_over).append(words)
+        return None
+    for main, aliases in ((at, family.indices), (of, family.counts)):
+        differ = [n for n in aliases if n in found and found[n] != found[main]]
+        offences += [f"{main}={found[main]} contradicts {n}={found[n]}" for n in differ]
+    return (*_fit(found, at, of, offences), f"{family.name} ({_shown(found)})")
+
+
+def _shown(found: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in found.items())
+
+
+def _fit(found: Mapping[str, object], at: str, of: str, offences: list[str]) -> tuple[int, int]:
+    """Return (index, count), checked; (0, 1) after an offence."""
+    index, count = (
+        _whole(name, found[name], least, offences) for name, least in ((at, 0), (of, 1))
+    )
+    if index is None or count is None:
+        return 0, 1
+    if index >= count:
+        offences.append(f"{at}={index} is out of range for {of}={count}: 0 to {count - 1}")
+        return 0, 1
+    return index, count
+
+
+def _whole(name: str, value: object, least: int, offences: list[str]) -> int | None:
+    """Return a whole number ≥ `least` from an argument or a variable's text, or None."""
+    number: int | None = None
+    if isinstance(value, str):
+        number = int(value) if value.isascii() and value.isdigit() else None
+    elif not isinstance(value, bool):
+        try:
+            number = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            number = None
+    if number is None or number < least:
+        offences.append(f"{name}={value!r} must be a whole number, at least {least}")
+        return None
+    return number
+
+
+def _address(
+    arguments: Arguments, env: Environment, family: _Family | None, offences: list[str]
+) -> tuple[str | None, str | None]:
+    """Return where the job meets, and who said so."""
+    sources: list[tuple[str, str | None]] = [
+        ("coordinator_address", arguments.coordinator_address),
+        ("SHOAL_COORDINATOR", env.get("SHOAL_COORDINATOR")),
+        ("JAX_COORDINATOR_ADDRESS", _jax_address(env)),
+        (family.name if family else "", family.address(env) if family else None),
+    ]
+    for source, address in sources:
+        if not address:
+            continue
+        try:
+            split_address(address)
+        except (ValueError, AttributeError):
+            offences.append(f"{source}={address!r} is no address: give host:port")
+        return address, source
+    launcher = f"{family.name} tells no address" if family else "no address given"
+    offences.append(
+        f"{launcher}: set SHOAL_COORDINATOR=host:port (a free port on the host of process 0) "
+        "for all processes, or pass coordinator_address="
+    )
+    return None, None
+
+
+def _bind_host(arguments: Arguments, env: Environment, offences: list[str]) -> str | None:
+    """Return the host to bind to; JAX's spelling, host:port, is taken too."""
+    given = arguments.coordinator_bind_address or env.get("JAX_COORDINATOR_BIND_ADDRESS")
+    if not given:
+        return None
+    try:
+        return split_address(given)[0]
+    except ValueError:
+        if re.fullmatch(r"[\w.-]+|\[?[0-9a-fA-F:.]+\]?", given):
+            return given.strip("[]")
+    offences.append(f"coordinator_bind_address={given!r} is no host and no host:port")
+    return None
+
+
+def _virtual_devices(arguments: Arguments, env: Environment, offences: list[str]) -> int | None:
+    if arguments.virtual_devices is not None:
+        return _whole("virtual_devices", arguments.virtual_devices, 1, offences)
+    given = env.get("SHOAL_VIRTUAL_DEVICES", "").strip()
+    return _whole("SHOAL_VIRTUAL_DEVICES", given, 1, offences) if given else None
+
+
+def _device_ids(
+    arguments: Arguments, env: Environment, offences: list[str]
+) -> tuple[int, ...] | None:
+    name, given = "local_device_ids", arguments.local_device_ids
+    ids: Sequence[object]
+    if given is None:
+        name = "JAX_LOCAL_DEVICE_IDS"
+        ids = [part.strip() for part in env.get(name, "").split(",") if part.strip()]
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        ids = given
+    else:
+        ids = [given]
+    numbers = [_whole(name, value, 0, offences) for value in ids]
+    return tuple(n for n in numbers if n is not None) or None
+
+
+def is_loopback(host: str) -> bool:
+    """Is this a name or an address of the machine itself, for itself only?"""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of a Slurm node list: `"n[007-010,12],m1"` → `"n007"`."""
+    match = re.match(r"([^,\[]*)(?:\[([^\],-]*)[^\]]*\])?([^,\[]*)", nodes.strip())
+    return "".join(part or "" for part in match.groups()) if match else ""
+
+
+def _derived_port(key: str) -> int:
+    """Return the same port to all that know `key`, above Linux's ephemeral ports (as JAX does)."""
+    return 61440 + zlib.crc32(key.encode()) % 4096
+
+
+def _jax_address(env: Environment) -> str | None:
+    address = env.get("JAX_COORDINATOR_ADDRESS", "").strip()
+    port = env.get("JAX_COORDINATOR_PORT", "").strip()
+    if address and port and not re.search(r"(^[^:]*|\]):\d+$", address):
+        address = address_text(address.strip("[]"), int(port)) if port.isdigit() else address
+    return address or None
+
+
+def _torchrun_address(env: Environment) -> str | None:
+    """MASTER_PORT itself is taken by torch's own store."""
+    host, port = env.get("MASTER_ADDR", "").strip(), env.get("MASTER_PORT", "").strip()
+    return address_text(host, _derived_port(f"torchrun {host} {port}")) if host and port else None
+
+
+def _slurm_address(env: Environment) -> str | None:
+    host = first_host(env.get("SLURM_STEP_NODELIST", ""))
+    step = f"slurm {env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"
+    return address_text(host, _derived_port(step)) if host else None
+
+
+def _no_address(env: Environment) -> str | None:
+    return None
+
+
+_FAMILIES = (
+    _Family("SHOAL_*", ("SHOAL_PROCESS_ID",), ("SHOAL_NUM_PROCESSES",), _no_address, strict=True),
+    _Family("JAX_*", ("JAX_PROCESS_ID",), ("JAX_NUM_PROCESSES",), _no_address, strict=True),
+    _Family("torchrun", ("RANK",), ("WORLD_SIZE",), _torchrun_address),
+    _Family(
+        "Open MPI", ("OMPI_COMM_WORLD_RANK", "PMIX_RANK"), ("OMPI_COMM_WORLD_SIZE",), _no_address
+    ),
+    _Family("MPICH", ("PMI_RANK",), ("PMI_SIZE",), _no_address),
+    _Family("Slurm step", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS",), _slurm_address),
+)

@@ -1,0 +1,182 @@
+"""However this process ends, it ends, and the others hear how.
+
+XLA cannot be torn down while a collective waits for a process that is gone: the interpreter's
+exit would hang, or abort in C++. So when the program fails or a peer is gone, the guard tells the
+others, flushes, and leaves by `os._exit` with the documented code, before JAX's teardown. It hooks
+
+* `sys.excepthook`: tells the traceback to the others first, then prints it as usual;
+* `sys.exit`: remembers the code, which Python shows to nobody else;
+* `atexit`, registered after JAX's own handler and therefore run before it;
+* one thread that sleeps until this process starts to end, for whatever gets stuck on the way
+  (a thread that Python joins, another exit handler, the teardown).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, NoReturn
+
+from shoal import settings
+from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
+from shoal.runtime.coordinator import Coordinator, Member
+
+__all__ = ["ExitGuard", "gone_members"]
+
+_INTERRUPTED = 130  # 128 + SIGINT, as shells say it
+_ASK_S = 2.0  # how long an ending process waits for news of the others
+_RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
+
+
+def gone_members(coordinator: Coordinator, timeout_s: float = _ASK_S) -> dict[int, Member]:
+    """Return the other processes that are lost or have failed; all of them if nobody answers."""
+    try:
+        members = coordinator.members(timeout_s=timeout_s)
+    except (ShoalError, OSError):
+        others = set(range(coordinator.num_processes)) - {coordinator.process}
+        words = "the meeting place does not answer"
+        return {process: Member(process, "", "lost", words) for process in others}
+    bad = [m for m in members if m.state in ("lost", "failed")]
+    return {m.process: m for m in bad if m.process != coordinator.process}
+
+
+class ExitGuard:
+    """The guard of this process: `hook` it once, `watch` a coordinator, `release` it."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._coordinator: Coordinator | None = None
+        self._leave: Callable[[], None] = lambda: None
+        self._code: int | None = None  # of the uncaught exception
+        self._asked_code = 0  # of the last sys.exit()
+        self._limit: tuple[float, int] | None = None  # when the thread ends us, with which code
+        self._is_leaving = False
+        self._wake = threading.Event()
+
+    def hook(self) -> None:
+        """Install the hooks of the interpreter; only codes are affected until `watch`."""
+        self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
+        self._exit, sys.exit = sys.exit, self._on_sys_exit
+
+    def watch(self, coordinator: Coordinator, leave: Callable[[], None]) -> None:
+        """From now on tell `coordinator`; `leave` is how this process parts when all is well.
+
+        Must be called after JAX was imported: exit handlers run in the reverse order.
+        """
+        self._coordinator, self._leave = coordinator, leave
+        atexit.register(self._on_exit)
+        # Started now, for an interpreter that ends starts no threads (since Python 3.12).
+        threading.Thread(target=self._end_if_stuck, name="shoal exit guard", daemon=True).start()
+
+    def release(self) -> None:
+        """Undo `watch`: the process left the job in peace."""
+        self._coordinator = None
+        self._wake.set()
+        atexit.unregister(self._on_exit)
+
+    def _is_mine(self) -> bool:
+        """A forked child inherits the hooks, but it is not the member of the job."""
+        return os.getpid() == self._pid
+
+    def _on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        coordinator = self._coordinator if self._is_mine() else None
+        code = _code_of(error)
+        if coordinator is not None:
+            gone = {} if isinstance(error, ShoalError) else gone_members(coordinator)
+            text = "".join(traceback.format_exception(kind, error, trace))
+            with contextlib.suppress(ShoalError, OSError):
+                coordinator.tell("failed", text)
+            self._excepthook(kind, error, trace)
+            if gone:
+                code = self._explain(coordinator, gone, error, code)
+            self._code = code
+            abort_after_s = settings.seconds("SHOAL_ABORT_AFTER_S")
+            self._limit = (time.monotonic() + abort_after_s, code)
+            self._wake.set()
+            return
+        self._excepthook(kind, error, trace)
+        if self._is_mine() and isinstance(error, ShoalError) and code != 1:
+            raise SystemExit(code)  # the interpreter takes an exit code from its excepthook
+
+    def _explain(
+        self, coordinator: Coordinator, gone: Mapping[int, Member], error: BaseException, code: int
+    ) -> int:
+        """Say what the control plane knows about an error of JAX's runtime; return the code."""
+        is_runtime = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+        if not is_runtime and not any(words in str(error) for words in _RUNTIME_WORDS):
+            return code
+        states = {member.state for member in gone.values()}
+        for member in gone.values():
+            place = f"process {member.process} of {coordinator.num_processes} ({member.host})"
+            said = member.said.strip().splitlines() or [""]
+            print(f"shoal: before that, {place} {member.state}: {said[-1]}", file=sys.stderr)
+        return ProcessLostError.exit_code if "lost" in states else PeerFailedError.exit_code
+
+    def _on_sys_exit(self, status: Any = None, /) -> NoReturn:
+        if threading.current_thread() is threading.main_thread():
+            self._asked_code = status if isinstance(status, int) else int(status is not None)
+        self._exit(status)
+
+    def _on_exit(self) -> None:
+        coordinator = self._coordinator
+        if coordinator is None or not self._is_mine():
+            return
+        if self._code is not None:
+            _end(self._code)
+        if self._asked_code:
+            with contextlib.suppress(ShoalError, OSError):
+                coordinator.tell("failed", f"it ended by sys.exit({self._asked_code})")
+            _end(self._asked_code & 0xFF)
+        if gone_members(coordinator):
+            with contextlib.suppress(ShoalError, OSError):
+                coordinator.close()
+            _end(0)  # the program handled it and came to its end
+        self._is_leaving = True
+        self._wake.set()
+        self._leave()
+        self.release()
+
+    def _end_if_stuck(self) -> None:
+        self._wake.wait()
+        while (coordinator := self._coordinator) is not None:
+            if self._limit is not None and time.monotonic() >= self._limit[0]:
+                _report_stuck(coordinator)
+                _end(self._limit[1])
+            if self._is_leaving and gone_members(coordinator):
+                _report_stuck(coordinator)
+                _end(ProcessLostError.exit_code)
+            time.sleep(0.5)
+
+
+def _code_of(error: BaseException) -> int:
+    if isinstance(error, ShoalError):
+        return error.exit_code
+    return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _report_stuck(coordinator: Coordinator) -> None:
+    print(
+        f"shoal: process {coordinator.process} of {coordinator.num_processes} could not end by "
+        "itself, most likely in a collective with a process that is gone; it is ended now",
+        file=sys.stderr,
+    )
+
+
+def _end(code: int) -> NoReturn:
+    """Flush what Python buffers, and end without any teardown."""
+    with contextlib.suppress(Exception):
+        logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)

@@ -1,0 +1,338 @@
+"""JAX's own runtime: the only file of shoal that imports `jax._src` or `jaxlib`.
+
+XLA connects devices through JAX's coordination service, so that service must exist and be joined.
+Nothing here ever *waits* upon it: its client cannot be interrupted, and what it calls an error
+ends the process in C++. Hence `recoverable` and heartbeats that never time out; who is alive is
+the meeting place's to know. JAX is imported inside functions only.
+
+``python -m shoal.runtime.jax_runtime --processes N`` runs the service and prints its address.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import importlib.util
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from shoal.runtime.frames import address_text
+
+__all__ = [
+    "Attached",
+    "JaxService",
+    "attached",
+    "backend_exists",
+    "configure_devices",
+    "connect",
+    "count_accelerators",
+    "forget",
+    "install",
+    "is_idle",
+    "leave",
+    "look_up",
+    "main",
+    "publish",
+    "serve_unmodified_scripts",
+    "virtual_devices",
+]
+
+_NEVER_S = 10**6  # heartbeats and registration: JAX must never decide that somebody is dead
+_SHUTDOWN_S = 5
+
+
+class Attached(NamedTuple):
+    """A job that `jax.distributed.initialize` already joined."""
+
+    process: int
+    num_processes: int
+    address: str  # of JAX's service, which runs inside process 0
+
+
+class JaxService:
+    """JAX's coordination service, run by this process until `close`.
+
+    gRPC binds with SO_REUSEPORT and does not report the port it chose. So a socket of ours that
+    never listens holds the port first: nobody else can be given it, and JAX's bind succeeds.
+    """
+
+    def __init__(self, num_processes: int, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # read when jaxlib is loaded
+        from jaxlib import _jax
+
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._holder = socket.socket(family)
+        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._holder.bind((host, port))
+        self.address = address_text(host, self._holder.getsockname()[1])
+        self._service = _jax.get_distributed_runtime_service(
+            self.address,
+            num_processes,
+            heartbeat_timeout=_NEVER_S,
+            cluster_register_timeout=_NEVER_S,
+            shutdown_timeout=_SHUTDOWN_S,
+            recoverable=True,
+        )
+
+    def close(self) -> None:
+        """Stop. Clients that are still connected abort: see to it that there are none."""
+        self._service.shutdown()
+        self._holder.close()
+
+
+def attached() -> Attached | None:
+    """Return the job that this process joined through `jax.distributed`, if it did."""
+    if "jax._src.distributed" not in sys.modules:
+        return None
+    from jax._src import distributed
+
+    state = distributed.global_state
+    if state.client is None:
+        return None
+    return Attached(state.process_id, state.num_processes, state.coordinator_address or "")
+
+
+def backend_exists() -> bool:
+    """Has JAX created a backend, after which a process can join no job?"""
+    if "jax._src.xla_bridge" not in sys.modules:
+        return False
+    from jax._src import xla_bridge
+
+    return bool(xla_bridge.backends_are_initialized())
+
+
+def virtual_devices() -> int:
+    """Return how many CPU devices this process has, 0 if JAX computes elsewhere."""
+    import jax
+
+    return jax.local_device_count() if jax.default_backend() == "cpu" else 0
+
+
+def configure_devices(virtual_devices: int | None, local_device_ids: Sequence[int] | None) -> None:
+    """Choose the devices of this process, before a backend exists.
+
+    Without `virtual_devices` the CPU gets as many devices as this process has accelerators, so
+    that every accelerator has a twin to which a mesh of hosts can be mapped one to one.
+    """
+    import jax
+    from jax._src import xla_bridge
+
+    if virtual_devices is not None:
+        jax.config.update("jax_platforms", "cpu")
+        jax.config.update("jax_num_cpu_devices", virtual_devices)
+        return
+    if local_device_ids is not None:
+        visible = ",".join(str(i) for i in local_device_ids)
+        for option in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
+            jax.config.update(option, visible)
+    chosen = xla_bridge.num_cpu_devices.value >= 0 or _DEVICES_FLAG in os.getenv("XLA_FLAGS", "")
+    platforms = [name for name in str(jax.config.jax_platforms or "").split(",") if name]
+    if chosen or (platforms and ("cpu" not in platforms or len(platforms) == 1)):
+        return
+    twins = count_accelerators(os.environ)
+    if local_device_ids is not None:
+        twins = min(twins, len(local_device_ids))
+    if twins > 1:
+        jax.config.update("jax_num_cpu_devices", twins)
+
+
+_DEVICES_FLAG = "xla_force_host_platform_device_count"
+
+
+class _Accelerators(NamedTuple):
+    """How one kind is counted: its plugin is installed, and what is visible or in /dev."""
+
+    plugins: tuple[str, ...]
+    visible: tuple[str, ...]
+    devices: tuple[str, ...]
+
+
+_ACCELERATORS = (
+    _Accelerators(
+        ("jax_cuda13_plugin", "jax_cuda12_plugin"),
+        ("CUDA_VISIBLE_DEVICES",),
+        ("/dev/nvidia[0-9]*",),
+    ),
+    _Accelerators(
+        ("jax_rocm7_plugin", "jax_rocm60_plugin"),
+        ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+        ("/dev/dri/renderD*",),
+    ),
+    _Accelerators(
+        ("libtpu",),
+        ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"),
+        ("/dev/accel*", "/dev/vfio/[0-9]*"),
+    ),
+)
+
+
+def count_accelerators(env: Mapping[str, str]) -> int:
+    """Return how many accelerators this process is likely to see; 0 when it cannot be told.
+
+    Counted without creating a backend: entries of the kind's "visible devices" variable, else
+    device files, and only where JAX's plugin for the kind is installed.
+    """
+    for kind in _ACCELERATORS:
+        if not any(importlib.util.find_spec(plugin) for plugin in kind.plugins):
+            continue
+        listed = next((env[name] for name in kind.visible if name in env), None)
+        if listed is not None:
+            ids = [part for part in listed.split(",") if part.strip() not in ("", "-1")]
+            return len(ids)
+        return max(len(glob.glob(pattern)) for pattern in kind.devices)
+    return 0
+
+
+def connect(address: str, process: int) -> Any:
+    """Return JAX's client, connected. Blocks, without the GIL, until all processes connect."""
+    from jaxlib import _jax
+
+    client = _jax.get_distributed_runtime_client(
+        address,
+        process,
+        init_timeout=_NEVER_S,
+        shutdown_timeout=_SHUTDOWN_S,
+        heartbeat_timeout=_NEVER_S,
+        use_compression=True,
+    )
+    client.connect()
+    return client
+
+
+def install(client: Any, address: str, process: int, num_processes: int) -> None:
+    """Make `client` the one that backends will use, as `jax.distributed.initialize` does.
+
+    The preemption manager stays out: it would take SIGTERM away from the program.
+    """
+    from jax._src import distributed
+
+    state = distributed.global_state
+    state.client, state.coordinator_address = client, address
+    state.process_id, state.num_processes = process, num_processes
+    partition = os.environ.get("JAX_PARTITION_INDEX")
+    state.partition_index = int(partition) if partition else None
+
+
+def is_idle() -> bool:
+    """Has every array that this process holds been computed? Never blocks."""
+    if not backend_exists():
+        return True
+    import jax
+
+    return all(array.is_deleted() or array.is_ready() for array in jax.live_arrays())
+
+
+def leave(*, process_ends: bool) -> None:
+    """Disconnect from JAX's service; at the process's end, after the backends are gone.
+
+    A backend that is being closed may still need the service, hence JAX's own order.
+    """
+    from jax._src import api, distributed
+
+    if process_ends:
+        api.clean_up()
+    else:
+        distributed.global_state.shutdown()
+        distributed.global_state.process_id, distributed.global_state.num_processes = 0, 1
+
+
+def publish(key: str, value: str) -> None:
+    """Let the processes of an attached job look `value` up."""
+    from jax._src import distributed
+
+    distributed.global_state.client.key_value_set(key, value, allow_overwrite=True)
+
+
+def look_up(key: str, *, timeout_s: float) -> str:
+    """Return what process 0 published: the one call of JAX's client that times out properly.
+
+    Raises:
+      TimeoutError: nobody published it in time.
+    """
+    import jax
+    from jax._src import distributed
+
+    try:
+        client = distributed.global_state.client
+        return str(client.blocking_key_value_get(key, max(1, int(timeout_s * 1000))))
+    except jax.errors.JaxRuntimeError as error:
+        raise TimeoutError(str(error)) from None
+
+
+def forget(key: str) -> None:
+    """Undo `publish`."""
+    from jax._src import distributed
+
+    distributed.global_state.client.key_value_delete(key)
+
+
+def serve_unmodified_scripts() -> None:
+    """Let `jax.distributed.initialize()` without arguments find the job of `shoal run`.
+
+    Must be called once `jax._src.clusters` is loaded and before the script initializes. JAX takes
+    count and index only from a `ClusterEnv`; ours goes first, else Slurm wins inside an
+    allocation. It names no local process, or JAX would pin one device to each.
+
+    Process 0 of such a script always starts a service of its own, on the port of the address. The
+    launcher's service has that port already; so if that address was chosen, JAX's goes to a decoy.
+    """
+    from jax._src import clusters
+
+    class ShoalCluster(clusters.ClusterEnv):  # type: ignore[misc]
+        name = "shoal"
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            return all(os.environ.get(name) for name in _LAUNCHED)
+
+        @classmethod
+        def get_coordinator_address(cls, **_: object) -> str:
+            return os.environ["SHOAL_JAX_SERVICE"]
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            return int(os.environ["SHOAL_NUM_PROCESSES"])
+
+        @classmethod
+        def get_process_id(cls) -> int:
+            return int(os.environ["SHOAL_PROCESS_ID"])
+
+    kinds = clusters.ClusterEnv._cluster_types
+    kinds.insert(0, kinds.pop(kinds.index(ShoalCluster)))
+    detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
+
+    def detect_with_decoy(*arguments: Any, **options: Any) -> Any:
+        found = detect(*arguments, **options)
+        if found[0] == os.environ.get("SHOAL_JAX_SERVICE"):
+            os.environ.setdefault("JAX_COORDINATOR_BIND_ADDRESS", _DECOY)
+        return found
+
+    clusters.ClusterEnv.auto_detect_unset_distributed_params = detect_with_decoy
+
+
+_LAUNCHED = ("SHOAL_JAX_SERVICE", "SHOAL_NUM_PROCESSES", "SHOAL_PROCESS_ID")
+_DECOY = "127.0.0.1:0"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run JAX's service until stdin closes; print its address first, as one line of JSON."""
+    parser = argparse.ArgumentParser(prog="python -m shoal.runtime.jax_runtime")
+    parser.add_argument("--processes", type=int, required=True)
+    parser.add_argument("--bind", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--until-stdin-closes", action="store_true", required=True)
+    options = parser.parse_args(arguments)
+    service = JaxService(options.processes, host=options.bind, port=options.port)
+    print(json.dumps({"address": service.address}), flush=True)
+    while sys.stdin.buffer.read(4096):
+        pass
+    service.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

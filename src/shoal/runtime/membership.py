@@ -1,0 +1,229 @@
+"""How a process becomes a member of a job, and what it waits for before it leaves.
+
+All N say HELLO at the meeting place first. Whatever can be wrong with a job (somebody is missing,
+an index comes twice, counts or versions differ) is answered there, in Python, on all. Only then
+does anybody touch JAX's service, which would answer the same mistakes by aborting the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from typing import TypeVar
+
+from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError
+from shoal.runtime import jax_runtime, services
+from shoal.runtime.callsite import callsite
+from shoal.runtime.cluster import Arguments, Cluster, decide, is_loopback
+from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.coordinator_local import alone
+from shoal.runtime.coordinator_tcp import join
+from shoal.runtime.exit_guard import gone_members
+from shoal.runtime.frames import address_text, split_address
+
+__all__ = ["become_member", "check_in_time", "find_cluster", "unpublish", "wait_until_idle"]
+
+T = TypeVar("T")
+
+_KEY = "shoal/meeting_place"  # in JAX's key-value store, for attached jobs
+
+
+def find_cluster(arguments: Arguments) -> tuple[Cluster, bool]:
+    """Return this process's numbers, and whether JAX joined the job already."""
+    found = jax_runtime.attached()
+    if found is None:
+        return decide(arguments, os.environ), False
+    return _attach(found, arguments), True
+
+
+def _attach(found: jax_runtime.Attached, arguments: Arguments) -> Cluster:
+    """Return the numbers of the job that JAX joined; whatever else was said must agree."""
+    pair: dict[str, int] = {"num_processes": found.num_processes, "process_id": found.process}
+    for name, value in pair.items():
+        given = getattr(arguments, name)
+        if given is not None and given != value:
+            raise InitializeError(
+                f"initialize({name}={given}), but jax.distributed joined this process as "
+                f"{found.process} of {found.num_processes}"
+            )
+    numbers = Arguments(
+        # A launcher that runs JAX's service runs a meeting place too, and says where.
+        coordinator_address=None if _is_launched(found.address) else found.address,
+        num_processes=found.num_processes,
+        process_id=found.process,
+        local_device_ids=arguments.local_device_ids,
+        coordinator_bind_address=arguments.coordinator_bind_address,
+        virtual_devices=arguments.virtual_devices,
+    )
+    return decide(numbers, os.environ)
+
+
+def _is_launched(jax_service: str) -> bool:
+    return os.environ.get("SHOAL_JAX_SERVICE") == jax_service
+
+
+def check_in_time(cluster: Cluster, *, is_attached: bool) -> None:
+    if not jax_runtime.backend_exists():
+        return
+    if cluster.num_processes > 1 and not is_attached:
+        raise InitializeError(
+            f"too late to join a job of {cluster.num_processes}: JAX has created its devices\n"
+            "call initialize() before the first use of jax.devices(), jnp or jit"
+        )
+    wanted = cluster.virtual_devices
+    if wanted is not None and jax_runtime.virtual_devices() != wanted:
+        raise InitializeError(
+            f"too late for virtual_devices={wanted}: JAX has created its devices\n"
+            "call initialize() before the first use of jax.devices(), jnp or jit"
+        )
+
+
+def become_member(cluster: Cluster, deadline: float, *, is_attached: bool) -> Coordinator:
+    """Join the job; return what its processes meet by.
+
+    Raises:
+      InitializeError: on every living process, before the deadline.
+    """
+    if cluster.address is None:
+        return alone()
+    address, jax_service, token = _meeting_place(cluster, cluster.address, deadline, is_attached)
+    joined = join(
+        address,
+        process=cluster.process,
+        num_processes=cluster.num_processes,
+        token=token,
+        timeout_s=_left(deadline),
+        jax_service=jax_service,
+    )
+    try:
+        if not is_attached:
+            _connect_devices(joined, joined.jax_service, deadline)
+        joined.arrive(Point("initialize", site=callsite()), timeout_s=_left(deadline))
+    except BaseException as error:
+        joined.tell("failed", f"initialize: {error}")
+        joined.close()
+        if isinstance(error, ShoalError) and not isinstance(error, InitializeError):
+            raise InitializeError(f"initialize: {error}") from error
+        raise
+    return joined
+
+
+def _meeting_place(
+    cluster: Cluster, address: str, deadline: float, is_attached: bool
+) -> tuple[str, str | None, str]:
+    """Return where to meet, JAX's service if it is known, and the token; start what is missing."""
+    if cluster.jax_service is not None:
+        return address, cluster.jax_service, cluster.token
+    host, port = split_address(address)
+    bind = cluster.bind_host or _bind_for(host)
+    if is_attached:
+        return _published_place(cluster, host, bind, deadline)
+    if cluster.process != 0:
+        return address, None, cluster.token
+    _, jax_service = services.start(
+        cluster.num_processes, bind=bind, port=port, token=cluster.token, timeout_s=_left(deadline)
+    )
+    return address, _moved(jax_service, bind if is_loopback(host) else host), cluster.token
+
+
+def _published_place(
+    cluster: Cluster, host: str, bind: str, deadline: float
+) -> tuple[str, str | None, str]:
+    """In an attached job process 0 tells the others through JAX's store."""
+    if cluster.process == 0:
+        token = cluster.token or secrets.token_hex(16)
+        address = services.start_meeting_place(
+            cluster.num_processes, bind=bind, port=0, token=token, timeout_s=_left(deadline)
+        )
+        address = _moved(address, bind if is_loopback(host) else host)
+        jax_runtime.publish(_KEY, json.dumps({"address": address, "token": token}))
+        return address, cluster.address, token
+    try:
+        told = json.loads(jax_runtime.look_up(_KEY, timeout_s=_left(deadline)))
+    except TimeoutError:
+        raise InitializeError(
+            "process 0 did not say where to meet: did it call shoal.initialize() too?",
+            missing=[0],
+        ) from None
+    return told["address"], cluster.address, told["token"]
+
+
+def _connect_devices(joined: Coordinator, jax_service: str | None, deadline: float) -> None:
+    """Join JAX's service, which waits for all; give up when somebody is gone instead."""
+    if not jax_service:
+        raise InitializeError("nobody told where JAX's service is: is SHOAL_JAX_SERVICE set?")
+    client = _interruptible(
+        lambda: jax_runtime.connect(jax_service, joined.process), joined, deadline
+    )
+    jax_runtime.install(client, jax_service, joined.process, joined.num_processes)
+
+
+def _interruptible(work: Callable[[], T], joined: Coordinator, deadline: float) -> T:
+    """Return what `work` returns; it blocks in native code, so it gets a thread of its own.
+
+    Raises:
+      ProcessLostError: a process is gone, so the work may never end.
+      DeadlineError: it did not end in time.
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except Exception as error:  # noqa: BLE001 (raised again in the caller's thread)
+            result.set_exception(error)
+
+    # A daemon, unlike an executor's thread: if it is stuck, the interpreter must not join it.
+    threading.Thread(target=run, name="shoal initialize", daemon=True).start()
+    while wait([result], min(1.0, _left(deadline))).not_done:
+        _check_living(joined, deadline, "connecting the devices")
+    return result.result()
+
+
+def wait_until_idle(joined: Coordinator, deadline: float) -> None:
+    """Wait until this process's arrays are computed.
+
+    Raises:
+      ProcessLostError: somebody is gone, so they may never be.
+      DeadlineError: they were not in time.
+    """
+    asked = time.monotonic()
+    while not jax_runtime.is_idle():
+        if time.monotonic() > asked + 1:
+            _check_living(joined, deadline, "finishing what was computed")
+            asked = time.monotonic()
+        time.sleep(0.002)
+
+
+def _check_living(joined: Coordinator, deadline: float, what: str) -> None:
+    if gone := gone_members(joined):
+        lost = {p: f"{member.state}: {member.said}" for p, member in gone.items()}
+        names = "; ".join(f"process {p} {words}" for p, words in lost.items())
+        raise ProcessLostError(f"{what}: {names}", lost=lost)
+    if time.monotonic() >= deadline:
+        raise DeadlineError(f"{what}: not done at the deadline", name=what)
+
+
+def unpublish() -> None:
+    """Forget where an attached job met, so that nobody goes there again."""
+    jax_runtime.forget(_KEY)
+
+
+def _left(deadline: float) -> float:
+    return max(0.001, deadline - time.monotonic())
+
+
+def _bind_for(host: str) -> str:
+    if is_loopback(host):
+        return host if host[0].isdigit() or ":" in host else "127.0.0.1"
+    return "::" if ":" in host else "0.0.0.0"
+
+
+def _moved(address: str, host: str) -> str:
+    """Return the address with the host by which others reach it."""
+    return address_text(host, split_address(address)[1])

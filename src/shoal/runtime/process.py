@@ -1,0 +1,235 @@
+"""Join the job, leave it, and say who this process is.
+
+The one place with state: the process's record, which `coordinator` hands to the public functions
+of all floors. Everything below them takes its coordinator as an argument.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+
+from shoal import settings
+from shoal.colour import collective, local
+from shoal.errors import InitializeError, ShoalError, UsageError
+from shoal.runtime import jax_runtime, membership
+from shoal.runtime.callsite import callsite
+from shoal.runtime.cluster import Arguments
+from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.coordinator_local import alone
+from shoal.runtime.exit_guard import ExitGuard
+
+__all__ = ["coordinator", "initialize", "process_count", "process_index", "shutdown"]
+
+
+class _Record:
+    """What this process knows of itself."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.guard: ExitGuard | None = None
+        self.joined: Coordinator | None = None  # since `initialize`, until `shutdown`
+        self.is_attached = False
+        self.alone: Coordinator | None = None  # before `initialize`
+
+
+_RECORD = _Record()
+
+
+@collective()
+def initialize(
+    *,
+    coordinator_address: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    local_device_ids: int | Sequence[int] | None = None,
+    coordinator_bind_address: str | None = None,
+    timeout_s: float | None = None,
+    virtual_devices: int | None = None,
+) -> None:
+    """Join the job, so that its processes can meet and JAX sees the devices of all of them.
+
+    Collective over all processes.
+
+    Call it once, before the first use of JAX's devices. Numbers that you do not give come from
+    `SHOAL_*`, `JAX_*`, torchrun, Open MPI, MPICH or a Slurm step, in this order; without any this
+    is a job of one process. It is impossible that it returns on one process and raises on another
+    that is alive, or that it aborts the process.
+
+    Under `shoal run` the services of the job run already; otherwise process 0 starts them in
+    processes of their own, which end with the job. If the program called
+    `jax.distributed.initialize` before, this attaches to that job; then JAX's own reaction to lost
+    processes, an abort after its heartbeat time-out, stays in force, as does its SIGTERM handler.
+
+    Args:
+      coordinator_address: host and port where the processes meet, on the host of process 0.
+      num_processes: how many processes the job has.
+      process_id: which of them this one is, from 0.
+      local_device_ids: the accelerators that this process may use; None: all it sees.
+      coordinator_bind_address: the host process 0 binds the services to; None: the loopback if
+        the address is the loopback's, else all interfaces.
+      timeout_s: until all must have joined; None: SHOAL_INITIALIZE_TIMEOUT_S (300).
+      virtual_devices: use this many virtual CPU devices per process, and no accelerator.
+
+    Raises:
+      InitializeError: on every living process, within the deadline: a process did not come, an
+        index is taken twice, counts or versions differ, or the meeting place cannot be reached.
+        On this process: it was initialized before, or JAX has created its devices already.
+      UsageError: on this process: an argument or a variable is malformed.
+
+    >>> initialize(virtual_devices=2)
+    >>> process_count()
+    1
+    >>> shutdown()
+    """
+    arguments = Arguments(
+        coordinator_address,
+        num_processes,
+        process_id,
+        local_device_ids,
+        coordinator_bind_address,
+        virtual_devices,
+    )
+    if _RECORD.guard is None:
+        _RECORD.guard = ExitGuard()
+        _RECORD.guard.hook()
+    if timeout_s is None:
+        timeout_s = settings.seconds("SHOAL_INITIALIZE_TIMEOUT_S")
+    elif not timeout_s > 0:
+        raise UsageError(f"initialize(timeout_s={timeout_s!r}): must be positive")
+    if _RECORD.joined is not None:
+        raise InitializeError(
+            f"initialize was called twice: this is process {_RECORD.joined.process} of "
+            f"{_RECORD.joined.num_processes} already\ncall shutdown() first to join another job"
+        )
+    deadline = time.monotonic() + timeout_s
+    cluster, is_attached = membership.find_cluster(arguments)
+    membership.check_in_time(cluster, is_attached=is_attached)
+    if not jax_runtime.backend_exists():
+        jax_runtime.configure_devices(cluster.virtual_devices, cluster.local_device_ids)
+    joined = membership.become_member(cluster, deadline, is_attached=is_attached)
+    _RECORD.pid, _RECORD.joined, _RECORD.is_attached = os.getpid(), joined, is_attached
+    if cluster.num_processes > 1:
+        _RECORD.guard.watch(joined, _part)
+
+
+@collective()
+def shutdown(*, timeout_s: float | None = None) -> None:
+    """Leave the job together, after what each process still computes has finished.
+
+    Collective over all processes.
+
+    Without `initialize` before it, nothing happens. A program that just ends needs no `shutdown`.
+    This process has left the job in any case, also when an exception is raised.
+
+    Args:
+      timeout_s: until all must have come; None: SHOAL_TIMEOUT_S (600).
+
+    Raises:
+      DeadlineError, ProcessLostError, PeerFailedError, DivergenceError: on all that came: not all
+        could leave together.
+
+    >>> shutdown()
+    """
+    joined, guard = _RECORD.joined, _RECORD.guard
+    if joined is None or guard is None or _RECORD.pid != os.getpid():
+        return
+    if timeout_s is None:
+        timeout_s = settings.seconds("SHOAL_TIMEOUT_S")
+    deadline = time.monotonic() + timeout_s
+    try:
+        if joined.num_processes > 1:
+            membership.wait_until_idle(joined, deadline)
+            point = Point("shutdown", fingerprint="shutdown", site=callsite())
+            joined.arrive(point, timeout_s=max(0.001, deadline - time.monotonic()))
+            if _RECORD.is_attached and joined.process == 0:
+                membership.unpublish()
+    except ShoalError as error:
+        joined.tell("failed", f"shutdown: {error}")
+        raise
+    else:
+        if joined.num_processes > 1 and not _RECORD.is_attached:
+            jax_runtime.leave(process_ends=False)
+        joined.close()
+        guard.release()
+    finally:
+        _RECORD.joined = None
+
+
+@local
+def process_index() -> int:
+    """Return which process of the job this one is, from 0.
+
+    Local.
+
+    A process forked after `initialize` (a data loader's) gets its parent's index.
+
+    Raises:
+      InitializeError: this process belongs to a job of several that it has not joined.
+
+    >>> process_index()
+    0
+    """
+    return (_RECORD.joined or _alone()).process
+
+
+@local
+def process_count() -> int:
+    """Return how many processes the job has.
+
+    Local.
+
+    Raises:
+      InitializeError: this process belongs to a job of several that it has not joined.
+
+    >>> process_count()
+    1
+    """
+    return (_RECORD.joined or _alone()).num_processes
+
+
+def coordinator() -> Coordinator:
+    """Return the coordinator of this process; before `initialize`, that of a job of one.
+
+    Raises:
+      InitializeError: this process belongs to a job of several that it has not joined, or is a
+        fork of one that did.
+    """
+    if _RECORD.joined is None:
+        return _alone()
+    if _RECORD.pid != os.getpid():
+        raise InitializeError(
+            f"this process is a fork of process {_RECORD.joined.process} of "
+            f"{_RECORD.joined.num_processes}, and no member of the job\n"
+            "call what is collective in the process that called initialize()"
+        )
+    return _RECORD.joined
+
+
+def _alone() -> Coordinator:
+    """A job of one, unless this process is known to be one of several: that would be a lie."""
+    found = jax_runtime.attached()
+    launched = settings.number("SHOAL_NUM_PROCESSES") or 1
+    count = found.num_processes if found is not None else launched
+    if count > 1:
+        why = "jax.distributed.initialize" if found is not None else "SHOAL_NUM_PROCESSES"
+        raise InitializeError(
+            f"this process is one of {count} ({why}) and has not joined them: "
+            "call shoal.initialize() first"
+        )
+    if _RECORD.alone is None:
+        _RECORD.alone = alone()
+    return _RECORD.alone
+
+
+def _part() -> None:
+    """Leave at the end of the program: JAX first, for its service ends with the job."""
+    joined = _RECORD.joined
+    if joined is None:
+        return
+    if not _RECORD.is_attached:
+        jax_runtime.leave(process_ends=True)
+    with contextlib.suppress(ShoalError, OSError):
+        joined.close()

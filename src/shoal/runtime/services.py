@@ -1,0 +1,159 @@
+"""What a job without a launcher needs somebody to run: its meeting place and JAX's service.
+
+Process 0 starts them in processes of their own, in a new session, so that neither Ctrl-C nor the
+death of process 0 ends them. They end by themselves:
+
+    process 0 ──starts──▶ services (JAX's service) ──starts──▶ meeting place, until it is empty
+
+The meeting place sees every member's connection close, also when all are killed, and ends; its
+parent waits for that. JAX's service goes last, because its clients abort when it goes first: if
+the meeting place should die, JAX's service stays until the members had time to say so in Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import IO
+
+from shoal import settings
+from shoal.errors import InitializeError
+
+__all__ = ["main", "start", "start_meeting_place"]
+
+_LINGER_MAX_S = 600.0
+
+
+def start(
+    num_processes: int, *, bind: str, port: int, token: str, timeout_s: float
+) -> tuple[str, str]:
+    """Start both services; return the addresses they listen at: meeting place, JAX's service.
+
+    Raises:
+      InitializeError: they do not start, for example because the port is taken.
+    """
+    told = _start_module(
+        "shoal.runtime.services", num_processes, bind, port, token=token, timeout_s=timeout_s
+    )
+    return told["address"], told["jax_service"]
+
+
+def start_meeting_place(
+    num_processes: int, *, bind: str, port: int, token: str, timeout_s: float
+) -> str:
+    """Start a meeting place alone, for a job that has JAX's service already."""
+    module = "shoal.runtime.meeting_place"
+    told = _start_module(
+        module, num_processes, bind, port, "--until-empty", token=token, timeout_s=timeout_s
+    )
+    return told["address"]
+
+
+def _start_module(
+    module: str,
+    num_processes: int,
+    bind: str,
+    port: int,
+    *more: str,
+    token: str,
+    timeout_s: float,
+) -> dict[str, str]:
+    """Run a module until it prints its line of JSON; from then on it is on its own."""
+    command = _command(module, num_processes, bind, port, timeout_s)
+    # A file and no pipe: later words must not block it, nor hold the caller's own stderr open.
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [*command, *more],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env={**os.environ, "SHOAL_TOKEN": token},
+            start_new_session=True,
+        )
+        line = _first_line(process, timeout_s)
+        if not line:
+            process.kill()
+            process.wait()
+            errors.seek(0)
+            said = errors.read().decode(errors="replace").strip().splitlines()
+            raise InitializeError(
+                f"process 0 cannot start {module} at {bind}:{port}: "
+                f"{said[-1] if said else 'it said nothing'}\n"
+                "the address must be one of this host's own, with a free port"
+            )
+    process.returncode = 0  # nobody waits for it: without this Popen warns when it is collected
+    told: dict[str, str] = json.loads(line)
+    return told
+
+
+def _command(
+    module: str, num_processes: int, bind: str, port: int, idle_s: float
+) -> tuple[str, ...]:
+    """-P: the directory of the user's script must not shadow what the services import."""
+    numbers = ("--processes", str(num_processes), "--port", str(port), "--idle-s", str(idle_s))
+    return (sys.executable, "-P", "-m", module, "--bind", bind, *numbers)
+
+
+def _first_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+    """Return the first line that a process prints, empty if it ends or is late."""
+    stream: IO[bytes] | None = process.stdout
+    line = b""
+    deadline = time.monotonic() + timeout_s
+    while stream is not None and not line.endswith(b"\n"):
+        ready, _, _ = select.select([stream], [], [], max(0.0, deadline - time.monotonic()))
+        part = os.read(stream.fileno(), 4096) if ready else b""
+        if not part:
+            line = b""
+            break
+        line += part
+    if stream is not None:
+        stream.close()
+    return line
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run JAX's service, and a meeting place beside it, until the job's members are gone."""
+    parser = argparse.ArgumentParser(prog="python -m shoal.runtime.services")
+    parser.add_argument("--processes", type=int, required=True)
+    parser.add_argument("--bind", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--idle-s", type=float, required=True)
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    command = _command(
+        "shoal.runtime.meeting_place",
+        options.processes,
+        options.bind,
+        options.port,
+        options.idle_s,
+    )
+    place = subprocess.Popen(
+        [*command, "--until-empty"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    )
+    from shoal.runtime.jax_runtime import JaxService  # while the other one starts
+
+    service = JaxService(options.processes, host=options.bind)
+    line = _first_line(place, options.idle_s)
+    if not line:
+        place.kill()
+        return place.wait() or 1
+    told = json.loads(line) | {"jax_service": service.address}
+    with contextlib.suppress(BrokenPipeError):  # process 0 is gone; others may be there
+        print(json.dumps(told), flush=True)
+    if place.wait() != 0:
+        time.sleep(min(settings.seconds("SHOAL_ABORT_AFTER_S"), _LINGER_MAX_S))
+    service.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
