@@ -1,1 +1,108 @@
-"""shoal: the missing multi-host layer for JAX."""
+"""shoal: the missing multi-host layer for JAX.
+
+Launch, agree, place, move, save; and be told who when it goes wrong. The tree has floors, and
+imports only go down:
+
+* `errors`, `settings`, `colour`: what may go wrong, what may be set, who must call.
+* `plan`: decides, moves nothing; NumPy only.
+* `runtime`: processes: who is here, alive, agreed.
+* `arrays`: device arrays.
+* `draw`, `testing`, `cli`: pictures, tools for tests, the command.
+
+What needs JAX is loaded when it is first used: `import shoal` costs little more than NumPy.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import DeadlineError as DeadlineError
+from shoal.errors import DivergenceError as DivergenceError
+from shoal.errors import InitializeError as InitializeError
+from shoal.errors import PeerFailedError as PeerFailedError
+from shoal.errors import ProcessLostError as ProcessLostError
+from shoal.errors import ShoalError as ShoalError
+from shoal.errors import UsageError as UsageError
+from shoal.errors import UsageTypeError as UsageTypeError
+from shoal.plan.layout import Layout as Layout
+from shoal.plan.mesh import Mesh as Mesh
+
+if TYPE_CHECKING:
+    from shoal.arrays.constrain import constrain as constrain
+    from shoal.arrays.create import create as create
+    from shoal.arrays.make_mesh import make_mesh as make_mesh
+    from shoal.arrays.make_mesh import use_mesh as use_mesh
+    from shoal.arrays.pack import pack as pack
+    from shoal.arrays.pack import unpack as unpack
+    from shoal.arrays.put import put as put
+    from shoal.arrays.relayout import relayout as relayout
+    from shoal.arrays.sharding import layout_of as layout_of
+    from shoal.arrays.sharding import sharding as sharding
+    from shoal.draw.describe import describe as describe
+    from shoal.runtime.barrier import barrier as barrier
+    from shoal.runtime.process import initialize as initialize
+    from shoal.runtime.process import process_count as process_count
+    from shoal.runtime.process import process_index as process_index
+    from shoal.runtime.process import shutdown as shutdown
+
+__version__ = "0.1.0.dev0"
+
+_LAZY = {
+    "barrier": "shoal.runtime.barrier",
+    "constrain": "shoal.arrays.constrain",
+    "create": "shoal.arrays.create",
+    "describe": "shoal.draw.describe",
+    "initialize": "shoal.runtime.process",
+    "layout_of": "shoal.arrays.sharding",
+    "make_mesh": "shoal.arrays.make_mesh",
+    "pack": "shoal.arrays.pack",
+    "process_count": "shoal.runtime.process",
+    "process_index": "shoal.runtime.process",
+    "put": "shoal.arrays.put",
+    "relayout": "shoal.arrays.relayout",
+    "sharding": "shoal.arrays.sharding",
+    "shutdown": "shoal.runtime.process",
+    "unpack": "shoal.arrays.pack",
+    "use_mesh": "shoal.arrays.make_mesh",
+}
+
+__all__ = [
+    "DeadlineError",
+    "DivergenceError",
+    "InitializeError",
+    "Layout",
+    "Mesh",
+    "PeerFailedError",
+    "ProcessLostError",
+    "ShoalError",
+    "UsageError",
+    "UsageTypeError",
+    "barrier",
+    "constrain",
+    "create",
+    "describe",
+    "initialize",
+    "layout_of",
+    "make_mesh",
+    "pack",
+    "process_count",
+    "process_index",
+    "put",
+    "relayout",
+    "sharding",
+    "shutdown",
+    "unpack",
+    "use_mesh",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "errors", "settings", "__version__"]

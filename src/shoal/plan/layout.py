@@ -307,7 +307,7 @@ def _read_dims(words: Words) -> list[Dim]:
             axes = [words.name()]
             while words.skip("+"):
                 axes.append(words.name())
-            dims.append(tuple(axes))
+            dims.append(tuple(axes) if len(axes) > 1 else axes[0])
         if not words.skip(","):
             return dims
 

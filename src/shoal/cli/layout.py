@@ -1,0 +1,94 @@
+"""`shoal layout`: draw how a mesh splits an array, without devices and without JAX."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from shoal.cli.mesh import read_mesh
+from shoal.draw.layout import draw_layout
+from shoal.draw.terminal import render
+from shoal.errors import UsageError
+from shoal.plan.hlo import hlo_text
+from shoal.plan.layout import Layout
+from shoal.plan.shards import owners
+
+__all__ = ["layout"]
+
+
+def layout(
+    dims: Annotated[str, typer.Argument(help="'data, model+seq, -', or with '@' and a mesh")],
+    mesh: Annotated[str, typer.Option(help="The mesh, as `shoal mesh` takes it.")] = "",
+    shape: Annotated[str, typer.Option(help="The array's shape, as 1024,512.")] = "",
+    dtype: Annotated[str, typer.Option(help="The array's dtype, for its bytes.")] = "float32",
+    processes: Annotated[int, typer.Option("-n", "--processes", help="Spread over so many.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Draw a layout: the array as blocks, and in each block the devices that hold it.
+
+    Examples:
+
+      shoal layout 'data, model @ data=4 model=2' --shape 8,4
+
+      shoal layout 'model, -' --mesh '{"data": 4, "model": 2}' --shape 1024,512 --dtype bfloat16
+    """
+    chosen = _read(dims, mesh, processes)
+    sizes = _read_shape(shape) if shape else None
+    item_bytes = _item_bytes(dtype) if shape else 0
+    if as_json:
+        print(json.dumps(_facts(chosen, sizes)))
+    else:
+        name = dtype if shape else ""
+        Console().print(render(draw_layout(chosen, sizes, item_bytes, name)))
+
+
+def _read(dims: str, mesh: str, processes: int) -> Layout:
+    text, at, inner = dims.partition("@")
+    if bool(at) == bool(mesh):
+        raise UsageError(f"layout {dims!r}: give the mesh once, after '@' or with --mesh")
+    grid = read_mesh(inner.strip() if at else mesh, processes)
+    return Layout.parse(f"{text} @ {grid.text}")
+
+
+def _read_shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(size) for size in text.replace("x", ",").split(",") if size.strip())
+    except ValueError:
+        raise UsageError(f"--shape {text!r} must be numbers with commas, as 1024,512") from None
+
+
+def _item_bytes(name: str) -> int:
+    import ml_dtypes
+
+    try:
+        return np.dtype(getattr(ml_dtypes, name, name)).itemsize
+    except TypeError:
+        raise UsageError(f"--dtype {name!r} is not a dtype of NumPy or ml_dtypes") from None
+
+
+def _facts(chosen: Layout, sizes: tuple[int, ...] | None) -> dict[str, object]:
+    shape = chosen.global_shape((1,) * chosen.rank) if sizes is None else sizes
+    held = owners(chosen, shape)
+    ids = chosen.mesh.device_ids.reshape(-1)
+    boxes = []
+    for box in range(held.num_boxes):
+        positions = np.flatnonzero(held.box == box)
+        boxes.append(
+            {
+                "start": held.start[positions[0]].tolist(),
+                "stop": held.stop[positions[0]].tolist(),
+                "devices": ids[positions].tolist(),
+                "writer": int(held.writer[box]),
+            }
+        )
+    return {
+        "layout": chosen.text,
+        "shape": list(shape),
+        "shard_shape": list(chosen.shard_shape(shape)),
+        "hlo": hlo_text(chosen, version=2),
+        "boxes": boxes,
+    }

@@ -1,0 +1,57 @@
+"""The placement of an array or a layout, as text that people look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.colour import local
+from shoal.draw.layout import draw_layout
+from shoal.draw.mesh import draw_mesh
+from shoal.draw.terminal import to_text
+from shoal.errors import UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+
+__all__ = ["describe"]
+
+
+@local
+def describe(x: Any, shape: Sequence[int] | None = None) -> str:
+    """Return a picture of where an array, a layout or a mesh lies, as plain text.
+
+    Local.
+
+    Any rank: the last two dims are rows and columns, the others panels. A block shows its
+    devices, with their processes where there are several. No value is read, nothing is moved.
+
+    Args:
+      x: a `jax.Array`, a `Layout`, a `NamedSharding` with `shape`, or a `Mesh`.
+      shape: for a layout, the shape to show [rank]; default: one index for each shard.
+
+    Raises:
+      UsageError: `x` is none of these, or the shape does not fit.
+
+    Example:
+      >>> from shoal import Layout, Mesh
+      >>> print(describe(Layout(Mesh({"data": 2, "model": 2}), None, "model"), shape=(4, 4)))
+      [4, 4] as Layout(-, model @ data=2 model=2)
+      ┌──────────────────────────────────┬─────┬─────┐
+      │ dim 0 (whole) ↓  dim 1 (model) → │ 0:2 │ 2:4 │
+      ├──────────────────────────────────┼─────┼─────┤
+      │ 0:4                              │ 0,2 │ 1,3 │
+      └──────────────────────────────────┴─────┴─────┘
+      each block on 2 devices
+    """
+    if isinstance(x, Mesh):
+        return to_text(draw_mesh(x))
+    if isinstance(x, Layout):
+        return to_text(draw_layout(x, shape))
+    if not hasattr(x, "sharding") and not hasattr(x, "spec"):
+        raise UsageError(f"describe takes an array, a Layout, a sharding or a Mesh, not {x!r}")
+    from shoal.arrays.sharding import layout_of
+
+    if not hasattr(x, "dtype"):
+        return to_text(draw_layout(layout_of(x), shape))
+    itemsize = getattr(x.dtype, "itemsize", 0)
+    return to_text(draw_layout(layout_of(x), x.shape, itemsize, name=str(x.dtype)))

@@ -1,0 +1,127 @@
+"""A layout as a picture: the array as blocks, and in each block the devices that hold it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal.draw.picture import GAP, Cell, Panel, Picture, elide
+from shoal.plan.layout import Layout
+from shoal.plan.mesh_text import short_runs
+from shoal.plan.shards import owners
+
+__all__ = ["draw_layout"]
+
+_MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 16, 8, 4
+
+
+def draw_layout(
+    layout: Layout, shape: Sequence[int] | None = None, item_bytes: float = 0, name: str = ""
+) -> Picture:
+    """Return the blocks of an array and who holds them.
+
+    Args:
+      layout: the layout.
+      shape: the array's shape [rank]; default: one index for each shard.
+      item_bytes: bytes of one element; 0: unknown.
+      name: what to call the array, and its dtype.
+    """
+    given = layout.global_shape((1,) * layout.rank) if shape is None else shape
+    sizes = layout.check_shape(given)
+    blocks = _Blocks(Layout(layout.mesh, *layout.dims), sizes)  # what is pending moves nothing
+    outer = [range(count) for count in blocks.counts[:-2]]
+    places = list(itertools.islice(itertools.product(*outer), 1 + _MOST_PANELS))
+    panels = [blocks.panel(place) for place in places[:_MOST_PANELS]]
+    notes = _notes(layout, sizes, item_bytes)
+    if len(places) > len(panels):
+        notes.append(f"{len(panels)} of {math.prod(map(len, outer))} panels are shown")
+    title = f"{name}[{', '.join(map(str, sizes))}] as {layout!r}"
+    return Picture(title, panels, notes)
+
+
+class _Blocks:
+    """The blocks of an array, found by their shard number along each dim."""
+
+    def __init__(self, layout: Layout, sizes: Sequence[int]) -> None:
+        held = owners(layout, sizes)
+        self._mesh, self._axes = layout.mesh, layout.axes_of_dims
+        self.counts = [layout.num_shards(d) if n else 1 for d, n in enumerate(sizes)]
+        self._held = held
+        self._order = np.argsort(held.box, kind="stable")
+        self._begin = np.searchsorted(held.box[self._order], np.arange(held.num_boxes + 1))
+
+    def panel(self, place: tuple[int, ...]) -> Panel:
+        """The panel of the last two dims where the others have the shard numbers `place`."""
+        rank = len(self.counts)
+        row_dim = rank - 2 if rank > 1 else None
+        column_dim = rank - 1 if rank else None
+        rows = self._numbers(row_dim, _MOST_ROWS)
+        columns = self._numbers(column_dim, _MOST_COLUMNS)
+        body = []
+        for row in rows:
+            numbers = [(*place, *(n for n in (row, c) if n != -1)) for c in columns]
+            body.append((self._label(row_dim, row), [self._cell(number) for number in numbers]))
+        title = ", ".join(
+            f"{self._name(d)} {self._label(d, number)}" for d, number in enumerate(place)
+        )
+        corner = ""
+        if row_dim is not None:
+            corner = f"{self._name(row_dim)} ↓  {self._name(column_dim)} →"
+        elif column_dim is not None:
+            title = f"{self._name(column_dim)} →"
+        return Panel(title, corner, [self._label(column_dim, c) for c in columns], body)
+
+    def _numbers(self, dim: int | None, limit: int) -> list[int | None]:
+        """The shard numbers to show, None for a gap; [-1] where there is no such dim."""
+        return [-1] if dim is None else elide(range(self.counts[dim]), limit, None)
+
+    def _label(self, dim: int | None, number: int | None) -> str:
+        if dim is None or number is None:
+            return "" if dim is None else "…"
+        stride = math.prod(self.counts[dim + 1 :])
+        position = self._order[self._begin[number * stride]]
+        return f"{self._held.start[position, dim]}:{self._held.stop[position, dim]}"
+
+    def _name(self, dim: int | None) -> str:
+        axes = "+".join(self._axes[dim]) if dim is not None else ""
+        return f"dim {dim} ({axes or 'whole'})"
+
+    def _cell(self, numbers: tuple[int | None, ...]) -> Cell:
+        if None in numbers:
+            return GAP
+        box = 0
+        for number, count in zip(numbers, self.counts, strict=True):
+            box = box * count + (number or 0)
+        positions = self._order[self._begin[box] : self._begin[box + 1]]
+        ids = self._mesh.device_ids.reshape(-1)[positions]
+        if len(self._mesh.process_indices) == 1:
+            return Cell(short_runs(ids), box)
+        processes = self._mesh.processes.reshape(-1)[positions]
+        lines = [f"p{p}: {short_runs(ids[processes == p])}" for p in np.unique(processes).tolist()]
+        return Cell("\n".join(elide(lines, 4, "…")), box)
+
+
+def _notes(layout: Layout, sizes: Sequence[int], item_bytes: float) -> list[str]:
+    blocks = math.prod(layout.num_shards(dim) for dim in range(layout.rank))
+    copies = layout.mesh.size // blocks
+    note = f"each block on {copies} device{'s' * (copies != 1)}"
+    if item_bytes:
+        own = _bytes(math.prod(layout.shard_shape(sizes)) * item_bytes)
+        note = f"{own} per device, {_bytes(math.prod(sizes) * item_bytes)} in all; {note}"
+    notes = [note]
+    if layout.partial:
+        terms = ", ".join(f"{how} over {axis}" for axis, how in layout.partial.items())
+        notes.append(f"still to be done: {terms}")
+    return notes
+
+
+def _bytes(count: float) -> str:
+    """Bytes in binary units: 1536 → 1.5 KiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"

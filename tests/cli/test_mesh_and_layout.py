@@ -1,0 +1,88 @@
+"""`shoal mesh` and `shoal layout`, as a person runs them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from shoal.cli.main import build
+
+RUNNER = CliRunner()
+
+
+def shoal(*arguments):
+    return RUNNER.invoke(build(["mesh", "layout"]), arguments)
+
+
+@pytest.mark.parametrize("axes", ['{"data": 4, "model": 2}', "data=4 model=2"])
+def test_mesh_draws(axes):
+    result = shoal("mesh", axes, "-n", "2")
+    assert result.exit_code == 0
+    assert "data=4, model=2; 8 cpu devices, 2 processes" in result.output
+    assert "7 p1" in result.output
+
+
+def test_mesh_as_json():
+    facts = json.loads(shoal("mesh", "x=2 y=2 | ids 3..0", "--json").output)
+    assert facts["mesh"] == "x=2 y=2 | ids 3..0"
+    assert facts["device_ids"] == [[3, 2], [1, 0]]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("data, model @ data=4 model=2", "--shape", "8,4", "--dtype", "bfloat16"),
+        ("data, model", "--mesh", '{"data": 4, "model": 2}', "--shape", "8x4", "--dtype", "int16"),
+    ],
+)
+def test_layout_draws(arguments):
+    result = shoal("layout", *arguments)
+    assert result.exit_code == 0
+    assert "dim 0 (data) ↓" in result.output
+    assert "8 B per device, 64 B in all" in result.output
+
+
+def test_layout_as_json():
+    facts = json.loads(shoal("layout", "y, - @ x=2 y=2", "--shape", "4,3", "--json").output)
+    assert facts["hlo"] == "{devices=[2,1,2]<=[2,2]T(1,0) last_tile_dim_replicate}"
+    assert facts["boxes"][1] == {"start": [2, 0], "stop": [4, 3], "devices": [1, 3], "writer": 0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["mesh", '{"data": 4, "data": 2}'], "axis 'data' is repeated"),
+        (["mesh", '{"data": '], "is not JSON"),
+        (["mesh", '{"data": [4]}'], "size [4] must be an integer"),
+        (["mesh", "data=4", "-n", "3"], "cannot be spread evenly over 3"),
+        (["mesh", "data=4", "-n", "0"], "cannot be spread evenly over 0"),
+        (["layout", "dat @ data=4"], "did you mean 'data'?"),
+        (["layout", "data"], "give the mesh once"),
+        (["layout", "data @ data=4", "--mesh", "data=4"], "give the mesh once"),
+        (["layout", "data @ data=4", "--shape", "4,a"], "must be numbers"),
+        (["layout", "data @ data=4", "--shape", "4", "--dtype", "float33"], "not a dtype"),
+        (["layout", "data @ data=4", "--shape", "4,4"], "rank 2"),
+    ],
+)
+def test_errors_are_one_sentence_and_code_2(arguments, part):
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal", *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_COLOR": "1"},
+        check=False,
+    )
+    assert done.returncode == 2
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_they_work_where_jax_does_not_import():
+    block = "import sys; sys.modules['jax'] = None; from shoal.cli.main import main; main()"
+    command = [sys.executable, "-c", block, "layout", "x @ x=2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

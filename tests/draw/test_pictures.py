@@ -1,0 +1,125 @@
+"""Pictures: every block is shown with the devices that hold it, at any rank and size."""
+
+import re
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from shoal.draw.describe import describe
+from shoal.draw.layout import draw_layout
+from shoal.draw.mesh import draw_mesh
+from shoal.draw.picture import GAP, elide
+from shoal.draw.terminal import to_text
+from shoal.errors import UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.plan.shards import region
+from shoal.plan.text import Words
+from shoal.testing.strategies import layouts, meshes, shapes
+
+
+def devices_of(text):
+    """The ids in a cell: '0,2' or 'p0: 0..3' on each of its lines."""
+    ids = []
+    for line in text.splitlines():
+        words = Words(line.rpartition(": ")[2], "Cell")
+        ids += words.runs(10**6)
+    return ids
+
+
+@given(layouts(meshes(max_devices=8), max_rank=4), st.data())
+def test_every_device_stands_once_in_the_block_that_it_holds(layout, data):
+    assume(len(layout.mesh.process_indices) <= 4)  # more are cut to what people can see
+    shape = data.draw(shapes(layout))
+    picture = draw_layout(layout, shape, item_bytes=4, name="x")
+    ids = []
+    for panel in picture.panels:
+        for _, cells in panel.rows:
+            assert len(cells) == len(panel.columns)
+            for cell in cells:
+                assert cell != GAP
+                held = devices_of(cell.text)
+                ids += held
+                assert len({str(region(layout, shape, device)) for device in held}) == 1
+    if len(picture.panels) < 4:
+        assert sorted(ids) == sorted(layout.mesh.device_ids.ravel().tolist())
+    to_text(picture)
+
+
+@given(meshes(max_devices=8))
+def test_every_device_of_a_mesh_is_drawn(mesh):
+    picture = draw_mesh(mesh)
+    ids = [
+        int(cell.text.split()[0])
+        for panel in picture.panels
+        for _, cells in panel.rows
+        for cell in cells
+    ]
+    if len(picture.panels) < 4:
+        assert ids == mesh.device_ids.ravel().tolist()
+    to_text(picture)
+
+
+def test_a_layout_over_two_processes():
+    mesh = Mesh({"data": 2, "model": 2}, processes=[0, 0, 1, 1])
+    assert to_text(draw_layout(Layout(mesh, None, "model"), (4, 6), 2, "w ")) == (
+        "w [4, 6] as Layout(-, model @ data=2 model=2 | processes 0x2,1x2)\n"
+        "┌──────────────────────────────────┬───────┬───────┐\n"
+        "│ dim 0 (whole) ↓  dim 1 (model) → │  0:3  │  3:6  │\n"
+        "├──────────────────────────────────┼───────┼───────┤\n"
+        "│ 0:4                              │ p0: 0 │ p0: 1 │\n"
+        "│                                  │ p1: 2 │ p1: 3 │\n"
+        "└──────────────────────────────────┴───────┴───────┘\n"
+        "24 B per device, 48 B in all; each block on 2 devices"
+    )
+
+
+def test_a_mesh_over_two_processes():
+    mesh = Mesh({"data": 2, "model": 2}, [3, 2, 1, 0], processes=[0, 0, 1, 1])
+    assert describe(mesh) == (
+        "Mesh(data=2, model=2; 4 cpu devices, 2 processes, ids 3..0, auto axes)\n"
+        "┌────────┬─────────┬─────────┐\n"
+        "│        │ model 0 │ model 1 │\n"
+        "├────────┼─────────┼─────────┤\n"
+        "│ data 0 │  3 p0   │  2 p0   │\n"
+        "├────────┼─────────┼─────────┤\n"
+        "│ data 1 │  1 p1   │  0 p1   │\n"
+        "└────────┴─────────┴─────────┘\n"
+        "p: the process that owns the device"
+    )
+
+
+def test_large_things_are_cut_to_what_people_can_see():
+    mesh = Mesh({"a": 64, "x": 64, "y": 64})
+    for text in (describe(mesh), describe(Layout(mesh, "a", "x", "y"), (128, 128, 640))):
+        assert "4 of 64 panels are shown" in text
+        assert "…" in text
+        assert len(text.splitlines()) < 200
+    assert "each block on 4096 devices" in describe(Layout(mesh, "x"))
+
+
+def test_scalars_rows_and_pending_sums():
+    mesh = Mesh({"x": 4})
+    assert re.search(r"│ 0\.\.3 │", describe(Layout(mesh)))
+    assert "dim 0 (x) →" in describe(Layout(mesh, "x"))
+    assert "still to be done: sum over x" in describe(Layout(mesh, None, partial={"x": "sum"}))
+
+
+@given(st.lists(st.integers()), st.integers(3, 9))
+def test_elide(items, limit):
+    shown = elide(items, limit, None)
+    assert len(shown) <= max(limit, 3)
+    if len(items) <= limit:
+        assert shown == items
+    else:
+        head, tail = shown[: shown.index(None)], shown[shown.index(None) + 1 :]
+        assert head == items[: len(head)]
+        assert tail == items[len(items) - len(tail) :]
+
+
+def test_other_things_are_refused():
+    with pytest.raises(UsageError, match="not 3"):
+        describe(3)
+    with pytest.raises(UsageError, match="rank 2"):
+        describe(Layout(Mesh({"x": 2}), "x"), (4, 4))
