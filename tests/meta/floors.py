@@ -43,7 +43,7 @@ FLOORS = {
     "compat": _floor(6, 6, _ARRAYS),
     "draw": _floor(6, 5, "numpy rich"),
     "testing": _floor(7, 6, _ARRAYS + " hypothesis pytest rich"),
-    "cli": _floor(7, 6, "numpy rich typer"),
+    "cli": _floor(7, 6, "numpy ml_dtypes rich typer"),
     "__init__": _floor(8, 7),
     "__main__": _floor(8, 7),
 }

@@ -18,8 +18,11 @@ PROCESS_FOLDERS = ("runtime/", "collectives/")
 BANNED_THERE = {"rank", "ranks"}
 QUOTES_JAX = {"runtime/jax_runtime.py"}  # fills in JAX's own interfaces, in JAX's words
 
-# The one module-level state there is: the process record. Caches are functools.cache.
-STATE_ALLOWED = {"runtime/process.py": {"_RECORD"}}
+# The module-level state there is. Caches of pure functions are functools.cache.
+STATE_ALLOWED = {
+    "runtime/process.py": {"_RECORD"},  # who this process is
+    "arrays/use_mesh.py": {"_mesh"},  # the mesh of the block that a thread or coroutine is in
+}
 STATEFUL = {
     "Barrier", "Condition", "ContextVar", "Counter", "Event", "Lock", "OrderedDict", "Queue",
     "RLock", "Semaphore", "WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "bytearray",
@@ -28,6 +31,10 @@ STATEFUL = {
 MUTATORS = {
     "add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove",
     "setdefault", "update",
+}  # fmt: skip
+NAMELESS = {
+    "AssertionError", "BaseException", "Exception", "NotImplementedError", "RuntimeError",
+    "TypeError", "ValueError",
 }  # fmt: skip
 DISPLAYS = (ast.Dict, ast.List, ast.Set, ast.DictComp, ast.ListComp, ast.SetComp)
 READ_ONLY = {"Mapping", "Sequence", "Collection", "Iterable"}  # a type checker guards these
@@ -91,6 +98,18 @@ def asserts(tree: Tree) -> list[str]:
         for path, text in tree.items()
         for node in ast.walk(parse(text))
         if isinstance(node, ast.Assert)
+    ]
+
+
+def nameless_errors(tree: Tree) -> list[str]:
+    """Find errors that say neither who must act nor what is missing: raise one of shoal.errors."""
+    return [
+        f"{path}:{node.lineno}: raises {name}"
+        for path, text in tree.items()
+        for node in ast.walk(parse(text))
+        if isinstance(node, ast.Raise) and node.exc is not None
+        for name in [ast.unparse(node.exc).split("(")[0]]
+        if name in NAMELESS
     ]
 
 

@@ -17,6 +17,7 @@ FORBIDDEN = {
     "a tracker's number; cite by address": r"\b[Ii]ss" r"ues? #?\d+\b",
     "a plan that is not here": r"\bDES" r"IGN\b|\bcontrol_pl" r"ane\b|\.\./sha" r"red/",
     "where packages come from": r"python" r"hosted|py" r"pi\.org|--(?:extra-)?index" r"-url",
+    "a note to self": r"\b(?:TO" r"DO|FIX" r"ME)\b",
     "who wrote it": r"(?i)co-auth" r"ored-by",
 }  # fmt: skip
 

@@ -11,6 +11,7 @@ EVERYWHERE = (house.long_files, house.long_functions, house.file_names)
 LIBRARY = (
     house.inner_doors,
     house.asserts,
+    house.nameless_errors,
     house.words,
     house.module_state,
     house.shadowing_exports,
@@ -45,6 +46,10 @@ BAD = (
     ({"plan/__init__.py": ""}, house.inner_doors,
      "plan/__init__.py: an inner __init__.py holds a docstring and nothing else"),
     ({"a.py": "def f(x):\n    assert x"}, house.asserts, "a.py:2: assert"),
+    ({"a.py": "def f(x):\n    raise ValueError('bad')"}, house.nameless_errors,
+     "a.py:2: raises ValueError"),
+    ({"a.py": "def f(x):\n    raise NotImplementedError"}, house.nameless_errors,
+     "a.py:2: raises NotImplementedError"),
     ({"a.py": "def start_worker(): ..."}, house.words,
      "a.py:1: start_worker: the word is process, not worker"),
     ({"a.py": "class TaskGroup: ..."}, house.words,
@@ -90,6 +95,6 @@ def test_a_good_tree_passes_every_check():
         "plan/mesh.py": LONG.replace("x = 1\n", "x = 1\n", 1).rsplit("    x = 1\n", 1)[0]
         + "from typing import NamedTuple\nimport functools\nTABLE = {'a': 1}\n"
         "class P(NamedTuple):\n    x: int\n    y: Mapping[str, int] = {}\nORIGIN = P(1)\n"
-        "@functools.cache\ndef create(rank, timeout_s): ...\n",
+        "@functools.cache\ndef create(rank, timeout_s):\n    raise UsageError(rank)\n",
     }
     assert [offence for check in (*EVERYWHERE, *LIBRARY) for offence in check(good)] == []

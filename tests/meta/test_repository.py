@@ -60,6 +60,7 @@ def test_changelog_fragments_are_well_formed():
         "as DES" "IGN §4 says",
         "pip install --index" "-url x",
         "https://py" "pi.org/simple",
+        "# TO" "DO later",
         "Co-auth" "ored-by: x",
     ],
 )  # fmt: skip
