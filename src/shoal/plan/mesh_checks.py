@@ -53,8 +53,8 @@ def check_ids(ids: object, shape: tuple[int, ...] | None, offences: list[str]) -
     """Return the ids in the mesh's shape, or None if they are 0..n-1."""
     if ids is None:
         return None
-    array = _integers(ids, "device_ids", offences)
-    if array is None or not _fits(array, shape, "device ids", offences):
+    array = _fit(_integers(ids, "device_ids", offences), shape, "device ids", offences)
+    if array is None:
         return None
     flat = array.ravel()
     if flat.size and flat[0] == 0 and (flat == np.arange(flat.size)).all():
@@ -74,13 +74,12 @@ def check_processes(
     if processes is None:
         return 0
     array = _integers(processes, "processes", offences)
-    if array is None:
-        return 0
-    if (negative := array[array < 0]).size:
+    if array is not None and (negative := array[array < 0]).size:
         offences.append(f"processes are negative: {_some(np.unique(negative))}")
-    if array.ndim == 0:
+    if array is not None and array.ndim == 0:
         return int(array)
-    return array if _fits(array, shape, "processes", offences) else 0
+    array = _fit(array, shape, "processes", offences)
+    return 0 if array is None else array
 
 
 def check_axis_types(types: object, names: Iterable[str], offences: list[str]) -> frozenset[str]:
@@ -112,17 +111,19 @@ def _integers(values: object, what: str, offences: list[str]) -> IntArray | None
     return np.array(array, dtype=np.int64)  # a copy: nobody else can change it
 
 
-def _fits(array: IntArray, shape: tuple[int, ...] | None, what: str, offences: list[str]) -> bool:
-    if shape is None:  # the axes are wrong already: nothing to compare with
-        return False
+def _fit(
+    array: IntArray | None, shape: tuple[int, ...] | None, what: str, offences: list[str]
+) -> IntArray | None:
+    """Return the array in the mesh's shape; None if something is wrong."""
+    if array is None or shape is None:  # that is named already
+        return None
     size = math.prod(shape)
-    if array.size != size or (array.ndim > 1 and array.shape != shape):
-        product = "x".join(map(str, shape)) or "1"
-        given = f"{array.size}" if array.ndim < 2 else "x".join(map(str, array.shape))
-        offences.append(f"{given} {what} for {product} = {size} positions")
-        return False
-    array.shape = shape
-    return True
+    if array.size == size and array.shape in (shape, (size,)):
+        return array.reshape(shape)
+    product = "x".join(map(str, shape)) or "1"
+    given = f"{array.size}" if array.ndim < 2 else "x".join(map(str, array.shape))
+    offences.append(f"{given} {what} for {product} = {size} positions")
+    return None
 
 
 def _some(values: IntArray) -> str:
