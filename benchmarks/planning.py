@@ -1,0 +1,108 @@
+"""Planning at 8 to 1,048,576 devices, beside JAX where it can do the same work.
+
+JAX plans without devices up to the HLO text (`AbstractMesh`); for the regions of devices it needs
+devices, so that those rows have it at 8 devices only. JAX remembers every mesh and sharding it has
+seen: rows that say "first time" give both sides axis names that are new in every round.
+
+    make bench    or    python benchmarks/planning.py
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from rows import compare
+
+from shoal.plan.hlo import hlo_text
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.plan.shards import owners, region
+
+COUNTS = (8, 4096, 65536, 1048576)
+
+
+def grid_of(devices: int) -> dict[str, int]:
+    """Two axes whose product is `devices`, near a square."""
+    model = 1 << (int(math.log2(devices)) // 2)
+    return {"data": devices // model, "model": model}
+
+
+def plan(devices: int) -> None:
+    axes, case = grid_of(devices), {"devices": devices}
+    shape = (4 * axes["data"], 4 * axes["model"])
+    mesh = Mesh(axes)
+    layout = Layout(mesh, "model", "data")
+    sizes, names = tuple(axes.values()), tuple(axes)
+    numbers = itertools.count()
+
+    def fresh() -> tuple[str, str]:
+        number = next(numbers)
+        return f"data{number}", f"model{number}"
+
+    def shoal_text(names: tuple[str, str]) -> str:
+        layout = Layout(Mesh(zip(names, sizes, strict=True)), names[1], names[0])
+        return hlo_text(layout, version=2)
+
+    def jax_text(names: tuple[str, str]) -> str:
+        spec = PartitionSpec(names[1], names[0])
+        return str(NamedSharding(AbstractMesh(sizes, names), spec)._to_xla_hlo_sharding(2))
+
+    compare("mesh", case, {"shoal": lambda: Mesh(axes), "jax": lambda: AbstractMesh(sizes, names)})
+    ids = np.random.RandomState(0).permutation(devices)
+    compare("mesh of reordered ids", case, {"shoal": lambda: Mesh(axes, ids)})
+    compare("layout", case, {"shoal": lambda: Layout(mesh, "model", "data")})
+    compare("HLO text, version 1", case, {"shoal": lambda: hlo_text(layout, 1)})
+    compare(
+        "mesh, layout and HLO text version 2, first time",
+        case,
+        {"shoal": lambda: shoal_text(fresh()), "jax": lambda: jax_text(fresh())},
+    )
+    compare(
+        "mesh, layout and HLO text version 2, again",
+        case,
+        {"shoal": lambda: shoal_text(names), "jax": lambda: jax_text(names)},
+    )
+    compare(
+        "mesh, layout, HLO text version 2 and one region",
+        case,
+        {"shoal": lambda: everything(axes, shape, devices - 1)},
+    )
+    regions(case, layout, shape)
+    spread = Mesh(axes, processes=np.arange(devices) // 8)
+    split, kept = Layout(spread, "model", "data"), Layout(spread, "model", None)
+    compare("owners of all, 8 devices a process", case, {"shoal": lambda: owners(split, shape)})
+    compare("the same with replicas", case, {"shoal": lambda: owners(kept, shape)})
+
+
+def everything(axes: dict[str, int], shape: tuple[int, ...], device_id: int) -> tuple[object, ...]:
+    layout = Layout(Mesh(axes), "model", "data")
+    return hlo_text(layout, 2), region(layout, shape, device_id)
+
+
+def regions(case: dict[str, int], layout: Layout, shape: tuple[int, ...]) -> None:
+    """The region of one device, and of all."""
+    last, devices = layout.mesh.size - 1, case["devices"]
+    one = {"shoal": lambda: region(layout, shape, last)}
+    every = {"shoal": lambda: owners(layout, shape)}
+    if devices == len(jax.devices()):
+        grid = np.array(jax.devices()).reshape(layout.mesh.shape)
+        mesh = jax.sharding.Mesh(grid, layout.mesh.axis_names)
+        spec = PartitionSpec("model", "data")
+        device = jax.devices()[last]
+        one["jax"] = lambda: NamedSharding(mesh, spec).devices_indices_map(shape)[device]
+        every["jax"] = lambda: NamedSharding(mesh, spec).devices_indices_map(shape)
+    compare("region of one device", case, one)
+    compare("owners of all", case, every)
+
+
+if __name__ == "__main__":
+    for count in COUNTS:
+        plan(count)

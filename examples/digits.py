@@ -1,0 +1,105 @@
+"""Train a classifier of handwritten digits: sharded parameters, sharded batches, any mesh.
+
+    shoal run -n 2 --devices 4 examples/digits.py
+
+The data are scikit-learn's 1,797 images of 8 x 8 pixels. The same program runs as one process
+(`python examples/digits.py`) and as many, on CPU devices, GPUs or TPUs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import shoal
+
+EPOCHS, BATCH, HIDDEN, RATE, MOMENTUM = 30, 128, 128, 0.1, 0.9
+
+
+def init(key):
+    """The parameters and their velocities, before training."""
+    first, second = jax.random.split(key)
+    params = {
+        "hidden": {"w": jax.random.normal(first, (64, HIDDEN)) / 8.0, "b": jnp.zeros(HIDDEN)},
+        "out": {"w": jax.random.normal(second, (HIDDEN, 10)) / 16.0, "b": jnp.zeros(10)},
+    }
+    return {"params": params, "velocity": jax.tree.map(jnp.zeros_like, params)}
+
+
+def layouts_on(mesh):
+    """The hidden layer is split over `model`; the classes are whole on every device."""
+    params = {
+        "hidden": {"w": shoal.Layout(mesh, None, "model"), "b": shoal.Layout(mesh, "model")},
+        "out": {"w": shoal.Layout(mesh, "model", None), "b": shoal.Layout(mesh, None)},
+    }
+    return {"params": params, "velocity": params}
+
+
+def logits(params, images):
+    hidden = jax.nn.relu(images @ params["hidden"]["w"] + params["hidden"]["b"][None, :])
+    return hidden @ params["out"]["w"] + params["out"]["b"][None, :]
+
+
+def loss(params, images, labels):
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits(params, images)), labels[:, None], 1)
+    return -chosen.mean()
+
+
+@partial(jax.jit, donate_argnums=0)
+def train_step(state, images, labels):
+    value, gradient = jax.value_and_grad(loss)(state["params"], images, labels)
+    velocity = jax.tree.map(lambda v, g: MOMENTUM * v - RATE * g, state["velocity"], gradient)
+    params = jax.tree.map(jnp.add, state["params"], velocity)
+    return {"params": params, "velocity": velocity}, value
+
+
+@jax.jit
+def count_right(params, images, labels):
+    return (logits(params, images).argmax(1) == labels).sum()
+
+
+def batches(images, labels, seed):
+    """Whole batches in an order that every process shuffles alike."""
+    order = np.random.default_rng(seed).permutation(len(images))
+    for start in range(0, len(images) - BATCH + 1, BATCH):
+        rows = order[start : start + BATCH]
+        yield images[rows], labels[rows]
+
+
+def main():
+    shoal.initialize()
+    mesh = shoal.make_mesh({"data": -1, "model": 2 if jax.device_count() % 2 == 0 else 1})
+    layouts, rows = layouts_on(mesh), shoal.Layout(mesh, "data", None)
+    state = shoal.create(init, jax.random.key(0), layouts=layouts)
+    say = print if shoal.process_index() == 0 else lambda *words, **options: None
+    say(shoal.describe(mesh), "\n", sep="")
+    for name, layer in state["params"].items():
+        say(f"{name} weights, {shoal.describe(layer['w'])}\n")
+
+    digits = load_digits()
+    images = (digits.data / 16.0).astype(np.float32)
+    labels = digits.target.astype(np.int32)
+    split = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
+    train_images, test_images, train_labels, test_labels = split
+    data = (rows, shoal.Layout(mesh, "data"))
+    for epoch in range(1, EPOCHS + 1):
+        for batch in batches(train_images, train_labels, seed=epoch):
+            state, value = train_step(state, *shoal.put(batch, data))
+        if epoch % 3 == 0:
+            done = 24 * epoch // EPOCHS
+            bar = "━" * done + "╌" * (24 - done)
+            say(f"epoch {epoch:2d} of {EPOCHS} {bar} loss {float(value):.4f}", flush=True)
+
+    right = count_right(state["params"], *shoal.put((test_images, test_labels), data))
+    shoal.barrier("trained")
+    say(f"test accuracy {int(right) / len(test_labels):.3f}", flush=True)
+    shoal.shutdown()
+
+
+if __name__ == "__main__":
+    main()
