@@ -1,0 +1,155 @@
+"""Layouts of values inside `jit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from shoal.arrays.devices import jax_mesh
+from shoal.arrays.host_values import as_numpy, cannot_hold, narrowed
+from shoal.arrays.layouts import Layouts, Leaf, leaf_layouts, must_divide
+from shoal.arrays.sharding import sharding
+from shoal.arrays.use_mesh import default_mesh
+from shoal.colour import traced
+from shoal.errors import raise_all
+
+__all__ = ["constrain"]
+
+Pin = Callable[[jax.Array], jax.Array]
+AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+
+
+@traced
+def constrain(tree: Any, layouts: Layouts, *, gradient: bool = False) -> Any:
+    """Pin the layouts of values inside `jit`; the values stay as they are.
+
+    Traced.
+
+    On Auto axes this tells the compiler (`jax.lax.with_sharding_constraint`), and dims need not
+    divide evenly. On Explicit axes, where layouts are part of the type, it changes the type
+    (`jax.reshard`), and cotangents follow the types, whatever `gradient` says.
+
+    Args:
+      tree: arrays.
+      layouts: one layout, or a prefix tree of them, as for `put`. `None` clears: the compiler
+        chooses every dim of this value anew, whatever was pinned before it.
+      gradient: also pin derivatives: the tangent in forward mode, the cotangent in reverse. By
+        default they are the compiler's to place. (JAX's own constraint always pins them.)
+
+    Returns:
+      the tree.
+
+    Raises:
+      UsageError: layouts that do not fit, a dim split by Auto and Explicit axes at once, `None`
+        on Explicit axes, axes that are Manual here; all leaves at fault by path, while tracing.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, shoal
+      >>> rows = shoal.Layout(shoal.make_mesh({"x": -1}), "x", None)
+      >>> jax.jit(lambda x: shoal.constrain(x * 2, rows))(jnp.ones((8, 3))).sharding.spec
+      P('x', None)
+    """
+    offences: list[str] = []
+    leaves, treedef = leaf_layouts(tree, layouts, offences, none_clears=True)
+    for leaf in leaves:
+        if why := cannot_hold(leaf.value) or narrowed(leaf.value):
+            offences.append(f"{leaf.path}: {why}")
+        else:
+            _check(leaf, offences)
+    raise_all("constrain", offences)
+    return jax.tree.unflatten(treedef, [_constrain(leaf, gradient) for leaf in leaves])
+
+
+def _check(leaf: Leaf, offences: list[str]) -> None:
+    if leaf.layout is None:
+        if _explicit(jax.typeof(leaf.value).sharding.mesh):
+            offences.append(
+                f"{leaf.path}: None clears nothing on Explicit axes: layouts are part of the type"
+            )
+        return
+    types = leaf.layout.mesh.axis_types
+    for number, dim in enumerate(leaf.layout.axes_of_dims):
+        if len({types[axis] for axis in dim}) > 1:
+            offences.append(
+                f"{leaf.path}: dim {number} is split by Auto and Explicit axes at once "
+                f"({', '.join(f'{axis} {types[axis]}' for axis in dim)})"
+            )
+    used = {axis for dim in leaf.layout.axes_of_dims for axis in dim}
+    if manual := sorted(used & _manual(_mesh_here(leaf))):
+        offences.append(f"{leaf.path}: axes {', '.join(manual)} are Manual inside this shard_map")
+    if "explicit" in types.values() or not isinstance(leaf.value, jax.core.Tracer):
+        must_divide(leaf, offences)
+
+
+def _constrain(leaf: Leaf, gradient: bool) -> jax.Array:
+    value = leaf.value if isinstance(leaf.value, jax.Array) else jnp.asarray(as_numpy(leaf.value))
+    if leaf.layout is None:
+        mesh = default_mesh()
+        if mesh is None or "explicit" in mesh.axis_types.values():
+            return value
+        free = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * value.ndim)
+        return _pinned(value, NamedSharding(jax_mesh(mesh), free), gradient)
+    mesh = _mesh_here(leaf)
+    types = leaf.layout.mesh.axis_types
+    if "explicit" in types.values():
+        value = jax.reshard(value, _only("explicit", leaf, mesh))
+        if "auto" not in types.values():
+            return value
+    return _pinned(value, _only("auto", leaf, mesh), gradient)
+
+
+def _mesh_here(leaf: Leaf) -> AnyMesh:
+    """Return the mesh to name: inside `shard_map` the one in force there, with its Manual axes."""
+    here = jax.sharding.get_abstract_mesh()
+    if not here.empty and dict(here.shape) == dict(leaf.layout.mesh.axes) and _manual(here):
+        return here
+    return sharding(leaf.layout).mesh
+
+
+def _only(kind: str, leaf: Leaf, mesh: AnyMesh) -> NamedSharding:
+    """Return the part of a layout that its axes of one type make."""
+    types = leaf.layout.mesh.axis_types
+    dims: list[Any] = []
+    for axes in leaf.layout.axes_of_dims:
+        if axes and types[axes[0]] != kind:
+            dims.append(PartitionSpec.UNCONSTRAINED if kind == "auto" else None)
+        else:
+            dims.append(axes or None)
+    partial = {"unreduced": set(leaf.layout.partial)} if leaf.layout.partial else {}
+    return NamedSharding(mesh, PartitionSpec(*dims, **partial if kind == "explicit" else {}))
+
+
+def _pinned(value: jax.Array, target: NamedSharding, gradient: bool) -> jax.Array:
+    def pin(x: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(x, target)
+
+    if gradient or not jnp.issubdtype(value.dtype, jnp.inexact):
+        return pin(value)  # its own derivative is pinned alike
+    return _without_derivative(pin)(value)
+
+
+def _without_derivative(pin: Pin) -> Pin:
+    """Return `pin` for values, with the identity for a derivative."""
+
+    @jax.custom_jvp
+    def values_only(x: jax.Array) -> jax.Array:
+        return pin(x)
+
+    @values_only.defjvp
+    def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        return values_only(*primals), tangents[0]
+
+    return values_only
+
+
+def _explicit(mesh: AnyMesh) -> bool:
+    return AxisType.Explicit in mesh.axis_types
+
+
+def _manual(mesh: AnyMesh) -> set[str]:
+    pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return {name for name, kind in pairs if kind == AxisType.Manual}

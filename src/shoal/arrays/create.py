@@ -1,0 +1,119 @@
+"""Arrays that are born sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
+from shoal.arrays.put import dtype_offences, place
+from shoal.arrays.sharding import sharding
+from shoal.colour import collective
+from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+
+__all__ = ["create"]
+
+
+@collective("the mesh's processes")
+def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
+    """Run an initialiser so that its results are born sharded.
+
+    Collective over the mesh's processes.
+
+    The initialiser is compiled for the whole mesh (`jax.jit` with `out_shardings`), so that each
+    device computes what it holds: it is impossible that a result is first whole on one device.
+    With equal arguments the values do not depend on the layout or the number of processes.
+
+    Args:
+      init: a function of arrays that returns a tree of arrays. Pass the same function object
+        again and nothing is compiled twice.
+      args: its arguments: trees of arrays, PRNG keys, scalars; equal on all processes. Those that
+        a process holds alone are placed on the mesh, replicated.
+      layouts: one layout, or a prefix tree of them, for the result, as for `put`; a function gets
+        the path (such as "params/w") and the `jax.ShapeDtypeStruct` of a leaf.
+
+    Returns:
+      what `init` returns, as sharded arrays.
+
+    Raises:
+      UsageError: before anything runs, on every process: layouts that do not fit the result (all
+        leaves by path), arguments that JAX would narrow, layouts on different devices.
+
+    Example:
+      >>> import jax, shoal
+      >>> mesh = shoal.make_mesh({"x": -1})
+      >>> w = shoal.create(
+      ...     lambda key: jax.random.normal(key, (8, 3)), jax.random.key(0),
+      ...     layouts=shoal.Layout(mesh, "x", None))
+      >>> w.sharding.spec
+      P('x', None)
+    """
+    if not callable(init):
+        raise UsageTypeError(f"create: the first argument must be a function, not {init!r}")
+    offences = dtype_offences(
+        (f"args{jax.tree_util.keystr(path)}", value)
+        for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
+    )
+    raise_all("create", offences)
+    leaves, treedef = leaf_layouts(jax.eval_shape(init, *args), layouts, offences)
+    for leaf in leaves:
+        must_divide(leaf, offences)
+        cannot_be_pending(leaf, offences)
+    raise_all("create", offences)
+    if not leaves:
+        return init(*args)
+    targets = [sharding(leaf.layout) for leaf in leaves]
+    mesh = _one_mesh(leaves)
+    program = jax.jit(init, out_shardings=jax.tree.unflatten(treedef, targets))
+    return program(*_on_mesh(args, mesh))
+
+
+def _one_mesh(leaves: list[Leaf]) -> Mesh:
+    """Return the mesh on whose devices one program makes all leaves."""
+    first = leaves[0]
+    ids = first.layout.mesh.device_ids.ravel()
+    kind = first.layout.mesh.kind
+    others = [
+        leaf
+        for leaf in leaves
+        if leaf.layout.mesh is not first.layout.mesh
+        and not (
+            leaf.layout.mesh.kind == kind
+            and np.array_equal(leaf.layout.mesh.device_ids.ravel(), ids)
+        )
+    ]
+    if others:
+        raise UsageError(
+            "create: one program runs on one row of devices; "
+            f"{first.path} is on {first.layout.mesh!r}, "
+            + ", ".join(f"{leaf.path} on {leaf.layout.mesh!r}" for leaf in others)
+        )
+    return first.layout.mesh
+
+
+def _on_mesh(args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:
+    """Replicate over the mesh what this process holds alone; leave Python's numbers weak."""
+    values, treedef = jax.tree.flatten(args)
+    devices = sharding(Layout(mesh)).device_set
+    stray = [
+        number
+        for number, value in enumerate(values)
+        if isinstance(value, np.ndarray | np.generic)
+        or (
+            isinstance(value, jax.Array)
+            and value.is_fully_addressable
+            and value.sharding.device_set != devices
+        )
+    ]
+    leaves = [
+        Leaf(f"args[{number}]", values[number], Layout.replicated(mesh, np.ndim(values[number])))
+        for number in stray
+    ]
+    for number, array in zip(stray, place(leaves), strict=True):
+        values[number] = array
+    return jax.tree.unflatten(treedef, values)

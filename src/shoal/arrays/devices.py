@@ -1,0 +1,178 @@
+"""Mesh ⇄ `jax.sharding.Mesh`: which of JAX's devices a mesh means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import jax
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType
+
+from shoal.colour import local
+from shoal.errors import UsageError, UsageTypeError
+from shoal.plan.mesh import Mesh
+from shoal.plan.text import runs_to_text
+
+__all__ = ["jax_mesh", "mesh_of", "twins"]
+
+
+@local
+def jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
+    """Return JAX's mesh over the devices that a mesh names.
+
+    Local.
+
+    Devices are found by kind and id, and must belong to the processes that the mesh says. The
+    CPU mesh that `Mesh.host_mesh` makes of a mesh of accelerators has the ids of these: each
+    stands for its `twins`. JAX's meshes have no names: `Mesh.name` stays behind.
+
+    Args:
+      mesh: the mesh.
+
+    Returns:
+      the mesh with the same axes and axis types. Equal meshes give the same object.
+
+    Raises:
+      UsageError: devices that do not exist, or belong to other processes; all of them named.
+    """
+    if not isinstance(mesh, Mesh):
+        raise UsageTypeError(f"jax_mesh: {mesh!r} must be a shoal Mesh")
+    return _jax_mesh(mesh)
+
+
+@local
+def mesh_of(mesh: jax.sharding.Mesh) -> Mesh:
+    """Return the mesh that a mesh of JAX's stands for: its axes, their types, ids, processes.
+
+    Local.
+
+    Args:
+      mesh: a `jax.sharding.Mesh`; its axes must be Auto or Explicit.
+
+    Raises:
+      UsageError: axes are Manual, it has no devices, or devices of several kinds.
+    """
+    if not isinstance(mesh, jax.sharding.Mesh | AbstractMesh):
+        raise UsageTypeError(f"mesh_of: {mesh!r} must be a jax.sharding.Mesh")
+    if isinstance(mesh, AbstractMesh):
+        raise UsageError(f"mesh_of: {mesh} is abstract: it has sizes but no devices")
+    return _mesh_of(mesh)
+
+
+def twins(
+    devices: Mapping[int, int], accelerators: Mapping[int, int], cpus: Mapping[int, int]
+) -> dict[int, int]:
+    """Return the CPU device that stands for each accelerator: the n-th of each process for the
+    n-th, both by ascending id.
+
+    Args:
+      devices, accelerators, cpus: id → process; of the mesh, and of all devices JAX has.
+
+    Returns:
+      accelerator id → CPU id, for those of `devices` that have one.
+
+    Example:
+      >>> twins({5: 1, 2: 0}, {0: 0, 2: 0, 4: 1, 5: 1}, {0: 0, 1: 0, 2048: 1, 2049: 1})
+      {5: 2049, 2: 1}
+    """
+    hosts: dict[int, list[int]] = {}
+    for cpu in sorted(cpus):
+        hosts.setdefault(cpus[cpu], []).append(cpu)
+    twin_of: dict[int, int] = {}
+    for device in sorted(accelerators):
+        if free := hosts.get(accelerators[device]):
+            twin_of[device] = free.pop(0)
+    return {
+        device: twin_of[device]
+        for device, process in devices.items()
+        if device in twin_of and accelerators[device] == process
+    }
+
+
+@lru_cache(maxsize=256)
+def _jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
+    devices = np.empty(mesh.size, dtype=object)
+    devices[:] = _find(mesh)
+    types = tuple(
+        AxisType.Explicit if kind == "explicit" else AxisType.Auto
+        for kind in mesh.axis_types.values()
+    )
+    return jax.sharding.Mesh(devices.reshape(mesh.shape), mesh.axis_names, axis_types=types)
+
+
+def _find(mesh: Mesh) -> list[jax.Device]:
+    """Return the devices of a mesh in mesh order."""
+    try:
+        present = {device.id: device for device in jax.devices(mesh.kind)}
+    except RuntimeError as error:
+        raise UsageError(
+            f"{mesh!r}: JAX has no {mesh.kind} devices here; its default is "
+            f"{jax.default_backend()} ({str(error).splitlines()[0]})"
+        ) from None
+    ids = mesh.device_ids.ravel().tolist()
+    owners = dict(zip(ids, mesh.processes.ravel().tolist(), strict=True))
+    missing = [device for device in ids if device not in present]
+    moved = [
+        device
+        for device in ids
+        if device in present and present[device].process_index != owners[device]
+    ]
+    if not missing and not moved:
+        return [present[device] for device in ids]
+    if mesh.kind == "cpu" and jax.default_backend() != "cpu":
+        twin_of = twins(owners, _processes(jax.devices()), _processes(present.values()))
+        if len(twin_of) == len(ids):
+            return [present[twin_of[device]] for device in ids]
+    raise UsageError(_absence(mesh, missing, moved, present))
+
+
+def _processes(devices: object) -> dict[int, int]:
+    return {device.id: device.process_index for device in devices}  # type: ignore[attr-defined]
+
+
+def _absence(
+    mesh: Mesh, missing: list[int], moved: list[int], present: Mapping[int, jax.Device]
+) -> str:
+    lines = []
+    if missing:
+        there = runs_to_text(np.array(sorted(present)))
+        lines.append(
+            f"{mesh!r}: no {mesh.kind} device has the id {runs_to_text(np.array(missing))}; "
+            f"JAX has {len(present)}: {there}"
+        )
+    if moved:
+        shown = ", ".join(f"{device} (process {present[device].process_index})" for device in moved)
+        lines.append(
+            f"{mesh!r}: the mesh gives devices to processes that do not own them: {shown}; "
+            "make_mesh fills the owners in"
+        )
+    return "\n".join(lines)
+
+
+@lru_cache(maxsize=256)
+def _mesh_of(mesh: jax.sharding.Mesh) -> Mesh:
+    manual = [
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Manual
+    ]
+    if manual:
+        raise UsageError(
+            f"mesh_of: axes {', '.join(map(repr, manual))} are Manual: inside shard_map arrays "
+            "have no layout along them"
+        )
+    devices = mesh.devices.ravel().tolist()
+    kinds = sorted({device.platform for device in devices})
+    if len(kinds) != 1:
+        raise UsageError(f"mesh_of: {mesh} has devices of {len(kinds)} kinds: {', '.join(kinds)}")
+    return Mesh(
+        list(zip(mesh.axis_names, mesh.devices.shape, strict=True)),
+        device_ids=[device.id for device in devices],
+        processes=[device.process_index for device in devices],
+        kind=kinds[0],
+        axis_types={
+            name: "explicit" if kind == AxisType.Explicit else "auto"
+            for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        },
+    )

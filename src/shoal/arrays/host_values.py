@@ -1,0 +1,72 @@
+"""Which values can become arrays, and as what dtype: nothing is narrowed in silence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["as_numpy", "cannot_hold", "is_key", "narrowed"]
+
+SCALARS = (bool, int, float, complex)
+NO_ARRAYS = (np.longdouble, np.clongdouble)  # JAX has no 80-bit or 128-bit floats
+
+
+def is_key(value: Any) -> bool:
+    """True for an array of PRNG keys."""
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def cannot_hold(value: Any) -> str:
+    """Return why a value cannot become an array, or an empty string."""
+    if isinstance(value, jax.Array):
+        return ""
+    if type(value) in SCALARS:
+        return _does_not_fit(value)
+    if isinstance(value, np.ma.MaskedArray):
+        return "is a masked array, and the mask would be lost; fill it first"
+    if not isinstance(value, np.ndarray | np.generic):
+        return f"is a {type(value).__name__}; give a numpy array, a scalar or a jax.Array"
+    dtype = value.dtype
+    numeric = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
+    if not numeric or dtype.kind in "mM" or dtype.newbyteorder("=") in NO_ARRAYS:
+        return f"has dtype {dtype}, which arrays on devices cannot have"
+    return ""
+
+
+def narrowed(value: Any) -> str:
+    """Return the dtype that JAX would quietly give a value instead of its own, or ""."""
+    if isinstance(value, jax.Array) or not isinstance(value, np.ndarray | np.generic):
+        return ""
+    kept = jax.dtypes.canonicalize_dtype(value.dtype)
+    return "" if kept == value.dtype else f"{value.dtype} would become {kept}"
+
+
+def as_numpy(value: Any) -> np.ndarray[Any, Any]:
+    """Return a value as an array in this machine's byte order, without a copy where possible.
+
+    Python's numbers get JAX's default dtypes; the others keep theirs.
+    """
+    if type(value) in SCALARS:
+        return np.asarray(value, dtype=_default_dtype(value))
+    array = np.asarray(value)
+    if array.dtype.isnative:
+        return array
+    return array.astype(array.dtype.newbyteorder("="))
+
+
+def _default_dtype(value: complex) -> np.dtype[Any]:
+    return np.dtype(jax.dtypes.canonicalize_dtype(type(value)))
+
+
+def _does_not_fit(value: complex) -> str:
+    dtype = _default_dtype(value)
+    try:
+        with np.errstate(over="ignore"):
+            became = np.asarray(value, dtype=dtype)
+    except OverflowError:
+        return f"is {value}, which does not fit {dtype}"
+    grew = np.isfinite(complex(value)) and not np.isfinite(became)
+    return f"is {value}, which does not fit {dtype}" if grew else ""

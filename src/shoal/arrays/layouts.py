@@ -1,0 +1,185 @@
+"""What a user gives for layouts → one Layout for each leaf of a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec, Sharding
+from jax.tree_util import PyTreeDef, keystr, tree_flatten_with_path
+
+from shoal.arrays.sharding import layout_of_sharding, padded
+from shoal.arrays.use_mesh import default_mesh
+from shoal.errors import UsageError, nearest
+from shoal.plan.layout import Layout
+
+__all__ = ["Layouts", "Leaf", "cannot_be_pending", "leaf_layouts", "must_divide", "shown"]
+
+Layouts = Any
+"""A layout, or a prefix tree of them: Layout, NamedSharding, PartitionSpec; a tuple of axis names
+and None, one name, or None (with `use_mesh`); or a function of a path and a leaf that returns one.
+"""
+
+Path = tuple[Any, ...]
+
+
+class Leaf(NamedTuple):
+    """A leaf of a tree and where it shall lie."""
+
+    path: str
+    value: Any
+    layout: Layout
+
+
+def leaf_layouts(
+    tree: Any, layouts: Layouts, offences: list[str], *, none_clears: bool = False
+) -> tuple[list[Leaf], PyTreeDef]:
+    """Pair every leaf of `tree` with its layout; whatever is wrong is added to `offences`.
+
+    PartitionSpecs, tuples and names may leave out trailing dims, as in JAX; Layouts have the rank
+    of their leaves. `None` splits nothing, or with `none_clears` stands as the layout None.
+    """
+    pairs: list[tuple[Path, Any, Any]] = []
+    _pair(tree, layouts, (), pairs, offences)
+    leaves = []
+    for path, value, given in pairs:
+        name = shown(path)
+        if given is None and none_clears:
+            leaves.append(Leaf(name, value, None))  # type: ignore[arg-type]
+            continue
+        try:
+            leaves.append(Leaf(name, value, _layout(given, value, path)))
+        except UsageError as error:
+            offences.append(f"{name}: {error}")
+    return leaves, jax.tree.structure(tree)
+
+
+def shown(path: Path) -> str:
+    """Return the name of a leaf in messages."""
+    return keystr(path) or "the array"
+
+
+def must_divide(leaf: Leaf, offences: list[str]) -> None:
+    """Add each dim that its shards do not divide evenly: JAX keeps no uneven shards at rest."""
+    shape = np.shape(leaf.value)
+    for dim, size in enumerate(shape):
+        count = leaf.layout.num_shards(dim)
+        if size % count == 0:
+            continue
+        axes = " x ".join(f"{a}={leaf.layout.mesh.axes[a]}" for a in leaf.layout.axes_of_dims[dim])
+        below, above = size // count * count, -(-size // count) * count
+        fits = f"{below} or {above}" if below else f"{above}"
+        offences.append(
+            f"{leaf.path}: dim {dim} of {shape} has size {size}, which {count} shards ({axes}) "
+            f"do not divide; {fits} would fit"
+        )
+
+
+def cannot_be_pending(leaf: Leaf, offences: list[str]) -> None:
+    """Add a leaf whose layout has reductions still to be done."""
+    if leaf.layout.partial:
+        axes = ", ".join(leaf.layout.partial)
+        offences.append(
+            f"{leaf.path}: {leaf.layout!r} is partial over {axes}; values are whole: leave it out"
+        )
+
+
+def _pair(
+    node: Any, given: Any, path: Path, pairs: list[tuple[Path, Any, Any]], offences: list[str]
+) -> None:
+    """Walk both trees together, down to where `given` is one layout."""
+    if _is_one(given):
+        if _is_ambiguous(node, given):
+            offences.append(
+                f"{shown(path)}: {given!r} may mean one layout, or one for each of {len(node)} "
+                "elements; write PartitionSpec(…) for the first, Layouts for the other"
+            )
+            return
+        for rest, value in tree_flatten_with_path(node)[0]:
+            pairs.append((path + rest, value, given))
+        return
+    wanted, found = _children(given), _children(node)
+    if wanted is None:
+        offences.append(f"{shown(path)}: {_what(given)} is no layout; give a Layout or a spec")
+    elif found is None:
+        offences.append(
+            f"{shown(path)}: one {_what(node)} here, but a {type(given).__name__} of layouts; "
+            "write one layout (a tuple of axis names, not a list)"
+        )
+    else:
+        for key in [key for key in wanted if key not in found]:
+            offences.append(f"{keystr(path)}{key}: a layout, but no leaf{nearest(key, found)}")
+        for key, (step, value) in found.items():
+            if key in wanted:
+                _pair(value, wanted[key][1], path + step, pairs, offences)
+            else:
+                offences.append(f"{keystr(path)}{key}: a leaf, but no layout{nearest(key, wanted)}")
+
+
+def _children(node: Any) -> Mapping[str, tuple[Path, Any]] | None:
+    """Return key text → (path, child) of a container, or None for a leaf."""
+    pairs, _ = tree_flatten_with_path(node, is_leaf=lambda part: part is not node)
+    if len(pairs) == 1 and not pairs[0][0]:
+        return None
+    return {keystr(path): (path, child) for path, child in pairs}
+
+
+def _is_one(given: Any) -> bool:
+    """True if `given` is one layout for everything below."""
+    if given is None or isinstance(given, Layout | Sharding | PartitionSpec | str):
+        return True
+    if type(given) is tuple:
+        return all(map(_is_dim, given))
+    return isinstance(given, Callable) and _children(given) is None  # type: ignore[arg-type]
+
+
+def _is_dim(dim: Any) -> bool:
+    if type(dim) is tuple:
+        return all(isinstance(axis, str) for axis in dim)
+    return dim is None or isinstance(dim, str)
+
+
+def _is_ambiguous(node: Any, given: Any) -> bool:
+    return type(given) is type(node) is tuple and len(given) == len(node) > 0
+
+
+def _layout(given: Any, value: Any, path: Path) -> Layout:
+    """Return the layout of one leaf."""
+    rank = np.ndim(value)
+    if callable(given):
+        given = given(keystr(path, simple=True, separator="/"), value)
+        if not _is_one(given) or callable(given):
+            raise UsageError(f"the function of layouts returned {given!r}, which is no layout")
+    if isinstance(given, Layout):
+        given.check_shape(np.shape(value))
+        return given
+    if isinstance(given, Sharding):
+        return _of_sharding(given, rank)
+    mesh = default_mesh()
+    if mesh is None:
+        raise UsageError(
+            f"{given!r} needs a mesh: give a Layout, or call this inside `with use_mesh(mesh):`"
+        )
+    spec = given if isinstance(given, PartitionSpec) else PartitionSpec(*_dims(given))
+    partial = dict.fromkeys(spec.unreduced, "sum")
+    return Layout(mesh, *padded(spec, rank), partial=partial)
+
+
+def _dims(given: str | tuple[Any, ...] | None) -> tuple[Any, ...]:
+    return () if given is None else (given,) if isinstance(given, str) else given
+
+
+def _of_sharding(given: Sharding, rank: int) -> Layout:
+    layout = layout_of_sharding(given, rank)
+    kind = given.memory_kind
+    usual = {device.default_memory().kind for device in given.addressable_devices}
+    if kind is not None and usual and kind not in usual:
+        raise UsageError(f"memory kind {kind!r}: arrays of shoal live in their devices' memory")
+    return layout
+
+
+def _what(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:59] + '…'}"

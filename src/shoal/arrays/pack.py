@@ -1,0 +1,215 @@
+"""Per-device pieces ⇄ one array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from shoal.arrays.devices import jax_mesh
+from shoal.arrays.host_values import as_numpy
+from shoal.arrays.layouts import Layouts, Leaf, leaf_layouts, shown
+from shoal.arrays.put import dtype_offences
+from shoal.arrays.sharding import layout_of_sharding, sharding
+from shoal.arrays.upload import upload
+from shoal.colour import local, logically_collective
+from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import coords_of
+
+__all__ = ["pack", "unpack"]
+
+
+@logically_collective("shapes and dtypes of pieces, and layouts,")
+def pack(pieces: Sequence[Any], layouts: Layouts, *, like: Any = None) -> Any:
+    """Return one array of which each device holds one piece.
+
+    Logically collective: shapes and dtypes of pieces, and layouts, must be equal.
+
+    Nothing is sent. A piece that lies on its device already is not copied. It is impossible that
+    replicas in this process differ if they were given as host values: their bits are compared
+    (so that NaN equals NaN). Pieces on devices, and those of other processes, are not compared.
+
+    Args:
+      pieces: for each device of the mesh that this process owns, in mesh order, one piece: a host
+        value, a jax.Array on one device, or a tree of these. All have the shape of a shard.
+      layouts: the layout of the result, or a prefix tree of them, as for `put`. Along an axis with
+        a pending sum the pieces are the terms.
+      like: one piece, as `jax.ShapeDtypeStruct`s; needed only where this process owns no device.
+
+    Returns:
+      the array, or the tree of arrays, whose shards are the pieces.
+
+    Raises:
+      UsageError: too few or too many pieces, shapes, dtypes or trees that differ, replicas that
+        differ; all pieces at fault are named.
+
+    Example:
+      >>> import numpy as np, shoal
+      >>> mesh = shoal.make_mesh({"x": -1})
+      >>> x = shoal.pack([np.full(2, i) for i in np.arange(mesh.size, dtype="f4")],
+      ...                shoal.Layout(mesh, "x"))
+      >>> x.shape == (2 * mesh.size,)
+      True
+    """
+    if not isinstance(pieces, list | tuple):
+        raise UsageTypeError(f"pack: the pieces must be a list, not a {type(pieces).__name__}")
+    if not pieces and like is None:
+        raise UsageError(
+            "pack: no pieces; give one for each device that this process owns, or where it owns "
+            "none say what they are elsewhere: like=jax.ShapeDtypeStruct(shape, dtype)"
+        )
+    offences = _structure_offences(pieces)
+    raise_all("pack", offences)
+    first = pieces[0] if pieces else like
+    leaves, treedef = leaf_layouts(first, layouts, offences)
+    columns = list(zip(*(jax.tree.leaves(piece) for piece in pieces), strict=True))
+    columns = columns or [()] * treedef.num_leaves
+    for leaf, column in zip(leaves, columns if len(leaves) == len(columns) else [], strict=False):
+        offences += _offences(leaf, column)
+    raise_all("pack", offences)
+    packed = [_pack(leaf, column) for leaf, column in zip(leaves, columns, strict=True)]
+    return jax.tree.unflatten(treedef, packed)
+
+
+@local
+def unpack(tree: Any) -> list[Any]:
+    """Return the pieces of an array that this process's devices hold, in mesh order.
+
+    Local.
+
+    Nothing is copied: a piece is the buffer that its device holds.
+
+    Args:
+      tree: an array, or a tree of arrays on the same number of this process's devices.
+
+    Returns:
+      for each device of the mesh that this process owns, a jax.Array on that device, or a tree of
+      them; an empty list where it owns none.
+
+    Raises:
+      UsageError: leaves that are no arrays, or lie on different numbers of devices.
+
+    Example:
+      >>> import numpy as np, shoal
+      >>> mesh = shoal.make_mesh({"x": -1})
+      >>> x = shoal.put(np.arange(2.0 * mesh.size, dtype="f4"), shoal.Layout(mesh, "x"))
+      >>> shoal.unpack(x)[0]
+      Array([0., 1.], dtype=float32)
+    """
+    paths, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    raise_all(
+        "unpack",
+        [
+            f"{shown(path)}: a {type(value).__name__} has no pieces; give arrays on devices"
+            for path, value in paths
+            if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer)
+        ],
+        wrong_type=True,
+    )
+    columns = [_unpack(value) for _, value in paths]
+    counts = {len(column) for column in columns}
+    if len(counts) > 1:
+        listed = ", ".join(
+            f"{shown(path)} on {len(column)}"
+            for (path, _), column in zip(paths, columns, strict=True)
+        )
+        raise UsageError(f"unpack: the arrays lie on different numbers of devices: {listed}")
+    return [jax.tree.unflatten(treedef, row) for row in zip(*columns, strict=True)]
+
+
+def _structure_offences(pieces: Sequence[Any]) -> list[str]:
+    """Name the pieces that are other trees than the first, and values that are no arrays."""
+    structures = [jax.tree.structure(piece) for piece in pieces]
+    offences = [
+        f"piece {number} is the tree {structure}, piece 0 is {structures[0]}"
+        for number, structure in enumerate(structures)
+        if structure != structures[0]
+    ]
+    for number, piece in enumerate(pieces):
+        offences += dtype_offences(
+            (f"piece {number}{jax.tree_util.keystr(path)}", value)
+            for path, value in jax.tree_util.tree_flatten_with_path(piece)[0]
+        )
+    return offences
+
+
+def _positions(layout: Layout) -> list[tuple[int, jax.Device]]:
+    """Return position and device of this process's devices, in mesh order."""
+    devices = jax_mesh(layout.mesh).devices.ravel().tolist()
+    own = jax.process_index()
+    return [(n, device) for n, device in enumerate(devices) if device.process_index == own]
+
+
+def _offences(leaf: Leaf, column: Sequence[Any]) -> list[str]:
+    """Compare the pieces of one leaf with the devices and with each other."""
+    positions = _positions(leaf.layout)
+    if len(column) != len(positions):
+        return [
+            f"{leaf.path}: {len(column)} pieces for the {len(positions)} devices that this process "
+            f"owns in {leaf.layout.mesh!r}"
+        ]
+    offences = []
+    values = [value if isinstance(value, jax.Array) else as_numpy(value) for value in column]
+    for number, value in enumerate(values):
+        facts, wanted = (value.shape, value.dtype), (values[0].shape, values[0].dtype)
+        if facts != wanted:
+            offences.append(
+                f"{leaf.path}: piece {number} is {value.dtype}{list(value.shape)}, "
+                f"piece 0 is {values[0].dtype}{list(values[0].shape)}"
+            )
+        if isinstance(value, jax.Array) and len(value.sharding.device_set) != 1:
+            offences.append(f"{leaf.path}: piece {number} is spread over several devices")
+    return offences or _unequal_replicas(leaf, values, [n for n, _ in positions])
+
+
+def _unequal_replicas(leaf: Leaf, values: Sequence[Any], positions: Sequence[int]) -> list[str]:
+    """Name the host pieces that should be replicas and are not, bit by bit."""
+    layout = leaf.layout
+    mesh = layout.mesh
+    splitting = {axis for dim in layout.axes_of_dims for axis in dim} | set(layout.partial)
+    firsts: dict[tuple[int, ...], int] = {}
+    offences = []
+    for number, (value, position) in enumerate(zip(values, positions, strict=True)):
+        if isinstance(value, jax.Array):
+            continue
+        coords = zip(mesh.axis_names, coords_of(position, mesh.shape), strict=True)
+        box = tuple(coord for axis, coord in coords if axis in splitting)
+        first = firsts.setdefault(box, number)
+        if not _same_bits(values[first], value):
+            offences.append(
+                f"{leaf.path}: pieces {first} and {number} are replicas in {layout!r}, "
+                "but their values differ"
+            )
+    return offences
+
+
+def _same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    if one is other or one.size == 0:
+        return True
+    rows = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other)]
+    return bool(np.array_equal(*rows))
+
+
+def _pack(leaf: Leaf, column: Sequence[Any]) -> jax.Array:
+    devices = [device for _, device in _positions(leaf.layout)]
+    host = {n: as_numpy(v) for n, v in enumerate(column) if not isinstance(v, jax.Array)}
+    buffers = dict(zip(host, upload([*host.values()], [devices[n] for n in host]), strict=True))
+    moved = [n for n in range(len(column)) if n not in host]
+    placed = jax.device_put([column[n] for n in moved], [devices[n] for n in moved])
+    buffers |= dict(zip(moved, placed, strict=True))
+    piece = buffers[0] if buffers else leaf.value
+    return jax.make_array_from_single_device_arrays(
+        leaf.layout.global_shape(piece.shape),
+        sharding(leaf.layout),
+        [buffers[number] for number in range(len(column))],
+        dtype=piece.dtype,
+    )
+
+
+def _unpack(array: jax.Array) -> list[jax.Array]:
+    layout = layout_of_sharding(array.sharding, array.ndim)
+    held = {shard.device: shard.data for shard in array.addressable_shards}
+    return [held[device] for _, device in _positions(layout)]

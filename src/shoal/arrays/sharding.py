@@ -1,0 +1,140 @@
+"""Layout ⇄ `jax.sharding.NamedSharding`: the one bridge. Nothing else converts."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from shoal.arrays.devices import jax_mesh, mesh_of
+from shoal.colour import local
+from shoal.errors import UsageError, UsageTypeError
+from shoal.plan.layout import Dim, Layout
+from shoal.plan.mesh import Mesh
+
+__all__ = ["layout_of", "layout_of_sharding", "sharding"]
+
+
+@local
+def sharding(layout: Layout | NamedSharding) -> NamedSharding:
+    """Return JAX's sharding for a layout.
+
+    Local.
+
+    `layout_of(sharding(layout)) == layout` but for the name of the mesh, which JAX's meshes lack.
+    Equal layouts give the same object.
+
+    Args:
+      layout: the layout; a NamedSharding is returned as it is. A reduction that is still to be
+        done must be "sum" over Explicit axes: JAX calls those axes *unreduced*.
+
+    Raises:
+      UsageError: devices that do not exist, or pending reductions that JAX cannot express.
+
+    Example:
+      >>> import shoal
+      >>> mesh = shoal.make_mesh({"x": -1})
+      >>> shoal.sharding(shoal.Layout(mesh, "x", None)).spec
+      P('x', None)
+    """
+    if isinstance(layout, NamedSharding):
+        return layout
+    if not isinstance(layout, Layout):
+        raise UsageTypeError(f"sharding: {layout!r} must be a Layout")
+    return _sharding(layout)
+
+
+@local
+def layout_of(x: jax.Array | jax.ShapeDtypeStruct | NamedSharding) -> Layout:
+    """Return the layout of an array.
+
+    Local.
+
+    Args:
+      x: an array, a `jax.ShapeDtypeStruct` with a sharding, or a NamedSharding (of which the
+        layout has as many dims as its PartitionSpec). An array on a single device has a layout on
+        the mesh of that device, which has no axes.
+
+    Raises:
+      UsageError: `x` has no layout: a host value, a value inside `jit`, a sharding of another
+        kind, or one that leaves dims to the compiler.
+
+    Example:
+      >>> import jax.numpy as jnp, shoal
+      >>> mesh = shoal.make_mesh({"x": -1})
+      >>> shoal.layout_of(shoal.put(jnp.ones((8, 3)), shoal.Layout(mesh, "x", None))).dims
+      ('x', None)
+    """
+    if isinstance(x, NamedSharding):
+        return layout_of_sharding(x, len(x.spec))
+    if isinstance(x, jax.core.Tracer):
+        raise UsageError(
+            f"layout_of: {x} is a value inside jit: the compiler has not placed it yet; "
+            "constrain it, or ask for the layout of the result"
+        )
+    if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
+        raise UsageTypeError(f"layout_of: a {type(x).__name__} has no layout: put it on a mesh")
+    if x.sharding is None:
+        raise UsageError(f"layout_of: {x} names no sharding")
+    return layout_of_sharding(x.sharding, len(x.shape))
+
+
+def layout_of_sharding(given: jax.sharding.Sharding, rank: int) -> Layout:
+    """Return the layout that arrays of `rank` dims have under a sharding.
+
+    Raises:
+      UsageError: the sharding stands for no layout.
+    """
+    if not isinstance(given, NamedSharding | SingleDeviceSharding):
+        raise UsageError(
+            f"layout_of: a {type(given).__name__} does not say which axes split which dims; "
+            "relayout the array, or give the jit that made it out_shardings"
+        )
+    return _layout_of(given, rank)
+
+
+@lru_cache(maxsize=4096)
+def _sharding(layout: Layout) -> NamedSharding:
+    partial = layout.partial
+    other = sorted({reduction for reduction in partial.values() if reduction != "sum"})
+    if other:
+        raise UsageError(
+            f"sharding: {layout!r} still has to be reduced by {', '.join(other)}; "
+            "JAX knows only pending sums"
+        )
+    auto = [axis for axis in partial if layout.mesh.axis_types[axis] == "auto"]
+    if auto:
+        raise UsageError(
+            f"sharding: {layout!r} has pending sums over Auto axes ({', '.join(auto)}); "
+            "JAX knows them only over Explicit axes: Mesh(…, axis_types='explicit')"
+        )
+    unreduced = {"unreduced": set(partial)} if partial else {}
+    return NamedSharding(jax_mesh(layout.mesh), PartitionSpec(*layout.dims, **unreduced))
+
+
+@lru_cache(maxsize=4096)
+def _layout_of(given: NamedSharding | SingleDeviceSharding, rank: int) -> Layout:
+    if isinstance(given, SingleDeviceSharding):
+        (device,) = given.device_set
+        mesh = Mesh({}, [device.id], device.process_index, kind=device.platform)
+        return Layout.replicated(mesh, rank)
+    dims = padded(given.spec, rank)
+    kind = getattr(given.spec, "unreduced_kind", None)  # jax 0.11 and later
+    if kind is not None and kind.name != "sum":
+        raise UsageError(f"layout_of: {given.spec} has a pending {kind.name}: only sums are known")
+    return Layout(mesh_of(given.mesh), *dims, partial=dict.fromkeys(given.spec.unreduced, "sum"))
+
+
+def padded(spec: PartitionSpec, rank: int) -> tuple[Dim, ...]:
+    """Return the dims of a PartitionSpec, those that it leaves out filled in as JAX does.
+
+    Raises:
+      UsageError: the spec has more entries than dims, or leaves some to the compiler.
+    """
+    dims = spec.partitions
+    if len(dims) > rank:
+        raise UsageError(f"{spec} has {len(dims)} entries for {rank} dims")
+    if any(dim is PartitionSpec.UNCONSTRAINED for dim in dims):
+        raise UsageError(f"{spec} leaves dims to the compiler: a layout says where each dim lies")
+    return (*dims, *[None] * (rank - len(dims)))

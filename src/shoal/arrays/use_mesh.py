@@ -1,0 +1,60 @@
+"""The default mesh of a block of code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import jax
+
+from shoal.arrays.devices import mesh_of
+from shoal.colour import local
+from shoal.errors import UsageTypeError
+from shoal.plan.mesh import Mesh
+
+__all__ = ["default_mesh", "use_mesh"]
+
+_mesh: ContextVar[Mesh | None] = ContextVar("shoal_default_mesh", default=None)
+
+
+@local
+@contextmanager
+def use_mesh(mesh: Mesh | jax.sharding.Mesh) -> Iterator[Mesh]:
+    """Give plain tuples, names and PartitionSpecs a mesh, where a layout is expected.
+
+    Local.
+
+    Holds for the block, in this thread and in this asyncio task: a thread started inside has no
+    default mesh until it enters one. Blocks nest; leaving one, by an exception too, restores what
+    was before. It does not enter `jax.set_mesh`: under that, even `jnp.ones(3)` becomes a program
+    of all the mesh's devices, which every process would have to run.
+
+    Args:
+      mesh: a mesh, or JAX's.
+
+    Returns:
+      a context manager that gives the mesh.
+
+    Raises:
+      UsageError: `mesh` is not a mesh.
+
+    Example:
+      >>> import numpy as np, shoal
+      >>> with shoal.use_mesh(shoal.make_mesh({"x": -1})):
+      ...     w = shoal.put(np.ones((8, 3), np.float32), ("x", None))
+      >>> shoal.layout_of(w).dims
+      ('x', None)
+    """
+    if not isinstance(mesh, Mesh | jax.sharding.Mesh):
+        raise UsageTypeError(f"use_mesh: {mesh!r} must be a Mesh")
+    token = _mesh.set(mesh if isinstance(mesh, Mesh) else mesh_of(mesh))
+    try:
+        yield _mesh.get()  # type: ignore[misc]
+    finally:
+        _mesh.reset(token)
+
+
+def default_mesh() -> Mesh | None:
+    """Return the mesh of the innermost `use_mesh` block, or None."""
+    return _mesh.get()
