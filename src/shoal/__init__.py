@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shoal.arrays.constrain import constrain as constrain
     from shoal.arrays.create import create as create
     from shoal.arrays.make_mesh import make_mesh as make_mesh
-    from shoal.arrays.make_mesh import use_mesh as use_mesh
+    from shoal.arrays.use_mesh import use_mesh as use_mesh
     from shoal.arrays.pack import pack as pack
     from shoal.arrays.pack import unpack as unpack
     from shoal.arrays.put import put as put
@@ -61,7 +61,7 @@ _LAZY = {
     "sharding": "shoal.arrays.sharding",
     "shutdown": "shoal.runtime.process",
     "unpack": "shoal.arrays.pack",
-    "use_mesh": "shoal.arrays.make_mesh",
+    "use_mesh": "shoal.arrays.use_mesh",
 }
 
 __all__ = [
