@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from shoal import settings
 from shoal.errors import UsageError
 from shoal.runtime.coordinator import Member, Point, checked
+from shoal.runtime.lanes import Lanes
 from shoal.runtime.meeting import Answer, Meeting, Reply
 from shoal.runtime.verdicts import Self, error_of, waiting_line
 
@@ -131,6 +132,8 @@ class LocalCoordinator:
         self._job = job
         self._process = process
         self._has_left = False
+        self._me = Self(process, job.hosts)
+        self._lanes = Lanes(self._me)
 
     @property
     def process(self) -> int:
@@ -159,14 +162,14 @@ class LocalCoordinator:
         point = checked(
             point, payload, timeout_s, process=self.process, num_processes=self.num_processes
         )
-        me = Self(self.process, self._job.hosts)
         if self._has_left:
-            raise UsageError(f"{me}: {point.name!r}: this process has left the job")
+            raise UsageError(f"{self._me}: {point.name!r}: this process has left the job")
         started = self._job.clock()
-        answer = self._job.meet(self.process, point, bytes(payload), timeout_s)
+        with self._lanes.enter(point):
+            answer = self._job.meet(self.process, point, bytes(payload), timeout_s)
         if answer.kind == "ok":
             return answer.payloads
-        raise error_of(answer.kind, answer.facts, me, point, self._job.clock() - started)
+        raise error_of(answer.kind, answer.facts, self._me, point, self._job.clock() - started)
 
     def tell(self, kind: str, words: str) -> None:
         """See `Coordinator.tell`."""

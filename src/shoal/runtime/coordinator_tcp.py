@@ -33,6 +33,7 @@ from shoal.runtime.frames import (
     text_field,
 )
 from shoal.runtime.hello import Welcome, say_hello
+from shoal.runtime.lanes import Lanes
 from shoal.runtime.meeting import Answer
 from shoal.runtime.verdicts import Self, error_of, waiting_line
 
@@ -107,7 +108,7 @@ class TcpCoordinator:
         self._life = life
         self._warn_after_s = warn_after_s
         self._lock = threading.Lock()
-        self._lanes_in_use: set[str] = set()
+        self._lanes = Lanes(self._me)
         self._channels: set[Channel] = set()
         self._free: list[Channel] = []
         self._tickets = itertools.count(1)
@@ -140,12 +141,10 @@ class TcpCoordinator:
         """See `Coordinator.arrive`. Also raises ProcessLostError if the meeting place is gone."""
         count = self.num_processes
         point = checked(point, payload, timeout_s, process=self.process, num_processes=count)
-        self._enter_lane(point)
+        self._check_usable(repr(point.name))
         started = time.monotonic()
-        try:
+        with self._lanes.enter(point):
             answer = self._meet(point, payload, timeout_s, started)
-        finally:
-            self._lanes_in_use.discard(point.lane)
         if answer.kind == "ok":
             return answer.payloads
         waited_s = time.monotonic() - started
@@ -209,17 +208,6 @@ class TcpCoordinator:
 
     def _warn(self, point: Point, facts: Mapping[str, Any], waited_s: float) -> None:
         _LOG.warning("%s", waiting_line(facts, self._me, point, waited_s))
-
-    def _enter_lane(self, point: Point) -> None:
-        self._check_usable(repr(point.name))
-        with self._lock:
-            if point.lane not in self._lanes_in_use:
-                self._lanes_in_use.add(point.lane)
-                return
-        raise UsageError(
-            f"{self._me}: {point.name!r} ({point.site}): another thread waits in lane"
-            f" {point.lane!r}; give each thread that meets others a lane of its own"
-        )
 
     def _check_usable(self, asked: str) -> None:
         if self._over is not None:

@@ -2,7 +2,7 @@
 
 Whoever knows the token and says something wrong ends the joining for all, at once; whoever does
 not know it is refused alone, and mentioned if somebody is missing at the earliest deadline. A
-refusal stands until that deadline, so that those who come later hear it too.
+refusal stands for a while, or until that deadline, so that those who come later hear it too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from shoal.runtime.verdicts import listed
 __all__ = ["PROTOCOL", "Hello", "JoinReply", "Joining", "parse_hello"]
 
 PROTOCOL = 1
+_STANDS_S = 30.0  # a refusal is told to those who come within this time
 
 To = TypeVar("To", bound=Hashable)
 
@@ -76,6 +77,7 @@ class Joining(Generic[To]):
         self.num_processes = num_processes
         self.jax_service = jax_service
         self.deadline = math.inf
+        self.stands_until = math.inf
         self.refusal: str | None = None
         self.is_complete = False
         self._token = token.encode()
@@ -99,7 +101,11 @@ class Joining(Generic[To]):
     def is_spent(self, now: float) -> bool:
         """Was the joining refused, and is nobody left who should still hear of it?"""
         everybody = len(self._heard) >= self.num_processes
-        return self.refusal is not None and (everybody or now >= self.deadline)
+        return self.refusal is not None and (everybody or now >= self.stands_until)
+
+    def has_told(self, process: int) -> bool:
+        """Was this process told of the refusal? If it comes again, that is another attempt."""
+        return self.refusal is not None and process in self._heard
 
     def knows(self, process: int, incarnation: str) -> bool:
         """Is this a process that joined?"""
@@ -127,7 +133,7 @@ class Joining(Generic[To]):
             self.deadline, self._limit = now + hello.timeout_s, (hello.process, hello.timeout_s)
         offences = self._offences(hello)
         if offences:
-            return [*self._refuse("; ".join(offences)), JoinReply(to, self.refusal)]
+            return [*self._refuse(now, "; ".join(offences)), JoinReply(to, self.refusal)]
         self._here[hello.process], self._to[hello.process] = hello, to
         self.jax_service = self.jax_service or hello.jax_service
         if len(self._here) < self.num_processes:
@@ -135,13 +141,13 @@ class Joining(Generic[To]):
         self.is_complete = True
         return [JoinReply(to, None) for to in self._to.values()]
 
-    def depart(self, process: int) -> list[JoinReply[To]]:
+    def depart(self, now: float, process: int) -> list[JoinReply[To]]:
         """A process died, or gave up, before all had come."""
         if self.is_complete or self.refusal is not None:
             return []
         gone = self._here[process]
         del self._to[process]
-        return self._refuse(f"{gone} died or gave up before all had come", (process,))
+        return self._refuse(now, f"{gone} died or gave up before all had come", (process,))
 
     def tick(self, now: float) -> list[JoinReply[To]]:
         """End the joining at the earliest deadline of those who came."""
@@ -149,13 +155,16 @@ class Joining(Generic[To]):
             return []
         missing = tuple(p for p in range(self.num_processes) if p not in self._here)
         by, timeout_s = self._limit
-        reason = f"{listed(missing)} of {self.num_processes} did not come within {timeout_s:g} s"
+        reason = f"{listed(missing)} of {self.num_processes} did not come within {timeout_s:.3g} s"
         reason += f" (the deadline of process {by}); here: {listed(self._here)}"
         if self._strangers:
             reason += f"; refused for a wrong token: {', '.join(self._strangers)}"
-        return self._refuse(reason, missing)
+        return self._refuse(now, reason, missing)
 
-    def _refuse(self, reason: str, missing: tuple[int, ...] = ()) -> list[JoinReply[To]]:
+    def _refuse(
+        self, now: float, reason: str, missing: tuple[int, ...] = ()
+    ) -> list[JoinReply[To]]:
+        self.stands_until = min(self.deadline, now + _STANDS_S)
         self.refusal, self._missing = reason, missing
         return [JoinReply(to, reason, missing) for to in self._to.values()]
 

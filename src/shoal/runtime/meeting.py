@@ -116,6 +116,10 @@ class Meeting(Generic[To]):
         """Has everybody gone?"""
         return len(self._gone) == len(self._processes)
 
+    def has_gone(self, process: int) -> bool:
+        """Has this process left, failed or been lost?"""
+        return process in self._gone
+
     def arrive(
         self,
         now: float,

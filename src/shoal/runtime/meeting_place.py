@@ -39,7 +39,7 @@ from shoal.runtime.frames import (
     text_field,
     whole_field,
 )
-from shoal.runtime.joining import Joining, JoinReply, parse_hello
+from shoal.runtime.joining import Hello, Joining, JoinReply, parse_hello
 from shoal.runtime.meeting import Answer, Meeting, Reply
 
 __all__ = ["MeetingPlace", "main"]
@@ -48,14 +48,39 @@ __all__ = ["MeetingPlace", "main"]
 class _Life:
     """A process that said HELLO: the connection whose end is its end, and those of its lanes."""
 
-    def __init__(self, process: int, connection: Connection) -> None:
+    def __init__(self, job: _Job, process: int, connection: Connection) -> None:
+        self.job = job
         self.process = process
         self.connection = connection
         self.lanes: set[Connection] = set()
 
 
+class _Job:
+    """One joining, what followed from it, and who of it is still connected."""
+
+    def __init__(self, joining: Joining[Connection]) -> None:
+        self.joining = joining
+        self.meeting: Meeting[Connection] | None = None
+        self.lives: dict[int, _Life] = {}
+
+    @property
+    def next_deadline(self) -> float:
+        return self.meeting.next_deadline if self.meeting else self.joining.next_deadline
+
+    def is_over(self, now: float) -> bool:
+        return not self.lives and (self.meeting is not None or self.joining.is_spent(now))
+
+    def ended_for(self, process: int, now: float) -> bool:
+        """Does a HELLO of this process belong to another job than this one?"""
+        left = self.meeting is not None and self.meeting.has_gone(process)
+        return left or self.joining.has_told(process) or self.joining.is_spent(now)
+
+
 class MeetingPlace:
-    """Serves one job after the other, on a listening socket that it is given."""
+    """Serves one job after the other, on a listening socket that it is given.
+
+    A process that left may say HELLO for the next job while others of the last are still here.
+    """
 
     def __init__(
         self,
@@ -67,15 +92,14 @@ class MeetingPlace:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address_text(*server.getsockname()[:2])
+        self._num_processes = num_processes
+        self._token = token
+        self._jax_service = jax_service
         self._clock = clock
         self._connections = Connections(server, self, clock)
-        self._start: Callable[[], Joining[Connection]] = lambda: Joining(
-            num_processes, token=token, jax_service=jax_service
-        )
-        self._joining = self._start()
-        self._meeting: Meeting[Connection] | None = None
-        self._lives: dict[int, _Life] = {}
         self._who: dict[Connection, _Life] = {}
+        self._earlier: list[_Job] = []  # with somebody in them still
+        self._job = self._new_job()  # the one that a HELLO is for
 
     def serve(
         self, *, until_closed: int | None = None, until_empty: bool = False, idle_s: float = 300.0
@@ -89,16 +113,14 @@ class MeetingPlace:
         quiet_since = self._clock()
         while self._connections.poll(self._pause_s(quiet_since + idle_s if until_empty else None)):
             now = self._clock()
-            self._answer_joining(self._joining.tick(now))
-            if self._meeting is not None:
-                self._answer(self._meeting.tick(now))
-            if self._lives:
+            for job in (*self._earlier, self._job):
+                self._answer_joining(job, job.joining.tick(now))
+                if job.meeting is not None:
+                    self._answer(job.meeting.tick(now))
+            self._earlier = [job for job in self._earlier if job.lives]
+            if self._who:
                 quiet_since = now
-            elif self._meeting is not None or self._joining.is_spent(now):
-                if until_empty:
-                    break
-                self._joining, self._meeting = self._start(), None
-            elif until_empty and now >= quiet_since + idle_s:
+            elif until_empty and (self._job.is_over(now) or now >= quiet_since + idle_s):
                 break
         self._connections.close_all()
 
@@ -108,59 +130,71 @@ class MeetingPlace:
         life = self._who.get(connection)
         if life is None:
             self._on_stranger(connection, verb, frame)
-        elif self._meeting is None:
+        elif life.job.meeting is None:
             raise FrameError(f"{verb[:40]!r} before everybody had joined")
         else:
-            self._on_member(self._meeting, connection, life.process, verb, frame)
+            self._on_member(life.job.meeting, connection, life.process, verb, frame)
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `connections.Listener`. The end of a lane's connection means nothing."""
         life = self._who.pop(connection, None)
-        if life is None or life.connection is not connection:
-            if life is not None:
-                life.lanes.discard(connection)
+        if life is None:
             return
-        del self._lives[life.process]
+        if life.connection is not connection:
+            life.lanes.discard(connection)
+            return
+        job, process = life.job, life.process
+        del job.lives[process]
         for lane in life.lanes:
             del self._who[lane]
             self._connections.close(lane)
-        if self._meeting is None:
-            self._answer_joining(self._joining.depart(life.process))
+        if job.meeting is None:
+            self._answer_joining(job, job.joining.depart(self._clock(), process))
         else:
-            self._answer(self._meeting.depart(self._clock(), life.process, "lost", reason))
+            self._answer(job.meeting.depart(self._clock(), process, "lost", reason))
+
+    def _new_job(self) -> _Job:
+        return _Job(Joining(self._num_processes, token=self._token, jax_service=self._jax_service))
 
     def _pause_s(self, idle_until: float | None) -> float | None:
-        due = min(self._connections.next_deadline, self._joining.next_deadline)
-        if not self._lives:
-            due = min(due, math.inf if idle_until is None else idle_until)
-            if self._joining.refusal is not None:
-                due = min(due, self._joining.deadline)  # then it has been heard long enough
-        if self._meeting is not None:
-            due = min(due, self._meeting.next_deadline)
+        deadlines = [job.next_deadline for job in (*self._earlier, self._job)]
+        due = min(self._connections.next_deadline, *deadlines)
+        if idle_until is not None and not self._who:
+            due = min(due, idle_until)
+            due = min(due, self._job.joining.stands_until)
         return None if due == math.inf else max(0.0, due - self._clock())
 
     def _on_stranger(self, connection: Connection, verb: str, frame: Frame) -> None:
-        refusal = self._joining.stranger(frame.header, connection.origin)
+        refusal = self._job.joining.stranger(frame.header, connection.origin)
         if refusal is not None:
-            self._answer_joining([JoinReply(connection, refusal)])
+            self._answer_joining(self._job, [JoinReply(connection, refusal)])
         elif verb == "hello":
-            hello = parse_hello(frame.header)
-            replies = self._joining.hello(self._clock(), hello, connection)
-            if not any(reply.to is connection and reply.refusal for reply in replies):
-                life = _Life(hello.process, connection)
-                self._lives[hello.process] = self._who[connection] = life
-                self._connections.trust(connection)
-            self._answer_joining(replies)
+            self._on_hello(connection, parse_hello(frame.header))
         elif verb == "lane":
-            owner = self._lives.get(whole_field(frame.header, "process"))
+            process = whole_field(frame.header, "process")
             incarnation = text_field(frame.header, "incarnation")
-            if owner is None or not self._joining.knows(owner.process, incarnation):
-                raise FrameError("a lane of a process that is not here")
-            owner.lanes.add(connection)
-            self._who[connection] = owner
-            self._connections.trust(connection)
+            for job in (*self._earlier, self._job):
+                if process in job.lives and job.joining.knows(process, incarnation):
+                    self._who[connection] = job.lives[process]
+                    job.lives[process].lanes.add(connection)
+                    self._connections.trust(connection)
+                    return
+            raise FrameError("a lane of a process that is not here")
         else:
             raise FrameError(f"{verb[:40]!r} from somebody who did not say who it is")
+
+    def _on_hello(self, connection: Connection, hello: Hello) -> None:
+        now = self._clock()
+        if self._job.ended_for(hello.process, now):
+            self._earlier.append(self._job)
+            self._job = self._new_job()
+        job = self._job
+        replies = job.joining.hello(now, hello, connection)
+        if not any(reply.to is connection and reply.refusal for reply in replies):
+            job.lives[hello.process] = _Life(job, hello.process, connection)
+            self._who[connection] = job.lives[hello.process]
+            self._connections.trust(connection)
+        self._answer_joining(job, replies)
 
     def _on_member(
         self,
@@ -176,7 +210,7 @@ class MeetingPlace:
                 meeting.arrive(
                     now,
                     process,
-                    _point_of(header, process, self._joining.num_processes),
+                    _point_of(header, process, self._num_processes),
                     frame.body,
                     timeout_s=number_field(header, "timeout_s"),
                     to=connection,
@@ -201,26 +235,22 @@ class MeetingPlace:
         else:
             raise FrameError(f"unknown verb {verb[:40]!r}")
 
-    def _answer_joining(self, replies: list[JoinReply[Connection]]) -> None:
-        if self._joining.is_complete and self._meeting is None:
-            self._meeting = Meeting(self._joining.hosts, self._clock())
+    def _answer_joining(self, job: _Job, replies: list[JoinReply[Connection]]) -> None:
+        if job.joining.is_complete and job.meeting is None:
+            job.meeting = Meeting(job.joining.hosts, self._clock())
         welcome = b""
         for to, refusal, missing in replies:
             if refusal is not None:
                 refused = pack_frame({"is": "refused", "missing": missing}, refusal.encode())
                 self._connections.send(to, refused, then_close=True)
-                self._forget(to)
+                if (life := self._who.pop(to, None)) is not None:
+                    del job.lives[life.process]
                 continue
             welcome = welcome or pack_frame(
-                {"is": "welcome", "jax_service": self._joining.jax_service},
-                json.dumps(self._joining.hosts).encode(),
+                {"is": "welcome", "jax_service": job.joining.jax_service},
+                json.dumps(job.joining.hosts).encode(),
             )
             self._connections.send(to, welcome)
-
-    def _forget(self, refused: Connection) -> None:
-        life = self._who.pop(refused, None)
-        if life is not None:
-            del self._lives[life.process]
 
     def _answer(self, replies: Iterable[Reply[Connection]]) -> None:
         """Send each its answer; the body of an answer is packed once for all."""

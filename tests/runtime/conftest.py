@@ -1,0 +1,167 @@
+"""Jobs to test coordinators with: threads of this process, or clients of a real meeting place."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.coordinator_tcp import join
+
+PATIENCE_S = 30.0  # a deadline of the test itself: reached only when something is broken
+
+
+def run_together(*functions):
+    """Run each function in a thread of its own; return what each returned or raised."""
+    results = [None] * len(functions)
+
+    def run(index, function):
+        try:
+            results[index] = function()
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            results[index] = error
+
+    threads = [
+        threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(functions)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "somebody hangs"
+    return results
+
+
+class Job:
+    """N coordinators, and the power to kill one."""
+
+    def __init__(self, coordinators, kill):
+        self.coordinators = coordinators
+        self.kill = kill
+
+    def on_all(self, function):
+        """Call `function(coordinator)` on all processes at once."""
+        return run_together(*(lambda c=c: function(c) for c in self.coordinators))
+
+    def start(self, function):
+        """Start one call; return a function that waits for its result or error."""
+        box = []
+        thread = threading.Thread(target=lambda: box.extend(run_together(function)), daemon=True)
+        thread.start()
+
+        def result():
+            thread.join(PATIENCE_S)
+            assert box, "it hangs"
+            return box[0]
+
+        return result
+
+    def until_said(self, process, words):
+        """Return once `process` is known to have said something that begins with `words`."""
+        give_up = time.monotonic() + PATIENCE_S
+        asker = next(c for c in self.coordinators if c.process != process)
+        while True:
+            member = asker.members(timeout_s=PATIENCE_S)[process]
+            if member.said.startswith(words):
+                return member
+            assert time.monotonic() < give_up, f"it never said {words!r} but {member}"
+
+
+class MeetingPlaces:
+    """One real server for each number of processes; each serves one job after the other."""
+
+    token = "the secret of the tests"
+
+    def __init__(self, env):
+        self._env = {**env, "SHOAL_TOKEN": self.token}
+        self._running = {}
+
+    def address(self, processes):
+        if processes not in self._running:
+            self._running[processes] = self.start(processes, "--until-stdin-closes")
+        return self._running[processes][1]
+
+    def start(self, processes, *more):
+        """Start a server; return it and its address."""
+        command = [sys.executable, "-m", "shoal.runtime.meeting_place"]
+        server = subprocess.Popen(
+            [*command, "--processes", str(processes), *more],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=self._env,
+        )
+        return server, json.loads(server.stdout.readline())["address"]
+
+    def join_all(self, processes, **options):
+        """Let N clients, in threads, join; return their results or errors."""
+        address = self.address(processes)
+        options = {"num_processes": processes, "token": self.token, "timeout_s": 10.0, **options}
+        joins = (lambda p=p: join(address, process=p, **options) for p in range(processes))
+        return run_together(*joins)
+
+    def stop(self):
+        for server, _ in self._running.values():
+            end(server)
+
+
+def end(server):
+    """Close the leash of a server; it must end by itself."""
+    server.stdin.close()
+    assert server.wait(PATIENCE_S) == 0
+    server.stdout.close()
+
+
+@pytest.fixture(scope="package")
+def meeting_places():
+    places = MeetingPlaces(dict(os.environ))
+    yield places
+    places.stop()
+
+
+@pytest.fixture
+def run_all():
+    """Return the function that runs functions in threads and collects results and errors."""
+    return run_together
+
+
+@pytest.fixture
+def fresh_place(meeting_places):
+    """Return a function that starts a meeting place of its own; returns its address."""
+    servers = []
+
+    def start(processes, *more):
+        server, address = meeting_places.start(processes, "--until-stdin-closes", *more)
+        servers.append(server)
+        return address
+
+    yield start
+    for server in servers:
+        end(server)
+
+
+@pytest.fixture(params=["local", "tcp"])
+def make_job(request, meeting_places):
+    """Return a function that makes a `Job` of N processes, of either kind."""
+    made = []
+
+    def make(processes, **options):
+        if request.param == "local":
+            local = LocalJob(processes, **options)
+            job = Job(local.coordinators, lambda p: local.lose(p, "its connection closed"))
+        else:
+            coordinators = meeting_places.join_all(processes, **options)
+            # What the kernel does for a process that is killed: every socket ends, without a BYE.
+            job = Job(coordinators, lambda p: coordinators[p]._abandon())
+        made.append(job)
+        return job
+
+    yield make
+    for job in made:
+        for coordinator in job.coordinators:
+            coordinator.close()

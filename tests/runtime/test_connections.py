@@ -1,0 +1,146 @@
+"""The server's sockets under hostile bytes, in process, under a clock that the test turns."""
+
+import os
+import socket
+import struct
+
+import pytest
+
+from shoal.runtime.connections import STRANGER_S, Connections
+from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES
+from shoal.runtime.frames import FrameError, pack_frame
+
+
+class Place:
+    """A listener that echoes, trusts on request, and remembers what it was told."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.ended = []
+        self.frames = []
+        self.trusted = []
+        server = socket.create_server(("127.0.0.1", 0))
+        self.address = server.getsockname()
+        self.connections = Connections(server, self, lambda: self.now)
+
+    def on_frame(self, connection, frame):
+        self.frames.append(frame)
+        if frame.header.get("bad"):
+            raise FrameError("as asked")
+        if frame.header.get("trust"):
+            self.trusted.append(connection)
+            self.connections.trust(connection)
+        then_close = bool(frame.header.get("last"))
+        self.connections.send(connection, pack_frame({}, frame.body), then_close=then_close)
+
+    def on_end(self, connection, reason):
+        self.ended.append(reason)
+
+    def knock(self):
+        client = socket.create_connection(self.address)
+        client.settimeout(10)
+        self.connections.poll(10)
+        return client
+
+    def say(self, client, data):
+        client.sendall(data)
+        self.connections.poll(10)
+
+
+@pytest.fixture
+def place():
+    place = Place()
+    yield place
+    place.connections.close_all()
+
+
+def is_closed(client):
+    try:
+        return client.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        bytes(range(255, -1, -1)) * 16,
+        struct.pack("!4sIQ", b"SHL1", 2**31, 0),
+        struct.pack("!4sIQ", b"SHL1", 10, 1),  # a stranger may send no body
+        pack_frame({"bad": True}),
+    ],
+)
+def test_a_hostile_stranger_is_thrown_out_and_the_next_is_served(place, hostile):
+    with place.knock() as client:
+        place.say(client, hostile)
+        assert is_closed(client)
+    assert len(place.ended) == 1
+    with place.knock() as client:
+        place.say(client, pack_frame({"hello": 1}))
+        assert client.recv(100) == pack_frame({})
+
+
+def test_a_stranger_that_stays_silent_or_sends_half_a_frame_is_thrown_out_in_time(place):
+    with place.knock() as silent, place.knock() as half, place.knock() as member:
+        place.say(half, pack_frame({"hello": 1})[:-1])
+        place.say(member, pack_frame({"trust": True}))
+        assert place.connections.next_deadline == STRANGER_S
+        place.now = STRANGER_S
+        place.connections.poll(0)
+        assert is_closed(silent)
+        assert is_closed(half)
+        assert place.connections.next_deadline == float("inf")
+        member.recv(100)
+        place.say(member, pack_frame({"still": "here"}))
+        assert member.recv(100) == pack_frame({})
+    assert place.ended == []  # it is we who closed
+
+
+def test_a_member_may_send_a_payload_but_not_more(place):
+    with place.knock() as member:
+        place.say(member, pack_frame({"trust": True}) + pack_frame({"n": 2}, b"payload"))
+        assert [frame.body for frame in place.frames] == [b"", b"payload"]
+        place.say(member, struct.pack("!4sIQ", b"SHL1", 2, MAX_PAYLOAD_BYTES + 1))
+    assert "frame too large" in place.ended[0]
+
+
+def test_who_does_not_read_does_not_hold_up_the_others(place):
+    with place.knock() as lazy, place.knock() as other:
+        place.say(lazy, pack_frame({"trust": True}))
+        body = bytes(MAX_PAYLOAD_BYTES)
+        connection = place.trusted[0]
+        for _ in range(4):  # more than the kernel's buffers take
+            place.connections.send(connection, pack_frame({}, body))
+        assert connection.out
+        place.say(other, pack_frame({"hello": 1}))
+        assert other.recv(100) == pack_frame({})
+        wanted = len(pack_frame({})) + 4 * len(pack_frame({}, body))
+        got = 0
+        while got < wanted:
+            place.connections.poll(0)
+            got += len(lazy.recv(1 << 20))
+        assert got == wanted
+        place.connections.poll(0)
+        assert not connection.out
+
+
+def test_the_last_word_is_sent_before_the_connection_is_closed(place):
+    with place.knock() as client:
+        place.say(client, pack_frame({"last": True}) + pack_frame({"ignored": True}))
+        assert client.recv(100) == pack_frame({})
+        assert is_closed(client)
+    assert len(place.frames) == 1
+
+
+def test_the_end_of_the_leash_ends_the_loop(place):
+    reading, writing = os.pipe()
+    try:
+        place.connections.hold_leash(reading)
+        assert place.connections.poll(0)
+        os.write(writing, b"x")
+        assert place.connections.poll(10)
+        os.close(writing)
+        assert not place.connections.poll(10)
+    finally:
+        os.close(reading)

@@ -1,0 +1,328 @@
+"""What every coordinator promises: one suite, run over threads and over a real meeting place."""
+
+import logging
+import threading
+import time
+
+import pytest
+
+from shoal.errors import (
+    DeadlineError,
+    DivergenceError,
+    PeerFailedError,
+    ProcessLostError,
+    UsageError,
+    UsageTypeError,
+)
+from shoal.runtime.barrier import barrier_with
+from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES, Point
+
+LONG_S = 60.0  # a deadline that no test here waits for
+
+
+def meet(coordinator, name="x", timeout_s=LONG_S, payload=b"", **more):
+    return coordinator.arrive(Point(name, **more), payload, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_everybody_gets_everybodys_bytes(make_job, processes):
+    job = make_job(processes)
+    payloads = {p: bytes(range(p)) * p for p in range(processes)}
+    results = job.on_all(lambda c: dict(meet(c, payload=payloads[c.process])))
+    assert results == [payloads] * processes
+    assert job.on_all(lambda c: dict(meet(c))) == [dict.fromkeys(payloads, b"")] * processes
+
+
+def test_large_payloads_arrive_whole(make_job):
+    job = make_job(3)
+    payloads = {p: bytes([p + 1]) * (3_000_000 + p) for p in range(3)}
+    results = job.on_all(lambda c: dict(meet(c, payload=payloads[c.process])) == payloads)
+    assert results == [True] * 3
+
+
+def test_the_same_name_serves_again_at_once(make_job):
+    job = make_job(3)
+
+    def loop(coordinator):
+        return [list(meet(coordinator, payload=bytes([i])).values()) for i in range(50)]
+
+    assert job.on_all(loop) == [[[bytes([i])] * 3 for i in range(50)]] * 3
+
+
+def test_a_group_meets_without_the_others(make_job):
+    job = make_job(3)
+    first, _, third = job.coordinators
+    waits = job.start(lambda: dict(meet(first, group=(2, 0), payload=b"a")))
+    assert dict(meet(third, group=(0, 2), payload=b"b")) == waits() == {0: b"a", 2: b"b"}
+
+
+def test_the_order_in_which_a_group_is_named_does_not_matter(make_job):
+    job = make_job(2)
+    results = job.on_all(lambda c: dict(meet(c, group=(c.process, 1 - c.process))))
+    assert results == [{0: b"", 1: b""}] * 2
+
+
+def test_different_names_are_told_to_all_with_both_sides(make_job):
+    job = make_job(3)
+    names = ["save", "evaluate", "save"]
+    sites = ["train.py:31 (main)", "train.py:44 (main)", "train.py:31 (main)"]
+    errors = job.on_all(lambda c: meet(c, names[c.process], site=sites[c.process]))
+    for process, error in enumerate(errors):
+        assert type(error) is DivergenceError
+        assert str(error).startswith(f"process {process} of 3 (")
+        assert (
+            set(error.sides)
+            == {
+                "'save' at train.py:31 (main)",
+                "'evaluate' at train.py:44 (main)",
+            }
+            or len(error.sides) == 2
+        )
+        assert all(side in str(error) for side in error.sides)
+    assert job.on_all(lambda c: len(meet(c, "next"))) == [3] * 3
+
+
+def test_different_fingerprints_are_told(make_job):
+    job = make_job(2)
+    errors = job.on_all(lambda c: meet(c, fingerprint=["float32[8]", "bfloat16[8]"][c.process]))
+    assert [type(error) for error in errors] == [DivergenceError] * 2
+    assert errors[0].sides == {"'x' [float32[8]]": (0,), "'x' [bfloat16[8]]": (1,)}
+
+
+def test_a_circle_of_waits_is_told_at_once(make_job):
+    job = make_job(3)
+    names = [("pair", (0, 1)), ("all", None)]
+    waits = [
+        job.start(lambda c=c, n=n, g=g: meet(c, n, group=g))
+        for c, (n, g) in zip(job.coordinators, names, strict=False)
+    ]
+    errors = [wait() for wait in waits]
+    assert [type(error) for error in errors] == [DivergenceError] * 2
+    assert "in a circle" in str(errors[0])
+    assert "process 0 waits at 'pair' for process 1" in str(errors[1])
+
+
+def test_the_earliest_deadline_ends_it_for_all_and_the_next_point_works(make_job):
+    job = make_job(4)
+    timeouts = {0: LONG_S, 2: 0.2}
+    waits = [
+        job.start(lambda p=p: meet(job.coordinators[p], "epoch", timeouts[p], site="t.py:3 (f)"))
+        for p in timeouts
+    ]
+    errors = [wait() for wait in waits]
+    errors += [meeting_error(job, p, "epoch") for p in (1, 3)]  # at once, though LONG_S is theirs
+    for process, error in zip((0, 2, 1, 3), errors, strict=True):
+        assert type(error) is DeadlineError
+        assert isinstance(error, TimeoutError)
+        assert error.missing == (1, 3)
+        assert error.name == "epoch"
+        assert set(error.last_words) == {1, 3}
+        assert error.last_words[1].startswith("joined, ")
+        assert str(error).startswith(f"process {process} of 4 (")
+        assert "processes 1, 3 did not come" in str(error)
+    assert "its deadline (0.2 s)" in str(errors[1])
+    assert "the deadline of process 2 (0.2 s)" in str(errors[0])
+    assert "came too late" in str(errors[2])
+    assert job.on_all(lambda c: len(meet(c, "next"))) == [4] * 4
+
+
+def meeting_error(job, process, name="x", **more):
+    started = time.monotonic()
+    try:
+        return meet(job.coordinators[process], name, **more)
+    except Exception as error:  # noqa: BLE001 - the tests look at it
+        assert time.monotonic() - started < LONG_S / 2
+        return error
+
+
+def test_a_lost_process_ends_waits_now_and_later_but_not_those_of_others(make_job):
+    job = make_job(3)
+    first, _, third = job.coordinators
+    waits = job.start(lambda: meet(first))
+    job.until_said(0, "waits at 'x'")
+    job.kill(1)
+    errors = [waits(), meeting_error(job, 2), meeting_error(job, 2, "later")]
+    assert [type(error) for error in errors] == [ProcessLostError] * 3
+    assert [set(error.lost) for error in errors] == [{1}] * 3
+    assert "process 1 (" in str(errors[0])
+    pair = job.start(lambda: len(meet(first, lane="pair", group=(0, 2))))
+    assert len(meet(third, lane="pair", group=(0, 2))) == pair() == 2
+
+
+def test_a_failed_process_ends_waits_with_its_traceback(make_job):
+    job = make_job(3)
+    waits = job.start(lambda: meet(job.coordinators[0]))
+    job.until_said(0, "waits at")
+    words = "Traceback (most recent call last):\n  File ...\nValueError: no such data"
+    job.coordinators[1].tell("failed", words)
+    error = waits()
+    assert type(error) is PeerFailedError
+    assert error.failed == {1: words}
+    assert "is gone: ValueError: no such data" in str(error)
+    assert "  | Traceback (most recent call last):" in str(error)
+    job.kill(1)  # its end says nothing new
+    assert meeting_error(job, 2).failed == {1: words}
+    assert [m.state for m in job.coordinators[0].members(timeout_s=5)] == ["here", "failed", "here"]
+
+
+def test_a_process_that_left_ends_the_waits_for_it(make_job):
+    job = make_job(2)
+    waits = job.start(lambda: meet(job.coordinators[0]))
+    job.until_said(0, "waits at")
+    job.coordinators[1].close()
+    error = waits()
+    assert type(error) is PeerFailedError
+    assert error.failed == {1: "left the job"}
+    assert type(meeting_error(job, 0, "later")) is PeerFailedError
+
+
+def test_closing_twice_is_fine_and_a_call_afterwards_is_refused(make_job):
+    job = make_job(2)
+    job.coordinators[1].close()
+    job.coordinators[1].close()
+    with pytest.raises(UsageError, match="has left the job"):
+        meet(job.coordinators[1])
+
+
+def test_lanes_meet_independently_in_threads_of_one_process(make_job):
+    job = make_job(2)
+    lanes = [f"lane{i}" for i in range(4)]
+
+    def all_lanes(coordinator):
+        def loop(lane):
+            return [
+                list(meet(coordinator, lane, lane=lane, payload=bytes([i])).values())
+                for i in range(10)
+            ]
+
+        order = lanes if coordinator.process else lanes[::-1]
+        waits = {lane: job.start(lambda lane=lane: loop(lane)) for lane in order}
+        return {lane: wait() for lane, wait in waits.items()}
+
+    expected = {lane: [[bytes([i])] * 2 for i in range(10)] for lane in lanes}
+    assert job.on_all(all_lanes) == [expected] * 2
+
+
+def test_two_threads_in_one_lane_are_refused(make_job):
+    job = make_job(2)
+    waits = job.start(lambda: len(meet(job.coordinators[0], "first")))
+    job.until_said(0, "waits at 'first'")
+    error = meeting_error(job, 0, "second")
+    assert type(error) is UsageError
+    assert "another thread waits in lane 'main'" in str(error)
+    assert len(meet(job.coordinators[1], "first")) == waits() == 2
+
+
+def test_members_tell_who_is_where(make_job):
+    job = make_job(3)
+    job.coordinators[1].tell("doing", "step 7")
+    job.coordinators[2].close()
+    job.until_said(2, "left")
+    said = job.until_said(1, "step 7")
+    members = job.coordinators[0].members(timeout_s=5)
+    assert [m.process for m in members] == [0, 1, 2]
+    assert [m.state for m in members] == ["here", "here", "left"]
+    assert said.said.endswith(" s ago")
+
+
+def test_what_can_be_told_is_checked(make_job):
+    job = make_job(1)
+    with pytest.raises(UsageError, match="'failed' and 'doing'"):
+        job.coordinators[0].tell("failled", "x")
+
+
+class Watcher(logging.Handler):
+    """Collects log records, and wakes who waits for one."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+        self.has_line = threading.Event()
+
+    def emit(self, record):
+        self.lines.append((record.levelname, record.getMessage()))
+        self.has_line.set()
+
+
+@pytest.fixture
+def shoal_log():
+    watcher = Watcher()
+    logging.getLogger("shoal").addHandler(watcher)
+    yield watcher
+    logging.getLogger("shoal").removeHandler(watcher)
+
+
+def test_a_long_wait_is_logged_once_and_then_succeeds(make_job, shoal_log):
+    job = make_job(3, warn_after_s=0.05)
+    job.coordinators[2].tell("doing", "step 41")
+    job.until_said(2, "step 41")
+    waits = job.start(lambda: len(meet(job.coordinators[0], "epoch", site="t.py:3 (f)")))
+    assert shoal_log.has_line.wait(LONG_S)
+    rest = [job.start(lambda c=c: len(meet(c, "epoch"))) for c in job.coordinators[1:]]
+    assert [waits(), rest[0](), rest[1]()] == [3] * 3
+    [(level, line)] = [row for row in shoal_log.lines if row[1].startswith("process 0 ")]
+    assert level == "WARNING"
+    assert "'epoch' (t.py:3 (f)) has waited 0 s for processes 1-2" in line
+    assert ": step 41, " in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"group": (1,)}, "process 0 (this one) is not among"),
+        ({"group": (0, 5)}, "processes 0..1, not [5]"),
+        ({"group": (0, 1, 1)}, "more than once: [1]"),
+        ({"timeout_s": 0}, "timeout_s=0"),
+        ({"timeout_s": float("nan")}, "timeout_s=nan"),
+        ({"payload": bytes(MAX_PAYLOAD_BYTES + 1)}, "the payload has"),
+        ({"fingerprint": "f" * 20_000}, "fingerprint has 20000 characters"),
+    ],
+)
+def test_a_wrong_point_is_refused_before_anything_is_sent(make_job, wrong, told):
+    job = make_job(2)
+    with pytest.raises(UsageError) as caught:
+        meet(job.coordinators[0], **wrong)
+    assert told in str(caught.value)
+    assert job.on_all(lambda c: len(meet(c))) == [2] * 2
+
+
+def test_all_that_is_wrong_with_a_point_is_said_at_once(make_job):
+    with pytest.raises(UsageError, match="4 problems") as caught:
+        meet(make_job(2).coordinators[0], group=(7, 7), timeout_s=-1)
+    assert "timeout_s=-1" in str(caught.value)
+
+
+def test_barrier_names_its_callers_line(make_job):
+    job = make_job(2)
+
+    def come(coordinator):
+        if coordinator.process:
+            barrier_with(coordinator, "here", timeout_s=LONG_S)
+        else:
+            barrier_with(coordinator, "there", timeout_s=LONG_S)
+
+    for error in job.on_all(come):
+        assert type(error) is DivergenceError
+        assert {"'here'", "'there'"} == {side.partition(" at ")[0] for side in error.sides}
+        assert str(error).count("test_coordinator_contract.py:") == 2
+        assert "(test_barrier_names_its_callers_line.<locals>.come)" in str(error)
+
+
+def test_barrier_over_some_and_over_all(make_job):
+    job = make_job(3)
+    pair = [job.start(lambda p=p: barrier_with(job.coordinators[p], "pair", processes=[0, 2]))
+            for p in (0, 2)]  # fmt: skip
+    assert [wait() for wait in pair] == [None, None]
+    assert job.on_all(lambda c: barrier_with(c, "all")) == [None] * 3
+
+
+def test_barrier_refuses_what_is_no_barrier(make_job):
+    coordinator = make_job(1).coordinators[0]
+    for arguments in ({"name": 3}, {"name": "x", "timeout_s": "9"}, {"name": "x", "lane": None}):
+        with pytest.raises(UsageTypeError):
+            barrier_with(coordinator, **arguments)
+    with pytest.raises(UsageTypeError, match="whole numbers"):
+        barrier_with(coordinator, "x", processes=["0"])
+    with pytest.raises(UsageError, match="must not be empty"):
+        barrier_with(coordinator, "")

@@ -1,0 +1,145 @@
+"""The rules of joining under a clock that the test turns."""
+
+import pytest
+
+from shoal.runtime.frames import FrameError
+from shoal.runtime.joining import PROTOCOL, Hello, Joining, parse_hello
+
+
+def hello(process, **more):
+    fields = {
+        "protocol": PROTOCOL,
+        "process": process,
+        "num_processes": 3,
+        "host": f"host{process}",
+        "pid": 100 + process,
+        "incarnation": f"run{process}",
+        "versions": "shoal 1",
+        "jax_service": "",
+        "timeout_s": 10.0,
+    }
+    return Hello(**{**fields, **more})
+
+
+def told(replies):
+    return {reply.to: reply.refusal for reply in replies}
+
+
+def test_nobody_is_welcome_before_all_are_here():
+    joining = Joining(3)
+    assert joining.hello(0.0, hello(2), "c") == []
+    assert joining.hello(0.0, hello(0), "a") == []
+    assert told(joining.hello(0.0, hello(1), "b")) == {"a": None, "b": None, "c": None}
+    assert joining.hosts == ["host0", "host1", "host2"]
+    assert joining.tick(1e9) == []
+
+
+def test_any_process_may_bring_the_address_of_jax_and_the_servers_own_wins():
+    joining = Joining(1)
+    joining.hello(0.0, hello(0, num_processes=1, jax_service="h:1"), "a")
+    assert joining.jax_service == "h:1"
+    joining = Joining(1, jax_service="h:2")
+    joining.hello(0.0, hello(0, num_processes=1, jax_service="h:1"), "a")
+    assert joining.jax_service == "h:2"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (hello(1, num_processes=4), "says that the job has 4 processes, the meeting place"),
+        (hello(0, pid=7), "two processes have the index 0: process 0 (host0, pid 100) and"),
+        (hello(3), "process 3 (host3, pid 103) does not exist: the job has processes 0..2"),
+        (hello(-1), "does not exist"),
+        (hello(1, versions="shoal 2"), "runs shoal 1, but process 1 (host1, pid 101) runs shoal 2"),
+        (hello(1, protocol=99), "speaks protocol 99, the meeting place 1"),
+    ],
+)
+def test_one_wrong_hello_ends_it_at_once_for_all_and_for_those_who_come_later(wrong, words):
+    joining = Joining(3)
+    joining.hello(0.0, hello(0), "right")
+    refusals = told(joining.hello(1.0, wrong, "wrong"))
+    assert set(refusals) == {"right", "wrong"}
+    assert len(set(refusals.values())) == 1
+    assert words in refusals["right"]
+    assert told(joining.hello(2.0, hello(2), "late")) == {"late": refusals["right"]}
+
+
+def test_all_that_is_wrong_with_a_hello_is_said():
+    refusal = told(Joining(3).hello(0.0, hello(9, num_processes=8, protocol=2), "x"))["x"]
+    assert refusal.count(";") == 2
+
+
+def test_the_earliest_deadline_ends_it_and_names_all_who_are_missing():
+    joining = Joining(3)
+    joining.hello(0.0, hello(0, timeout_s=9), "a")
+    joining.hello(2.0, hello(2, timeout_s=5), "c")
+    assert joining.tick(6.9) == []
+    replies = joining.tick(7.0)
+    assert {reply.to for reply in replies} == {"a", "c"}
+    assert {reply.missing for reply in replies} == {(1,)}
+    assert "process 1 of 3 did not come within 5 s (the deadline of process 2)" in replies[0][1]
+    late = joining.hello(8.0, hello(1), "b")
+    assert (late[0].refusal, late[0].missing) == (replies[0].refusal, (1,))
+
+
+def test_a_process_that_dies_while_others_wait_ends_it():
+    joining = Joining(3)
+    joining.hello(0.0, hello(0), "a")
+    joining.hello(0.0, hello(1), "b")
+    [reply] = joining.depart(0.0, 1)
+    assert (reply.to, reply.missing) == ("a", (1,))
+    assert "process 1 (host1, pid 101) died" in reply.refusal
+
+
+def test_a_wrong_token_hurts_nobody_else_but_is_mentioned():
+    joining = Joining(2, token="right")
+    assert joining.stranger({"token": "right"}, "1.2.3.4") is None
+    for token in ("", "wrong", "\udc80", "rightt"):
+        assert "token is wrong" in joining.stranger({"token": token, "process": 1}, "1.2.3.4")
+    joining.hello(0.0, hello(0, num_processes=2), "a")
+    [reply] = joining.tick(10.0)
+    assert "refused for a wrong token: process 1 from 1.2.3.4" in reply.refusal
+    assert "right" not in reply.refusal.replace("wrong", "")
+
+
+def test_a_token_that_is_not_required_is_not_asked_for():
+    assert Joining(2).stranger({"token": "whatever"}, "1.2.3.4") is None
+
+
+def test_when_all_are_here_another_one_is_refused_alone():
+    joining = Joining(1)
+    joining.hello(0.0, hello(0, num_processes=1), "a")
+    for other in (hello(0, pid=9), hello(1), hello(0, num_processes=7)):
+        refusals = told(joining.hello(1.0, other, "b"))
+        assert set(refusals) == {"b"}
+        assert "the job is complete" in refusals["b"]
+    assert joining.knows(0, "run0")
+    assert not joining.knows(0, "another")
+
+
+@pytest.mark.parametrize(("timeout_s", "stands_s"), [(10.0, 10.0), (300.0, 30.0)])
+def test_a_refusal_is_spent_when_all_have_heard_it_or_after_a_while(timeout_s, stands_s):
+    joining = Joining(3)
+    joining.hello(0.0, hello(0, timeout_s=timeout_s), "a")
+    joining.hello(0.0, hello(1, num_processes=2, timeout_s=400), "b")
+    assert not joining.is_spent(stands_s - 0.1)
+    assert [joining.has_told(process) for process in range(3)] == [True, True, False]
+    assert joining.is_spent(stands_s)
+    joining.hello(1.0, hello(2), "c")
+    assert joining.is_spent(1.0)
+    assert not Joining(1).is_spent(1e9)
+
+
+def test_a_hello_needs_all_its_fields():
+    header = {
+        "protocol": 1, "process": 0, "processes": 1, "host": "h", "pid": 1, "incarnation": "r",
+        "versions": "", "jax_service": "", "timeout_s": 1,
+    }  # fmt: skip
+    assert parse_hello(header).num_processes == 1
+    assert parse_hello({**header, "timeout_s": None}).timeout_s == float("inf")
+    for name in header:
+        with pytest.raises(FrameError, match=name):
+            parse_hello({key: value for key, value in header.items() if key != name})
+    for wrong in ({"timeout_s": 0}, {"process": True}, {"host": None}):
+        with pytest.raises(FrameError):
+            parse_hello({**header, **wrong})

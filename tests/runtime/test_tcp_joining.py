@@ -1,0 +1,188 @@
+"""Joining a real meeting place: whatever is wrong is an InitializeError on all, never a hang."""
+
+import socket
+import time
+
+import pytest
+
+from shoal.errors import InitializeError, PeerFailedError, ProcessLostError, UsageError
+from shoal.runtime.coordinator import Point
+from shoal.runtime.coordinator_tcp import join
+from shoal.runtime.frames import address_text, pack_frame
+
+
+@pytest.fixture
+def come(meeting_places, run_all):
+    """Return a function that lets processes join at once; closes those that came in."""
+    made = []
+
+    def come(address, processes, *rows):
+        options = {"num_processes": processes, "token": meeting_places.token, "timeout_s": 10.0}
+        results = run_all(*(lambda r=row: join(address, **{**options, **r}) for row in rows))
+        made.extend(result for result in results if not isinstance(result, BaseException))
+        return results
+
+    yield come
+    for coordinator in made:
+        coordinator.close()
+
+
+def test_all_learn_the_hosts_and_the_address_of_jax(fresh_place, come):
+    rows = [{"process": p, "host": f"host{p}"} for p in range(3)]
+    rows[2]["jax_service"] = "10.0.0.9:1234"
+    for coordinator in come(fresh_place(3), 3, *rows):
+        assert coordinator.hosts == ("host0", "host1", "host2")
+        assert coordinator.jax_service == "10.0.0.9:1234"
+    told = come(fresh_place(1, "--jax-service", "10.0.0.9:5"), 1, {"process": 0})
+    assert told[0].jax_service == "10.0.0.9:5"
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"process": 0}, {"process": 1, "num_processes": 3}], "has 3 processes"),
+        ([{"process": 0}, {"process": 0}], "two processes have the index 0"),
+        ([{"process": 0}, {"process": 2}], "the job has processes 0..1"),
+        (
+            [{"process": 0, "versions": "a 1"}, {"process": 1, "versions": "a 2"}],
+            "runs a ",
+        ),
+    ],
+)
+def test_what_one_says_wrong_is_told_to_all_at_once(fresh_place, come, rows, words):
+    started = time.monotonic()
+    errors = come(fresh_place(2), 2, *rows)
+    assert time.monotonic() - started < 8  # of the 10 they had given themselves
+    for row, error in zip(rows, errors, strict=True):
+        assert type(error) is InitializeError
+        assert words in str(error)
+        count = row.get("num_processes", 2)
+        assert str(error).startswith(f"process {row['process']} of {count} (")
+
+
+def test_who_is_missing_at_the_earliest_deadline_is_named_to_all_late_ones_included(
+    fresh_place, come
+):
+    address = fresh_place(3)
+    errors = come(address, 3, {"process": 0, "timeout_s": 60.0}, {"process": 2, "timeout_s": 0.3})
+    assert [type(error) for error in errors] == [InitializeError] * 2
+    assert [error.missing for error in errors] == [(1,)] * 2
+    assert "process 1 of 3 did not come within 0.3" in str(errors[0])
+
+
+def test_after_a_refusal_all_may_try_again(fresh_place, come):
+    address = fresh_place(2)
+    come(address, 2, {"process": 0}, {"process": 0})
+    [first, second] = come(address, 2, {"process": 0}, {"process": 1})
+    assert first.num_processes == second.num_processes == 2
+
+
+def test_a_wrong_token_is_refused_alone_and_the_right_one_still_gets_in(fresh_place, come):
+    address = fresh_place(1)
+    [error] = come(address, 1, {"process": 0, "token": "wrong"})
+    assert type(error) is InitializeError
+    assert "the token is wrong" in str(error)
+    assert come(address, 1, {"process": 0})[0].num_processes == 1
+
+
+def test_a_duplicate_is_refused_alone_once_the_job_is_complete(fresh_place, come, run_all):
+    address = fresh_place(2)
+    members = come(address, 2, {"process": 0}, {"process": 1})
+    [error] = come(address, 2, {"process": 1})
+    assert type(error) is InitializeError
+    assert "the job is complete: process 1 (" in str(error)
+    meets = [lambda c=c: len(c.arrive(Point("on"), timeout_s=20)) for c in members]
+    assert run_all(*meets) == [2, 2]
+
+
+def test_who_has_left_may_come_for_the_next_job_while_others_are_still_in_the_last(
+    fresh_place, come, run_all
+):
+    address = fresh_place(2)
+    old = come(address, 2, {"process": 0}, {"process": 1})
+    for _ in range(3):
+        old[0].close()
+        rejoins = [lambda p=p: come(address, 2, {"process": p})[0] for p in range(2)]
+
+        def follow(old=old, rejoin=rejoins[1]):
+            with pytest.raises(PeerFailedError, match="left the job"):
+                old[1].arrive(Point("x"), timeout_s=20)  # the last job still answers
+            old[1].close()
+            return rejoin()
+
+        new = run_all(rejoins[0], follow)
+        meets = [lambda c=c: len(c.arrive(Point("on"), timeout_s=20)) for c in new]
+        assert run_all(*meets) == [2, 2]
+        old = new
+
+
+def test_nobody_listening_is_said_at_the_deadline(come):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = address_text(*server.getsockname()[:2])
+    [error] = come(address, 2, {"process": 1, "timeout_s": 0.2})
+    assert type(error) is InitializeError
+    assert f"process 1 of 2 ({socket.gethostname()}): cannot join the job at {address}: " in str(
+        error
+    )
+    assert "nobody listens there; tried for 0.2 s" in str(error)
+
+
+def test_a_silent_or_foreign_service_is_said(come, run_all):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = address_text(*server.getsockname()[:2])
+        [error] = come(address, 1, {"process": 0, "timeout_s": 0.2})
+        assert "did not answer within 0.2 s" in str(error)
+        server.accept()[0].close()
+
+        def answer():
+            with server.accept()[0] as client:
+                client.recv(1 << 16)
+                client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        _, [error] = run_all(answer, lambda: come(address, 1, {"process": 0}))
+        assert type(error) is InitializeError
+        assert "is no meeting place" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("address", "options"),
+    [("nowhere", {}), ("h:1", {"process": -1}), ("h:1", {"num_processes": 0}),
+     ("h:1", {"timeout_s": 0.0})],
+)  # fmt: skip
+def test_wrong_arguments_are_refused_before_anybody_is_asked(come, address, options):
+    [error] = come(address, 2, {"process": 0, **options})
+    assert type(error) is UsageError
+
+
+def test_hostile_bytes_do_not_hurt_a_job(fresh_place, come, run_all):
+    address = fresh_place(2)
+    members = come(address, 2, {"process": 0}, {"process": 1})
+    host, port = address.rsplit(":", 1)
+    for hostile in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        pack_frame({"do": "arrive", "token": ""}),
+        pack_frame({"do": "hello", "token": "\ud800"}),
+        pack_frame({"do": "lane", "token": "the secret of the tests", "process": 0,
+                    "incarnation": "guessed"}),
+        pack_frame({"do": "bye", "token": "the secret of the tests", "process": 0}),
+        pack_frame({"do": "hello", "token": "the secret of the tests", "process": "0"}),
+        pack_frame({})[:9],
+    ):  # fmt: skip
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.sendall(hostile)
+            stranger.shutdown(socket.SHUT_WR)
+            stranger.settimeout(20)
+            try:
+                while stranger.recv(1 << 16):
+                    pass
+            except ConnectionResetError:
+                continue
+    meets = [lambda c=c: len(c.arrive(Point("on"), timeout_s=20)) for c in members]
+    assert run_all(*meets) == [2, 2]
+
+
+def test_a_member_that_breaks_the_protocol_is_lost_alone(fresh_place, come):
+    first, second = come(fresh_place(2), 2, {"process": 0}, {"process": 1})
+    second._life.send(pack_frame({"do": "nonsense"}), float("inf"))
+    with pytest.raises(ProcessLostError, match="unknown verb 'nonsense'"):
+        first.arrive(Point("x"), timeout_s=20)
