@@ -82,6 +82,10 @@ class ExitGuard:
         self._wake.set()
         atexit.unregister(self._on_exit)
 
+    def distrust_runtime(self) -> None:
+        """End without any teardown: a thread of this process is stuck in JAX's runtime for good."""
+        atexit.register(lambda: _end(self._code or self._asked_code) if self._is_mine() else None)
+
     def _is_mine(self) -> bool:
         """A forked child inherits the hooks, but it is not the member of the job."""
         return os.getpid() == self._pid
@@ -105,7 +109,8 @@ class ExitGuard:
             self._wake.set()
             return
         self._excepthook(kind, error, trace)
-        if self._is_mine() and isinstance(error, ShoalError) and code != 1:
+        self._code = code
+        if self._is_mine() and isinstance(error, ShoalError):
             raise SystemExit(code)  # the interpreter takes an exit code from its excepthook
 
     def _explain(

@@ -30,7 +30,6 @@ __all__ = [
     "configure_devices",
     "connect",
     "count_accelerators",
-    "forget",
     "install",
     "is_idle",
     "leave",
@@ -261,13 +260,6 @@ def look_up(key: str, *, timeout_s: float) -> str:
         return str(client.blocking_key_value_get(key, max(1, int(timeout_s * 1000))))
     except jax.errors.JaxRuntimeError as error:
         raise TimeoutError(str(error)) from None
-
-
-def forget(key: str) -> None:
-    """Undo `publish`."""
-    from jax._src import distributed
-
-    distributed.global_state.client.key_value_delete(key)
 
 
 def serve_unmodified_scripts() -> None:

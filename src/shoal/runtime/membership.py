@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import TypeVar
+from typing import NamedTuple
 
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError
 from shoal.runtime import jax_runtime, services
@@ -26,11 +26,16 @@ from shoal.runtime.coordinator_tcp import join
 from shoal.runtime.exit_guard import gone_members
 from shoal.runtime.frames import address_text, split_address
 
-__all__ = ["become_member", "check_in_time", "find_cluster", "unpublish", "wait_until_idle"]
-
-T = TypeVar("T")
+__all__ = [
+    "become_member",
+    "check_in_time",
+    "find_cluster",
+    "is_connecting",
+    "wait_until_idle",
+]
 
 _KEY = "shoal/meeting_place"  # in JAX's key-value store, for attached jobs
+_CONNECTING = "shoal connects the devices"
 
 
 def find_cluster(arguments: Arguments) -> tuple[Cluster, bool]:
@@ -83,23 +88,48 @@ def check_in_time(cluster: Cluster, *, is_attached: bool) -> None:
         )
 
 
-def become_member(cluster: Cluster, deadline: float, *, is_attached: bool) -> Coordinator:
+class _Place(NamedTuple):
+    """Where a job meets."""
+
+    address: str
+    jax_service: str | None  # if this process knows it
+    token: str
+    services: services.Services | None = None  # if this process started them
+
+
+def become_member(
+    cluster: Cluster, deadline: float, *, is_attached: bool, attempt: int
+) -> Coordinator:
     """Join the job; return what its processes meet by.
+
+    Args:
+      cluster: who this process is.
+      deadline: on the monotonic clock.
+      is_attached: JAX joined the job already.
+      attempt: how often this process tried before; equal on all.
 
     Raises:
       InitializeError: on every living process, before the deadline.
     """
     if cluster.address is None:
         return alone()
-    address, jax_service, token = _meeting_place(cluster, cluster.address, deadline, is_attached)
-    joined = join(
-        address,
-        process=cluster.process,
-        num_processes=cluster.num_processes,
-        token=token,
-        timeout_s=_left(deadline),
-        jax_service=jax_service,
-    )
+    if is_attached:
+        place = _attached_place(cluster, cluster.address, deadline, f"{_KEY}/{attempt}")
+    else:
+        place = _own_place(cluster, cluster.address, deadline)
+    try:
+        joined = join(
+            place.address,
+            process=cluster.process,
+            num_processes=cluster.num_processes,
+            token=place.token,
+            timeout_s=_left(deadline),
+            jax_service=place.jax_service,
+        )
+    except InitializeError:
+        if place.services is not None:
+            services.retire(place.services)
+        raise
     try:
         if not is_attached:
             _connect_devices(joined, joined.jax_service, deadline)
@@ -108,81 +138,90 @@ def become_member(cluster: Cluster, deadline: float, *, is_attached: bool) -> Co
         joined.tell("failed", f"initialize: {error}")
         joined.close()
         if isinstance(error, ShoalError) and not isinstance(error, InitializeError):
-            raise InitializeError(f"initialize: {error}") from error
+            missing = error.lost if isinstance(error, ProcessLostError) else ()
+            raise InitializeError(f"initialize: {error}", missing=missing) from None
         raise
     return joined
 
 
-def _meeting_place(
-    cluster: Cluster, address: str, deadline: float, is_attached: bool
-) -> tuple[str, str | None, str]:
-    """Return where to meet, JAX's service if it is known, and the token; start what is missing."""
-    if cluster.jax_service is not None:
-        return address, cluster.jax_service, cluster.token
+def _own_place(cluster: Cluster, address: str, deadline: float) -> _Place:
+    """Process 0 starts the services, unless a launcher runs them."""
+    if cluster.jax_service is not None or cluster.process != 0:
+        return _Place(address, cluster.jax_service, cluster.token)
     host, port = split_address(address)
     bind = cluster.bind_host or _bind_for(host)
-    if is_attached:
-        return _published_place(cluster, host, bind, deadline)
-    if cluster.process != 0:
-        return address, None, cluster.token
-    _, jax_service = services.start(
+    started = services.start(
         cluster.num_processes, bind=bind, port=port, token=cluster.token, timeout_s=_left(deadline)
     )
-    return address, _moved(jax_service, bind if is_loopback(host) else host), cluster.token
+    jax_service = _moved(started.jax_service, bind if is_loopback(host) else host)
+    return _Place(address, jax_service, cluster.token, started)
 
 
-def _published_place(
-    cluster: Cluster, host: str, bind: str, deadline: float
-) -> tuple[str, str | None, str]:
-    """In an attached job process 0 tells the others through JAX's store."""
-    if cluster.process == 0:
-        token = cluster.token or secrets.token_hex(16)
-        address = services.start_meeting_place(
-            cluster.num_processes, bind=bind, port=0, token=token, timeout_s=_left(deadline)
-        )
-        address = _moved(address, bind if is_loopback(host) else host)
-        jax_runtime.publish(_KEY, json.dumps({"address": address, "token": token}))
-        return address, cluster.address, token
-    try:
-        told = json.loads(jax_runtime.look_up(_KEY, timeout_s=_left(deadline)))
-    except TimeoutError:
-        raise InitializeError(
-            "process 0 did not say where to meet: did it call shoal.initialize() too?",
-            missing=[0],
-        ) from None
-    return told["address"], cluster.address, told["token"]
+def _attached_place(cluster: Cluster, address: str, deadline: float, key: str) -> _Place:
+    """Process 0 starts a meeting place on the host of JAX's service; JAX's store says where.
 
-
-def _connect_devices(joined: Coordinator, jax_service: str | None, deadline: float) -> None:
-    """Join JAX's service, which waits for all; give up when somebody is gone instead."""
-    if not jax_service:
-        raise InitializeError("nobody told where JAX's service is: is SHOAL_JAX_SERVICE set?")
-    client = _interruptible(
-        lambda: jax_runtime.connect(jax_service, joined.process), joined, deadline
+    A key of its own for each attempt, so that nobody goes to the place of an earlier one.
+    """
+    if cluster.jax_service is not None:
+        return _Place(address, cluster.jax_service, cluster.token)
+    if cluster.process != 0:
+        try:
+            told = json.loads(jax_runtime.look_up(key, timeout_s=_left(deadline)))
+        except TimeoutError:
+            raise InitializeError(
+                "process 0 did not say where to meet: did it call shoal.initialize() too?",
+                missing=[0],
+            ) from None
+        return _Place(told["address"], address, told["token"])
+    host = split_address(address)[0]
+    bind = cluster.bind_host or _bind_for(host)
+    token = cluster.token or secrets.token_hex(16)
+    started = services.start(
+        cluster.num_processes,
+        bind=bind,
+        port=0,
+        token=token,
+        timeout_s=_left(deadline),
+        jax_service=False,
     )
-    jax_runtime.install(client, jax_service, joined.process, joined.num_processes)
+    where = _moved(started.address, bind if is_loopback(host) else host)
+    jax_runtime.publish(key, json.dumps({"address": where, "token": token}))
+    return _Place(where, address, token, started)
 
 
-def _interruptible(work: Callable[[], T], joined: Coordinator, deadline: float) -> T:
-    """Return what `work` returns; it blocks in native code, so it gets a thread of its own.
+def _connect_devices(joined: Coordinator, jax_service: str, deadline: float) -> None:
+    """Join JAX's service, which waits for all; give up when somebody is gone instead.
+
+    The call blocks in native code and cannot be interrupted, so it gets a thread of its own: a
+    daemon, for the interpreter must not join it.
 
     Raises:
-      ProcessLostError: a process is gone, so the work may never end.
-      DeadlineError: it did not end in time.
+      InitializeError: JAX's service is not known, or refuses.
+      ProcessLostError: a process is gone, so the call may never return.
+      DeadlineError: it did not return in time.
     """
-    result: Future[T] = Future()
+    if not jax_service:
+        raise InitializeError("nobody told where JAX's service is: is SHOAL_JAX_SERVICE set?")
+    result: Future[object] = Future()
 
     def run() -> None:
         try:
-            result.set_result(work())
+            result.set_result(jax_runtime.connect(jax_service, joined.process))
         except Exception as error:  # noqa: BLE001 (raised again in the caller's thread)
             result.set_exception(error)
 
-    # A daemon, unlike an executor's thread: if it is stuck, the interpreter must not join it.
-    threading.Thread(target=run, name="shoal initialize", daemon=True).start()
+    threading.Thread(target=run, name=_CONNECTING, daemon=True).start()
     while wait([result], min(1.0, _left(deadline))).not_done:
         _check_living(joined, deadline, "connecting the devices")
-    return result.result()
+    if (error := result.exception()) is not None:
+        raise InitializeError(f"JAX's service at {jax_service}: {error}") from error
+    connection = result.result()
+    jax_runtime.install(connection, jax_service, joined.process, joined.num_processes)
+
+
+def is_connecting() -> bool:
+    """Is a call to JAX's service still blocked that nobody waits for any more?"""
+    return any(thread.name == _CONNECTING for thread in threading.enumerate())
 
 
 def wait_until_idle(joined: Coordinator, deadline: float) -> None:
@@ -200,18 +239,14 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
         time.sleep(0.002)
 
 
-def _check_living(joined: Coordinator, deadline: float, what: str) -> None:
+def _check_living(joined: Coordinator, deadline: float, doing: str) -> None:
+    me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
     if gone := gone_members(joined):
         lost = {p: f"{member.state}: {member.said}" for p, member in gone.items()}
-        names = "; ".join(f"process {p} {words}" for p, words in lost.items())
-        raise ProcessLostError(f"{what}: {names}", lost=lost)
+        names = "; ".join(f"process {p} is {words}" for p, words in lost.items())
+        raise ProcessLostError(f"{me} cannot go on {doing}: {names}", lost=lost)
     if time.monotonic() >= deadline:
-        raise DeadlineError(f"{what}: not done at the deadline", name=what)
-
-
-def unpublish() -> None:
-    """Forget where an attached job met, so that nobody goes there again."""
-    jax_runtime.forget(_KEY)
+        raise DeadlineError(f"{me} is still {doing} at the deadline", name=doing)
 
 
 def _left(deadline: float) -> float:

@@ -32,6 +32,7 @@ class _Record:
         self.guard: ExitGuard | None = None
         self.joined: Coordinator | None = None  # since `initialize`, until `shutdown`
         self.is_attached = False
+        self.attempts = 0  # to join a job
         self.alone: Coordinator | None = None  # before `initialize`
 
 
@@ -109,7 +110,15 @@ def initialize(
     membership.check_in_time(cluster, is_attached=is_attached)
     if not jax_runtime.backend_exists():
         jax_runtime.configure_devices(cluster.virtual_devices, cluster.local_device_ids)
-    joined = membership.become_member(cluster, deadline, is_attached=is_attached)
+    _RECORD.attempts += 1
+    try:
+        joined = membership.become_member(
+            cluster, deadline, is_attached=is_attached, attempt=_RECORD.attempts
+        )
+    except BaseException:
+        if membership.is_connecting():
+            _RECORD.guard.distrust_runtime()
+        raise
     _RECORD.pid, _RECORD.joined, _RECORD.is_attached = os.getpid(), joined, is_attached
     if cluster.num_processes > 1:
         _RECORD.guard.watch(joined, _part)
@@ -144,8 +153,6 @@ def shutdown(*, timeout_s: float | None = None) -> None:
             membership.wait_until_idle(joined, deadline)
             point = Point("shutdown", fingerprint="shutdown", site=callsite())
             joined.arrive(point, timeout_s=max(0.001, deadline - time.monotonic()))
-            if _RECORD.is_attached and joined.process == 0:
-                membership.unpublish()
     except ShoalError as error:
         joined.tell("failed", f"shutdown: {error}")
         raise

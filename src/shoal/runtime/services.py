@@ -23,56 +23,45 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, NamedTuple
 
 from shoal import settings
 from shoal.errors import InitializeError
+from shoal.runtime.frames import address_text
 
-__all__ = ["main", "start", "start_meeting_place"]
+__all__ = ["Services", "main", "retire", "start"]
 
 _LINGER_MAX_S = 600.0
+_RETIRING_S = 3.0
+
+
+class Services(NamedTuple):
+    """What runs, and where it listens."""
+
+    pid: int
+    address: str  # of the meeting place
+    jax_service: str  # empty where the job has one already
 
 
 def start(
-    num_processes: int, *, bind: str, port: int, token: str, timeout_s: float
-) -> tuple[str, str]:
-    """Start both services; return the addresses they listen at: meeting place, JAX's service.
+    num_processes: int,
+    *,
+    bind: str,
+    port: int,
+    token: str,
+    timeout_s: float,
+    jax_service: bool = True,
+) -> Services:
+    """Start the services of a job; from then on they are on their own.
 
     Raises:
       InitializeError: they do not start, for example because the port is taken.
     """
-    told = _start_module(
-        "shoal.runtime.services", num_processes, bind, port, token=token, timeout_s=timeout_s
-    )
-    return told["address"], told["jax_service"]
-
-
-def start_meeting_place(
-    num_processes: int, *, bind: str, port: int, token: str, timeout_s: float
-) -> str:
-    """Start a meeting place alone, for a job that has JAX's service already."""
-    module = "shoal.runtime.meeting_place"
-    told = _start_module(
-        module, num_processes, bind, port, "--until-empty", token=token, timeout_s=timeout_s
-    )
-    return told["address"]
-
-
-def _start_module(
-    module: str,
-    num_processes: int,
-    bind: str,
-    port: int,
-    *more: str,
-    token: str,
-    timeout_s: float,
-) -> dict[str, str]:
-    """Run a module until it prints its line of JSON; from then on it is on its own."""
-    command = _command(module, num_processes, bind, port, timeout_s)
+    command = _command("shoal.runtime.services", num_processes, bind, port, timeout_s)
     # A file and no pipe: later words must not block it, nor hold the caller's own stderr open.
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [*command, *more],
+            [*command, *(() if jax_service else ("--no-jax-service",))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -86,13 +75,18 @@ def _start_module(
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip().splitlines()
             raise InitializeError(
-                f"process 0 cannot start {module} at {bind}:{port}: "
+                f"process 0 cannot start the meeting place at {address_text(bind, port)}: "
                 f"{said[-1] if said else 'it said nothing'}\n"
                 "the address must be one of this host's own, with a free port"
             )
     process.returncode = 0  # nobody waits for it: without this Popen warns when it is collected
-    told: dict[str, str] = json.loads(line)
-    return told
+    return Services(process.pid, **json.loads(line))
+
+
+def retire(services: Services) -> None:
+    """Let the services of a job that never began end soon: its port must be free again."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(services.pid, signal.SIGTERM)
 
 
 def _command(
@@ -122,12 +116,7 @@ def _first_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run JAX's service, and a meeting place beside it, until the job's members are gone."""
-    parser = argparse.ArgumentParser(prog="python -m shoal.runtime.services")
-    parser.add_argument("--processes", type=int, required=True)
-    parser.add_argument("--bind", required=True)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--idle-s", type=float, required=True)
-    options = parser.parse_args(arguments)
+    options = _parse(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     command = _command(
         "shoal.runtime.meeting_place",
@@ -139,20 +128,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     place = subprocess.Popen(
         [*command, "--until-empty"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     )
-    from shoal.runtime.jax_runtime import JaxService  # while the other one starts
+    # When retired, those who are about to come have a moment to hear why there will be no job.
+    signal.signal(signal.SIGTERM, lambda *_: signal.setitimer(signal.ITIMER_REAL, _RETIRING_S))
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(place.pid, signal.SIGTERM))
+    service = None
+    if not options.no_jax_service:
+        from shoal.runtime.jax_runtime import JaxService  # while the other one starts
 
-    service = JaxService(options.processes, host=options.bind)
+        service = JaxService(options.processes, host=options.bind)
     line = _first_line(place, options.idle_s)
     if not line:
         place.kill()
         return place.wait() or 1
-    told = json.loads(line) | {"jax_service": service.address}
+    told = json.loads(line) | {"jax_service": service.address if service else ""}
     with contextlib.suppress(BrokenPipeError):  # process 0 is gone; others may be there
         print(json.dumps(told), flush=True)
-    if place.wait() != 0:
+    if place.wait() not in (0, -signal.SIGTERM):
         time.sleep(min(settings.seconds("SHOAL_ABORT_AFTER_S"), _LINGER_MAX_S))
-    service.close()
+    if service is not None:
+        service.close()
     return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m shoal.runtime.services")
+    parser.add_argument("--processes", type=int, required=True)
+    parser.add_argument("--bind", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--idle-s", type=float, required=True)
+    parser.add_argument("--no-jax-service", action="store_true")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,226 @@
+"""However a real process ends, it ends, the others hear how, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def line(process, word):
+    """Read a process's stdout up to a line that begins with `word`."""
+    for text in process.stdout:
+        if text.startswith(word):
+            return text
+    raise AssertionError(f"it never said {word!r}")
+
+
+IN_FLIGHT = """
+initialize(timeout_s=30)
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+devices = np.array(jax.devices())
+sharding = NamedSharding(Mesh(devices, "x"), PartitionSpec("x"))
+array = jax.make_array_from_callback(
+    (len(devices), 1 << 18), sharding, lambda where: np.ones((1, 1 << 18), np.float32))
+total = jax.jit(lambda a: a.sum(0))
+total(array).block_until_ready()
+"""
+
+
+def test_killed_while_sums_are_in_flight(job):
+    script = (
+        IN_FLIGHT
+        + """
+barrier("ready")
+if index == 1:
+    say("ready")
+    while True:
+        total(array).block_until_ready()
+pending = [total(array)]
+barrier("never")
+"""
+    )
+    job.start(0, 2, script)
+    victim = job.start(1, 2, script)
+    line(victim, "ready")
+    victim.kill()
+    survivor, _ = job.wait()
+    assert survivor.code == 71, survivor
+    assert "ProcessLostError" in survivor.err
+    assert "process 1" in survivor.err
+    assert survivor.err.count("Traceback") == 1, survivor
+    assert survivor.ended_s < 15
+    assert job.leaves_no_orphan()
+
+
+def test_frozen_while_a_sum_is_in_flight(job):
+    script = (
+        IN_FLIGHT
+        + """
+barrier("ready")
+if index == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+pending = total(array)
+try:
+    barrier("late", timeout_s=1)
+finally:
+    say("computed" if pending.is_ready() else "in flight")
+"""
+    )
+    job.start(0, 2, "import os\n" + script)
+    frozen = job.start(1, 2, "import os\n" + script)
+    one = job.wait_for(0)
+    assert one.code == 73, one
+    assert "DeadlineError" in one.err
+    assert "in flight" in one.out
+    assert one.ended_s < 15
+    os.kill(frozen.pid, signal.SIGKILL)
+    job.wait()
+    assert job.leaves_no_orphan()
+
+
+def test_an_exception_reaches_the_others_with_its_traceback(job):
+    script = """
+    initialize()
+    def train():
+        raise RuntimeError("no more data")
+    if index == 1:
+        train()
+    barrier("after")
+    """
+    other, failed = job.run(2, script)
+    assert failed.code == 1, failed
+    assert failed.err.splitlines()[-1] == "RuntimeError: no more data"
+    assert failed.err.count("Traceback") == 1
+    assert other.code == 72, other
+    assert "PeerFailedError" in other.err
+    assert "in train" in other.err
+    assert "RuntimeError: no more data" in other.err
+    assert job.leaves_no_orphan()
+
+
+def test_sys_exit_reaches_the_others_with_its_code(job):
+    script = """
+    initialize()
+    if index == 1:
+        sys.exit(5)
+    barrier("after")
+    """
+    other, failed = job.run(2, script)
+    assert (failed.code, failed.err) == (5, "")
+    assert other.code == 72, other
+    assert "sys.exit(5)" in other.err
+    assert job.leaves_no_orphan()
+
+
+def test_a_program_that_handles_the_loss_ends_well(job, said):
+    script = """
+    import os, atexit
+    initialize()
+    global_sum()
+    barrier("ready")
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        barrier("after")
+    except ProcessLostError as error:
+        say("saved what I have; lost", *error.lost)
+    """
+    survivor, _ = job.run(2, script)
+    assert (survivor.code, survivor.err) == (0, ""), survivor
+    assert said(survivor).splitlines() == ["saved what I have; lost 1"]
+    assert job.leaves_no_orphan()
+
+
+def test_a_thread_that_never_ends_does_not_keep_a_failed_process(job):
+    script = """
+    import os, threading
+    initialize()
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Thread(target=threading.Event().wait).start()
+    barrier("after")
+    """
+    survivor, _ = job.run(2, script, SHOAL_ABORT_AFTER_S="0.5")
+    assert survivor.code == 71, survivor
+    assert "could not end by itself" in survivor.err.splitlines()[-1]
+    assert survivor.ended_s < 30
+
+
+def test_signals_still_end_a_process(job):
+    script = """
+    initialize()
+    global_sum()
+    barrier("ready")
+    say("ready")
+    import threading
+    threading.Event().wait() if index == 1 else barrier("after")
+    """
+    other = job.start(0, 2, script)
+    waiting = job.start(1, 2, script)
+    line(waiting, "ready")
+    line(other, "ready")
+    waiting.send_signal(signal.SIGTERM)
+    other, terminated = job.wait()
+    assert terminated.code == -signal.SIGTERM
+    assert other.code == 71, other
+    assert job.leaves_no_orphan()
+
+
+def test_ctrl_c_is_told_to_the_others(job):
+    script = """
+    initialize()
+    barrier("ready")
+    say("ready")
+    import threading
+    threading.Event().wait() if index == 1 else barrier("after")
+    """
+    job.start(0, 2, script)
+    waiting = job.start(1, 2, script)
+    line(waiting, "ready")
+    waiting.send_signal(signal.SIGINT)
+    other, interrupted = job.wait()
+    assert interrupted.code == 128 + signal.SIGINT
+    assert other.code == 72, other
+    assert "KeyboardInterrupt" in other.err
+    assert job.leaves_no_orphan()
+
+
+def test_all_killed_leaves_no_orphan(job):
+    script = """
+    initialize()
+    barrier("ready")
+    say("ready")
+    import threading
+    threading.Event().wait()
+    """
+    processes = [job.start(index, 2, script) for index in range(2)]
+    for process in processes:
+        line(process, "ready")
+    assert len(job.descendants()) == 4  # and the two services
+    for process in processes:
+        process.kill()
+    job.wait()
+    assert job.leaves_no_orphan()
+
+
+def test_a_forked_child_is_no_member(job, said):
+    script = """
+    import os, warnings
+    warnings.simplefilter("ignore")
+    initialize()
+    child = os.fork()
+    if child == 0:
+        try:
+            barrier("from a fork")
+        except InitializeError as error:
+            say(str(error).splitlines()[0], process.process_index())
+        os._exit(3)  # as multiprocessing's children end
+    say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    barrier("after")
+    """
+    for index, one in enumerate(job.run(2, script)):
+        assert one.code == 0, one
+        words = f"this process is a fork of process {index} of 2, and no member of the job"
+        assert said(one).splitlines() == [f"{words} {index}", "3"]
+    assert job.leaves_no_orphan()

@@ -1,0 +1,167 @@
+"""Real processes join, compute, meet and leave, without a launcher."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_two_processes_compute_and_leave_quietly(job, said):
+    script = """
+    before = signal.getsignal(signal.SIGTERM)
+    initialize()
+    say(process.process_index(), process.process_count(), global_sum())
+    barrier("here")
+    try:
+        initialize()
+    except InitializeError as error:
+        say(error)
+    import jax
+    say(signal.getsignal(signal.SIGTERM) == before, jax.local_device_count(), jax.device_count())
+    process.shutdown()
+    say("left", process.process_count())
+    """
+    ended = job.run(2, script)
+    for index, one in enumerate(ended):
+        assert (one.code, one.err) == (0, ""), one
+        assert said(one).splitlines() == [
+            f"{index} 2 6.0",
+            f"initialize was called twice: this is process {index} of 2 already",
+            "call shutdown() first to join another job",
+            "True 2 4",
+            "left 1",
+        ]
+    assert job.leaves_no_orphan()
+
+
+def test_a_program_that_just_ends_needs_no_shutdown(job, said):
+    script = """
+    initialize()
+    import atexit
+    @atexit.register
+    def last():
+        say("my own exit handler")
+    say(global_sum())
+    """
+    for one in job.run(2, script):
+        assert (one.code, one.err) == (0, ""), one
+        assert said(one).splitlines() == ["6.0", "my own exit handler"]
+        assert one.ended_s < 30
+    assert job.leaves_no_orphan()
+
+
+@pytest.mark.parametrize(
+    ("who", "words"),
+    [
+        ({0: 3, 1: 3}, "process 2"),
+        ({0: 2, 1: 3}, "3"),
+    ],
+    ids=["missing peer", "wrong count"],
+)
+def test_what_is_wrong_with_a_job_is_an_error_on_every_process(job, who, words):
+    script = "initialize(timeout_s=2)\n"
+    for index, count in who.items():
+        job.start(index, count, script)
+    for one in job.wait():
+        assert one.code == 74, one
+        assert "InitializeError" in one.err, one
+        assert words in one.err, one
+        assert one.ended_s < 30
+    assert job.leaves_no_orphan()
+
+
+def test_an_index_that_comes_twice_is_an_error_on_every_process(job):
+    for index in (0, 1, 1):
+        job.start(index, 3, "initialize(timeout_s=20)\n")
+    for one in job.wait():
+        assert one.code == 74, one
+        assert "InitializeError" in one.err, one
+        assert "twice" in one.err or "already" in one.err, one
+    assert job.leaves_no_orphan()
+
+
+def test_nobody_listens(job):
+    job.start(1, 2, "initialize(timeout_s=1)\n")
+    (one,) = job.wait()
+    assert one.code == 74, one
+    assert job.address in one.err
+
+
+def test_a_port_that_is_taken_is_an_error_of_process_0(job):
+    script = """
+    import socket
+    host, port = address.split(":")
+    taken = socket.create_server((host, int(port)))
+    initialize(timeout_s=20)
+    """
+    job.start(0, 2, script)
+    (one,) = job.wait()
+    assert one.code == 74, one
+    assert "in use" in one.err
+    assert job.address in one.err
+
+
+def test_too_late_and_alone(job, said):
+    script = """
+    import jax
+    jax.config.update("jax_num_cpu_devices", 3)
+    jax.devices()
+    for options in ({}, {"num_processes": 1, "process_id": 0}):
+        try:
+            initialize(**options)
+        except InitializeError as error:
+            say(str(error).splitlines()[0])
+    process.initialize(num_processes=1, virtual_devices=3)
+    say(process.process_count(), len(jax.devices()))
+    process.shutdown()
+    raise InitializeError("the exit code is the error's")
+    """
+    job.start(0, 2, script)
+    (one,) = job.wait()
+    assert one.code == 74, one
+    assert said(one).splitlines() == [
+        "too late to join a job of 2: JAX has created its devices",
+        "too late for virtual_devices=2: JAX has created its devices",
+        "1 3",
+    ]
+
+
+def test_attach_to_a_job_that_jax_joined(job, said):
+    script = """
+    import jax
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.distributed.initialize(address, count, index)
+    try:
+        process.process_count()
+    except InitializeError as error:
+        say(error)
+    process.initialize(timeout_s=30)
+    barrier("attached")
+    say(process.process_index(), process.process_count(), global_sum())
+    process.shutdown()
+    process.initialize(timeout_s=30)
+    barrier("attached again")
+    """
+    for index, one in enumerate(job.run(2, script)):
+        assert one.code == 0, one
+        assert "Traceback" not in one.err, one
+        assert said(one).splitlines() == [
+            "this process is one of 2 (jax.distributed.initialize) and has not joined them: "
+            "call shoal.initialize() first",
+            f"{index} 2 6.0",
+        ]
+    assert job.leaves_no_orphan()
+
+
+def test_a_peer_that_dies_before_the_devices_are_connected(job, said):
+    script = """
+    import os
+    from shoal.runtime.coordinator_tcp import join
+    if index == 1:
+        join(address, process=1, num_processes=2, timeout_s=30)
+        os._exit(0)
+    initialize()
+    """
+    one, _ = job.run(2, script)
+    assert one.code == 74, one
+    assert "process 1" in one.err.splitlines()[-1], one
+    assert job.leaves_no_orphan()
