@@ -21,7 +21,7 @@ test-newest: $(NEWEST)/.installed ## Run the test suite on the newest Python >= 
 	$(NEWEST)/bin/python -m pytest
 
 bench: $(VENV)/.installed ## Run every benchmark; one JSON line per row
-	@for program in benchmarks/*.py; do echo "== $$program"; $(VENV)/bin/python $$program || exit 1; done
+	@for program in $$(grep -l __main__ benchmarks/*.py); do echo "== $$program"; $(VENV)/bin/python $$program || exit 1; done
 
 reference: $(VENV)/.installed ## Rewrite docs/reference.md from the docstrings
 	$(VENV)/bin/python tests/meta/reference.py

@@ -54,7 +54,6 @@ def test_changelog_fragments_are_well_formed():
     [
         "see /wo" "rk/main/x.py",
         "open('/ro" "ot/x')",
-        "/ho" "me/somebody/x",
         "fixes iss" "ue #2",
         "Iss" "ue 12 says",
         "as DES" "IGN §4 says",
