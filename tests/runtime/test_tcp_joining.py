@@ -9,6 +9,7 @@ from shoal.errors import InitializeError, PeerFailedError, ProcessLostError, Usa
 from shoal.runtime.coordinator import Point
 from shoal.runtime.coordinator_tcp import join
 from shoal.runtime.frames import address_text, pack_frame
+from shoal.runtime.joining import PROTOCOL
 
 
 @pytest.fixture
@@ -67,14 +68,30 @@ def test_who_is_missing_at_the_earliest_deadline_is_named_to_all_late_ones_inclu
     errors = come(address, 3, {"process": 0, "timeout_s": 60.0}, {"process": 2, "timeout_s": 0.3})
     assert [type(error) for error in errors] == [InitializeError] * 2
     assert [error.missing for error in errors] == [(1,)] * 2
-    assert "process 1 of 3 did not come within 0.3" in str(errors[0])
+    assert "process 1 of 3 did not come within 0.3 s" in str(errors[0])
 
 
 def test_after_a_refusal_all_may_try_again(fresh_place, come):
     address = fresh_place(2)
-    come(address, 2, {"process": 0}, {"process": 0})
+    come(address, 2, {"process": 0}, {"process": 1, "num_processes": 3})
     [first, second] = come(address, 2, {"process": 0}, {"process": 1})
     assert first.num_processes == second.num_processes == 2
+
+
+def test_who_dies_before_all_have_come_ends_it_for_those_who_come_later(fresh_place, come):
+    address = fresh_place(2)
+    host, port = address.rsplit(":", 1)
+    hello = {
+        "do": "hello", "protocol": PROTOCOL, "token": "the secret of the tests", "process": 1,
+        "processes": 2, "host": "far", "pid": 7, "incarnation": "x", "versions": "",
+        "jax_service": "", "timeout_s": 10,
+    }  # fmt: skip
+    with socket.create_connection((host, int(port))) as victim:
+        victim.sendall(pack_frame(hello))
+    [error] = come(address, 2, {"process": 0})
+    assert type(error) is InitializeError
+    assert error.missing == (1,)
+    assert "process 1 (far, pid 7) died or gave up" in str(error)
 
 
 def test_a_wrong_token_is_refused_alone_and_the_right_one_still_gets_in(fresh_place, come):

@@ -18,7 +18,7 @@ from shoal.runtime.verdicts import listed
 __all__ = ["PROTOCOL", "Hello", "JoinReply", "Joining", "parse_hello"]
 
 PROTOCOL = 1
-_STANDS_S = 30.0  # a refusal is told to those who come within this time
+_STANDS_S = 10.0  # a refusal is told to those who come within this time
 
 To = TypeVar("To", bound=Hashable)
 
@@ -155,7 +155,8 @@ class Joining(Generic[To]):
             return []
         missing = tuple(p for p in range(self.num_processes) if p not in self._here)
         by, timeout_s = self._limit
-        reason = f"{listed(missing)} of {self.num_processes} did not come within {timeout_s:.3g} s"
+        limit = f"{timeout_s:.1f}".removesuffix(".0")  # what was left of it, after connecting
+        reason = f"{listed(missing)} of {self.num_processes} did not come within {limit} s"
         reason += f" (the deadline of process {by}); here: {listed(self._here)}"
         if self._strangers:
             reason += f"; refused for a wrong token: {', '.join(self._strangers)}"

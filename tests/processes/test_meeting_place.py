@@ -1,0 +1,301 @@
+"""A real meeting place, real processes, real signals: who survives learns who did not."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from shoal.errors import DeadlineError, DivergenceError, InitializeError, ProcessLostError
+from shoal.runtime.barrier import barrier_with
+from shoal.runtime.coordinator_tcp import join
+
+PATIENCE_S = 60.0  # a deadline of the test itself: reached only when something is broken
+SURVIVOR_S = 2.0  # a killed process must be known to the others within this
+
+CHILD = """
+import json, os, sys
+from shoal.runtime.barrier import barrier_with
+from shoal.runtime.coordinator_tcp import join
+
+def report(**facts):
+    print(json.dumps(facts), flush=True)
+
+def attempt(action):
+    try:
+        report(result=action())
+    except (Exception, KeyboardInterrupt) as error:
+        report(error=type(error).__name__, words=str(error))
+
+def fork(hold):
+    child = os.fork()
+    if child == 0:
+        os.read(hold, 1)
+        os._exit(0)
+    return child
+
+def main(address, process, processes, timeout_s, hold):
+    job = join(address, process=process, num_processes=processes, timeout_s=timeout_s)
+    report(result="joined")
+    for line in sys.stdin:
+        verb, *values = json.loads(line)
+        if verb == "barrier":
+            name, timeout_s = values
+            attempt(lambda: barrier_with(job, name, timeout_s=timeout_s))
+        elif verb == "fork":
+            attempt(lambda: fork(hold))
+        elif verb == "failed":
+            job.tell("failed", "Traceback\\nValueError: no data")
+            os._exit(1)
+    job.close()
+
+try:
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))
+except Exception as error:
+    report(error=type(error).__name__, words=str(error))
+"""
+
+
+class Child:
+    """A process of the job that does what it is told."""
+
+    def __init__(self, script, env, hold, address, process, processes, timeout_s=PATIENCE_S):
+        numbers = [str(n) for n in (process, processes, timeout_s, hold)]
+        self.popen = subprocess.Popen(
+            [sys.executable, str(script), address, *numbers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+            pass_fds=(hold,),
+        )
+        self.process = process
+
+    def order(self, *words):
+        self.popen.stdin.write(json.dumps(words) + "\n")
+        self.popen.stdin.flush()
+
+    def answer(self):
+        line = self.popen.stdout.readline()
+        assert line, "it ended without a word"
+        return json.loads(line)
+
+    def signal(self, number):
+        self.popen.send_signal(number)
+
+    def end(self):
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGCONT)
+            self.popen.stdin.close()
+            try:
+                self.popen.wait(PATIENCE_S)
+            finally:
+                self.popen.kill()
+        with self.popen:
+            self.popen.stdout.close()
+
+
+class Stage:
+    """A meeting place, and a job of which the test itself is process 0."""
+
+    def __init__(self, folder, env):
+        self.script = folder / "child.py"
+        self.script.write_text(CHILD)
+        self.env = env
+        self.children = []
+        self.hold, self._release = os.pipe()
+        self.me = None
+
+    def open(self, processes):
+        command = [sys.executable, "-m", "shoal.runtime.meeting_place", "--processes"]
+        self.server = subprocess.Popen(
+            [*command, str(processes), "--until-empty"], stdout=subprocess.PIPE, env=self.env
+        )
+        self.processes = processes
+        self.address = json.loads(self.server.stdout.readline())["address"]
+
+    def child(self, process, **more):
+        child = Child(self.script, self.env, self.hold, self.address, process, self.processes,
+                      **more)  # fmt: skip
+        self.children.append(child)
+        return child
+
+    def join(self, timeout_s=PATIENCE_S):
+        return join(self.address, process=0, num_processes=self.processes, timeout_s=timeout_s)
+
+    def start(self, processes):
+        """Start a job; return this process's coordinator and the children."""
+        self.open(processes)
+        children = [self.child(p) for p in range(1, processes)]
+        self.me = self.join()
+        assert [child.answer() for child in children] == [{"result": "joined"}] * len(children)
+        return self.me, children
+
+    def until_waits(self, child):
+        give_up = time.monotonic() + PATIENCE_S
+        while not self.me.members(timeout_s=PATIENCE_S)[child.process].said.startswith("waits at"):
+            assert time.monotonic() < give_up
+
+    def strike(self):
+        """Clear the stage. A meeting place that still lives must end by itself."""
+        if self.me is not None:
+            self.me.close()
+        os.close(self._release)
+        os.close(self.hold)
+        for child in self.children:
+            child.end()
+        try:
+            self.server.send_signal(signal.SIGCONT)
+            assert self.server.wait(PATIENCE_S) in (0, -signal.SIGKILL)
+        finally:
+            self.server.kill()
+            self.server.stdout.close()
+
+
+@pytest.fixture
+def stage(tmp_path, child_env):
+    stage = Stage(tmp_path, child_env)
+    yield stage
+    stage.strike()
+
+
+def test_a_killed_process_is_known_at_once_to_who_waits_and_to_who_comes(stage):
+    me, (victim, other) = stage.start(3)
+    other.order("barrier", "epoch", PATIENCE_S)
+    stage.until_waits(other)
+    killed = time.monotonic()
+    victim.signal(signal.SIGKILL)
+    told = other.answer()
+    assert time.monotonic() - killed < SURVIVOR_S
+    assert told["error"] == "ProcessLostError"
+    assert told["words"].startswith("process 2 of 3 (")
+    assert "'epoch' (child.py:" in told["words"]
+    assert "process 1 (" in told["words"]
+    for name in ("epoch", "later"):
+        with pytest.raises(ProcessLostError) as caught:
+            barrier_with(me, name, timeout_s=PATIENCE_S)
+        assert set(caught.value.lost) == {1}
+    assert time.monotonic() - killed < SURVIVOR_S
+
+
+def test_a_frozen_process_is_late_is_named_and_may_come_back(stage):
+    me, (frozen, other) = stage.start(3)
+    frozen.signal(signal.SIGSTOP)
+    other.order("barrier", "epoch", 1.0)
+    with pytest.raises(DeadlineError) as caught:
+        barrier_with(me, "epoch", timeout_s=PATIENCE_S)
+    assert caught.value.missing == (1,)
+    assert caught.value.last_words[1].startswith("joined, ")
+    assert other.answer()["error"] == "DeadlineError"
+    frozen.signal(signal.SIGCONT)
+    frozen.order("barrier", "epoch", PATIENCE_S)
+    told = frozen.answer()
+    assert told["error"] == "DeadlineError"
+    assert "came too late" in told["words"]
+    for child in (frozen, other):
+        child.order("barrier", "next", PATIENCE_S)
+    barrier_with(me, "next", timeout_s=PATIENCE_S)
+    assert [child.answer() for child in (frozen, other)] == [{"result": None}] * 2
+
+
+def test_disagreeing_processes_are_shown_both_sides(stage):
+    me, (child,) = stage.start(2)
+    child.order("barrier", "save", PATIENCE_S)
+    with pytest.raises(DivergenceError) as caught:
+        barrier_with(me, "evaluate", timeout_s=PATIENCE_S)
+    words = child.answer()["words"]
+    for told in (str(caught.value), words):
+        assert re.search(r"process 0: 'evaluate' at \S*test_meeting_place\.py:\d+ \(test_", told)
+        assert "process 1: 'save' at child.py:" in told
+
+
+def test_a_failure_brings_its_traceback(stage):
+    _, (failing, other) = stage.start(3)
+    other.order("barrier", "epoch", PATIENCE_S)
+    stage.until_waits(other)
+    failing.order("failed")
+    told = other.answer()
+    assert told["error"] == "PeerFailedError"
+    assert "ValueError: no data" in told["words"]
+
+
+def test_a_meeting_place_that_is_killed_ends_the_waits(stage):
+    me, (child,) = stage.start(2)
+    child.order("barrier", "epoch", PATIENCE_S)
+    stage.until_waits(child)
+    stage.server.kill()
+    told = child.answer()
+    assert told["error"] == "ProcessLostError"
+    assert f"the meeting place at {stage.address} is lost" in told["words"]
+    for _ in range(2):
+        with pytest.raises(ProcessLostError, match="the meeting place"):
+            barrier_with(me, "epoch", timeout_s=PATIENCE_S)
+
+
+def test_a_frozen_meeting_place_ends_the_wait_a_second_after_the_deadline(stage):
+    me, (child,) = stage.start(2)
+    stage.server.send_signal(signal.SIGSTOP)
+    with pytest.raises(ProcessLostError, match="it does not answer"):
+        barrier_with(me, "epoch", timeout_s=0.2)
+    stage.server.send_signal(signal.SIGCONT)
+    child.order("barrier", "epoch", PATIENCE_S)
+    told = child.answer()
+    assert told["error"] == "ProcessLostError"  # all or none: who gave up is lost to the others
+    assert "process 0 (" in told["words"]
+
+
+def test_a_process_that_comes_too_late_to_join_is_told_and_so_are_the_others(stage):
+    stage.open(2)
+    with pytest.raises(InitializeError) as caught:
+        stage.join(timeout_s=0.3)
+    assert caught.value.missing == (1,)
+    told = stage.child(1, timeout_s=0.3).answer()
+    assert told["error"] == "InitializeError"
+    assert told["words"].startswith("process 1 of 2 (")
+
+
+def test_a_forked_child_does_not_hide_the_death_of_its_parent(stage):
+    me, (parent,) = stage.start(2)
+    parent.order("fork")
+    grandchild = parent.answer()["result"]
+    parent.signal(signal.SIGKILL)
+    with pytest.raises(ProcessLostError):
+        barrier_with(me, "epoch", timeout_s=PATIENCE_S)
+    os.kill(grandchild, 0)  # it lives on, with all that it inherited
+
+
+def test_ctrl_c_in_a_wait_is_pythons_own_and_leaves_the_count_right(stage):
+    me, (child,) = stage.start(2)
+    child.order("barrier", "first", PATIENCE_S)
+    stage.until_waits(child)
+    child.signal(signal.SIGINT)
+    assert child.answer()["error"] == "KeyboardInterrupt"
+    barrier_with(me, "first", timeout_s=PATIENCE_S)
+    child.order("barrier", "second", PATIENCE_S)
+    barrier_with(me, "second", timeout_s=PATIENCE_S)
+    assert child.answer() == {"result": None}
+
+
+def test_a_meeting_place_to_which_nobody_comes_ends(child_env):
+    command = [sys.executable, "-m", "shoal.runtime.meeting_place", "--processes", "1"]
+    run = subprocess.run(
+        [*command, "--until-empty", "--idle-s", "0.1"],
+        env=child_env, capture_output=True, text=True, timeout=PATIENCE_S, check=True,
+    )  # fmt: skip
+    assert set(json.loads(run.stdout)) == {"address"}
+    assert run.stderr == ""
+
+
+def test_a_leash_that_is_no_pipe_is_refused(child_env):
+    command = [sys.executable, "-m", "shoal.runtime.meeting_place", "--processes", "1"]
+    run = subprocess.run(
+        [*command, "--until-stdin-closes"],
+        env=child_env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=PATIENCE_S,
+    )  # fmt: skip
+    assert run.returncode == 2
+    assert "standard input must be a pipe" in run.stderr
