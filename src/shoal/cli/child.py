@@ -48,9 +48,10 @@ def run(arguments: list[str]) -> None:
     """
     sys.meta_path.insert(0, _ClustersHook())  # type: ignore[arg-type]
     main = sys.modules["__main__"] = ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
+    names: dict[str, object] = {"__builtins__": sys.modules["builtins"]}
     if sys.version_info < (3, 14):
-        main.__dict__["__annotations__"] = {}
+        names["__annotations__"] = {}
+    main.__dict__.update(names)
     try:
         if arguments[0] == "-m":
             _run_module(arguments[1], arguments[1:])
@@ -84,7 +85,8 @@ def _run_script(main: ModuleType, arguments: list[str]) -> None:
     sys.argv[:] = arguments
     if get_importer(script) is not None:  # a directory or zip file that holds __main__.py
         sys.path.insert(0, script)
-        return runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+        runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
+        return
     path = os.path.abspath(script)
     if not sys.flags.safe_path:
         sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
@@ -94,7 +96,6 @@ def _run_script(main: ModuleType, arguments: list[str]) -> None:
     with open_code(path) as file:
         source = file.read()
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
-    return None
 
 
 def _hide_our_frames(error: BaseException) -> None:

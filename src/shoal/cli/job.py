@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -41,6 +42,7 @@ class Order(NamedTuple):
     devices: int | None  # virtual CPU devices a process; None: whatever there is
     shown: frozenset[int]  # whose output is shown
     log_dir: str
+    keeps_logs: bool  # whatever happens; else only if the job fails
     aftermath_s: float  # from the first failure to SIGTERM for the others
     grace_s: float  # from there to SIGKILL
 
@@ -76,10 +78,10 @@ class Job:
             self._watch(lambda: self._loop.hears, time.monotonic() + _DRAIN_S)
             self._loop.silence()
             code = self._conclude()
-            self._loop.flush()
+            self._flush()
         except _LauncherDiedError:
             self._kill()
-            return exit_code(-signal.SIGKILL)
+            return 128 + signal.SIGKILL
         return code
 
     # Start.
@@ -95,8 +97,9 @@ class Job:
                 self._start_s + _START_S,
             )
             if services.addresses and not self._interrupted:
-                addresses = Addresses(*services.addresses, f"127.0.0.1:{free_port()}")
-                self._start_processes(addresses, token)
+                meeting_place, jax_service = services.addresses
+                master = f"127.0.0.1:{free_port()}"
+                self._start_processes(Addresses(meeting_place, jax_service, master), token)
             elif not self._interrupted:
                 late = f"the meeting place or JAX's service did not start within {_START_S:g} s"
                 self._trouble = self._trouble or late
@@ -182,9 +185,9 @@ class Job:
         else:
             self._interrupted = self._interrupted or number
             if self._processes.alive:
+                why = "nobody reads the output" if number == signal.SIGPIPE else number.name
                 again = "; Ctrl-C again kills them now" if number == signal.SIGINT else ""
-                grace = f"the processes have {self._order.grace_s:g} s to end{again}"
-                self._say(f"{number.name} received: {grace}")
+                self._say(f"{why}: the processes have {self._order.grace_s:g} s to end{again}")
             self._end(number if number == signal.SIGINT else signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> None:
@@ -225,22 +228,33 @@ class Job:
                 self._say(log.trouble)
         root = first_failure(endings)
         if self._trouble:
-            self._say(*self._trouble.splitlines(), f"logs: {self._order.log_dir}")
-            return (ProcessLostError if endings else InitializeError).exit_code
+            self._say(f"logs: {self._order.log_dir}", *self._trouble.splitlines())
+            complete = len(endings) == self._order.processes
+            return (ProcessLostError if complete else InitializeError).exit_code
         if root:
             particulars, sentence = describe_failure(root, endings, self._start_s)
-            self._say(*particulars)
-            self._say(sentence)
-            return exit_code(root.code)
+            self._say(*particulars, f"\x1b[31m{sentence}\x1b[0m" if self._err.colour else sentence)
+            return exit_code(root)
+        if not self._order.keeps_logs:
+            shutil.rmtree(self._order.log_dir, ignore_errors=True)
         if self._interrupted and not (endings and all(e.code == 0 for e in endings)):
-            self._say(f"ended by {self._interrupted.name}; logs: {self._order.log_dir}")
-            return exit_code(-self._interrupted)
+            self._say(f"the job was ended by {self._interrupted.name}")
+            return 128 + self._interrupted
         return 0
 
+    def _flush(self) -> None:
+        """Wait until what was said is taken; a slow reader has the time, a signal ends it."""
+        self._killed_s = math.inf
+        for outlet in self._loop.outlets:
+            outlet.end_line()
+        self._watch(lambda: any(outlet.waiting for outlet in self._loop.outlets))
+
     def _say(self, *lines: str) -> None:
+        """Speak as the launcher; a line that starts with a space goes on with the one before."""
         self._err.end_line()
         for line in lines:
-            self._err.put(f"shoal run: {line}\n".encode())
+            named = line if line.startswith(" ") else f"shoal run: {line}"
+            self._err.put(f"{named}\n".encode(errors="replace"))
 
 
 def _open_outlets() -> tuple[Outlet, Outlet]:

@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 from shoal.cli.descendants import adopt_orphans, kill_all
 
@@ -87,7 +88,7 @@ def _wait_for(keeper: int) -> int:
     return 128 - code
 
 
-def _forward_signals(lifeline_fd: int) -> dict[int, object]:
+def _forward_signals(lifeline_fd: int) -> dict[int, Any]:
     """Write each forwarded signal to the lifeline; return the handlers that stood before.
 
     A signal that is ignored stays so: that is how nohup and background jobs of `sh` ask for it.
@@ -103,7 +104,7 @@ def _forward_signals(lifeline_fd: int) -> dict[int, object]:
         with contextlib.suppress(BrokenPipeError):
             os.write(lifeline_fd, bytes([number]))
 
-    before: dict[int, object] = {}
+    before: dict[int, Any] = {}
     for number in FORWARDED:
         if signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, forward)

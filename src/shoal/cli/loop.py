@@ -81,13 +81,6 @@ class Loop:
             if voice.due_s is not None and voice.due_s <= now_s:
                 voice.show_unfinished()
 
-    def flush(self) -> None:
-        """Wait until everything is written that anybody will read."""
-        for outlet in self.outlets:
-            outlet.end_line()
-        while any(outlet.waiting for outlet in self.outlets):
-            self.turn(time.monotonic() + 3600.0)
-
     def silence(self) -> None:
         """Close every pipe that is still open."""
         for fd in list(self._sources):

@@ -15,6 +15,7 @@ __all__ = ["Log", "Outlet", "Voice", "paint_prefixes"]
 _ATOMIC_BYTES = 4096  # a pipe that poll() calls writable takes so much without blocking: pipe(7)
 _LINE_BYTES = 65536  # a longer line is shown in pieces
 _TAIL_BYTES = 32768
+_TRACEBACK = b"Traceback (most recent call last)"
 _TERMINAL_PAUSE_S = 0.1  # an unfinished line (a prompt, a progress bar) is shown after so long
 _FILE_PAUSE_S = 5.0  # in a file or pipe, a progress bar leaves one line in so long
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # red is for errors
@@ -102,6 +103,7 @@ class Voice:
 
     def __init__(self, outlet: Outlet | None, prefix: bytes, log: Log) -> None:
         self.tail = b""  # the last that was said, for the report of a failure
+        self.traceback_s: float | None = None  # when the last traceback began
         self.due_s: float | None = None  # when the unfinished line is to be shown, if one is
         self._outlet, self._prefix, self._log = outlet, prefix, log
         self._rest = b""  # the unfinished line
@@ -112,6 +114,8 @@ class Voice:
         """Take bytes: log them, show the lines that they complete."""
         self._log.write(data)
         self.tail = (self.tail + data)[-_TAIL_BYTES:]
+        if _TRACEBACK in self.tail[-len(data) - len(_TRACEBACK) + 1 :]:
+            self.traceback_s = now_s
         if self._outlet is None:
             return
         *lines, self._rest = (self._rest + data).split(b"\n")

@@ -18,6 +18,8 @@ from shoal.cli.report import Ending
 
 __all__ = ["Process", "Processes"]
 
+_TEARDOWN_S = 10.0  # a traceback older than this was not the end of the process
+
 
 class Process:
     """One process of the job and what it says."""
@@ -27,12 +29,25 @@ class Process:
         self.code: int | None = None
         self.ended_s = math.inf
         self.sent: tuple[signal.Signals, ...] = ()  # what we sent to end it
+        self.sent_s = math.inf  # when first
 
     def ending(self) -> Ending:
         """Return how it ended; one that cannot even be killed counts as killed."""
         code = -signal.SIGKILL if self.code is None else self.code
         stderr = self.errors.tail.decode(errors="replace")
-        return Ending(self.index, code, self.ended_s, self.sent, stderr, self.log.path)
+        return Ending(self.index, code, self._failed_s(), self.sent, stderr, self.log.path)
+
+    def _failed_s(self) -> float | None:
+        """Return when it failed by itself, if it did.
+
+        That is when its last traceback began: what it does between that and its end (waiting for
+        threads, closing devices) may take longer than the failure takes to end the others.
+        """
+        raised_s = self.errors.traceback_s
+        latest_s = min(self.ended_s, self.sent_s)
+        if raised_s is not None and latest_s - _TEARDOWN_S < raised_s < latest_s:
+            return raised_s
+        return None if self.sent else self.ended_s
 
 
 class Processes:
@@ -105,6 +120,7 @@ class Processes:
         """Send a signal that is meant to end them, and remember that it was us."""
         for process in self.alive:
             process.sent = (*process.sent, number)
+            process.sent_s = min(process.sent_s, time.monotonic())
         self.send(number, groups=groups)
         if number != signal.SIGKILL:
             self.send(signal.SIGCONT, groups=True)  # a stopped process would not hear it

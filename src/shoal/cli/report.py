@@ -38,8 +38,8 @@ class Ending(NamedTuple):
 
     process: int
     code: int  # as subprocess says it: negative for a signal
-    ended_s: float
-    sent: tuple[signal.Signals, ...]  # what we sent to end it
+    failed_s: float | None  # when it failed by itself; None: it did not, or we ended it before
+    sent: tuple[signal.Signals, ...] = ()  # what we sent to end it
     stderr: str = ""  # the last part
     log: str = ""
 
@@ -50,13 +50,18 @@ def first_failure(endings: Iterable[Ending]) -> Ending | None:
     A process that learns of a failure may be gone before the one that failed, whose own exit takes
     its time: so a code that says "another failed" counts only if there is no other.
     """
-    own = [ending for ending in endings if ending.code and not ending.sent]
-    return min(own, key=lambda e: (e.code in _CONSEQUENCES, e.ended_s, e.process), default=None)
+    own = [(e.code in _CONSEQUENCES, e.failed_s, e) for e in endings if e.code and e.failed_s]
+    return min(own)[-1] if own else None
 
 
-def exit_code(code: int) -> int:
-    """Return a process's code as a shell says it: 128 + n for signal n."""
-    return code if code >= 0 else 128 - code
+def exit_code(ending: Ending) -> int:
+    """Return the code of a process as a shell says it: 128 + n for signal n.
+
+    One that raised and could not end by itself, so that we had to, has that of an exception.
+    """
+    if -ending.code in ending.sent:
+        return 1
+    return ending.code if ending.code >= 0 else 128 - ending.code
 
 
 def how(ending: Ending) -> str:
@@ -80,7 +85,7 @@ def describe_failure(
     lines = []
     if words:
         lines.append(f"the end of what process {root.process} wrote to stderr:")
-        lines.extend(f"  {line}" for line in words)
+        lines.extend(f"    {line}" for line in words)
     others: dict[str, list[int]] = {}
     for ending in sorted(endings):
         if ending.process != root.process:
@@ -89,9 +94,10 @@ def describe_failure(
     if root.log:
         lines.append(f"log of process {root.process}: {root.log}")
     reason = words[_reason_at(words)].strip() if _has_traceback(words) else ""
+    way = f"could not end by itself, {how(root)}" if root.sent else how(root)
     sentence = (
         f"process {root.process} of {len(endings)} failed first, "
-        f"{root.ended_s - start_s:.1f} s after the start: {how(root)}"
+        f"{(root.failed_s or start_s) - start_s:.1f} s after the start: {way}"
     )
     return lines, f"{sentence}: {reason}" if reason else sentence
 

@@ -68,48 +68,51 @@ class _Checked(NamedTuple):
     shown: frozenset[int]
 
 
+_Program = Annotated[list[str] | None, typer.Argument(metavar="SCRIPT|MODULE [ARGS]…", hidden=True)]
+_Processes = Annotated[
+    str,
+    typer.Option(
+        *("-n", "-np", "--processes", "--nproc-per-node", "--nproc_per_node"),
+        metavar="N",
+        help="How many processes.",
+    ),
+]
+_Devices = Annotated[
+    str | None,
+    typer.Option(
+        *("--devices", "--devices-per-process"),
+        metavar="N",
+        help="Virtual CPU devices a process (forces CPU); default: what is there.",
+    ),
+]
+_Module = Annotated[
+    bool, typer.Option("-m", "--module", help="MODULE is a module's name, as for python -m.")
+]
+_Only = Annotated[
+    str | None,
+    typer.Option(metavar="I,J…", help="Show the output of these only; all are logged."),
+]
+_LogDir = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Where p0000.log, p0001.log … go: stdout and stderr as they came; older ones are "
+        "replaced. Default: a temporary directory, kept and named only if the job fails.",
+    ),
+]
+
+
 def run(
-    program: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SCRIPT|MODULE [ARGS]…", hidden=True, help="What follows SCRIPT is its own."
-        ),
-    ] = None,
-    processes: Annotated[
-        str,
-        typer.Option(
-            "-n", "-np", "--processes", "--nproc-per-node", "--nproc_per_node",
-            metavar="N", help="How many processes.",
-        ),
-    ] = "1",
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            "--devices", "--devices-per-process",
-            metavar="N", help="Virtual CPU devices a process (forces CPU); default: what is there.",
-        ),
-    ] = None,
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="MODULE is a module's name, as for python -m.")
-    ] = False,
-    only: Annotated[
-        str | None,
-        typer.Option(
-            "--only", metavar="I,J…", help="Show the output of these processes only; all are logged."
-        ),
-    ] = None,
-    log_dir: Annotated[
-        str | None,
-        typer.Option(
-            "--log-dir", metavar="DIR",
-            help="Where p0000.log, p0001.log … go (stdout and stderr as they came; older ones are "
-            "replaced). Default: a temporary directory, kept and named only if the job fails.",
-        ),
-    ] = None,
-) -> None:  # fmt: skip
+    program: _Program = None,
+    processes: _Processes = "1",
+    devices: _Devices = None,
+    module: _Module = False,
+    only: _Only = None,
+    log_dir: _LogDir = None,
+) -> None:
     """Run a Python program as N processes on this machine, joined as one job."""
-    if os.name != "posix":
-        raise UsageError("shoal run needs Linux or macOS; on Windows use it inside WSL")
+    if sys.platform == "win32":
+        raise UsageError("run: it needs Linux or macOS; on Windows use it inside WSL")
     request = Request(tuple(program or ()), module, processes, devices, only, log_dir)
     raise typer.Exit(_launch(request))
 
@@ -162,13 +165,11 @@ def _launch(request: Request) -> int:
         (("-m",) if request.module else ()) + request.program,
         *checked,
         os.path.abspath(log_dir),
+        request.log_dir is not None,
         aftermath_s,
         grace_s,
     )
-    code = run_kept(lambda orders_fd: Job(order).run(orders_fd))
-    if request.log_dir is None and code == 0:
-        shutil.rmtree(log_dir, ignore_errors=True)
-    return code
+    return run_kept(lambda orders_fd: Job(order).run(orders_fd))
 
 
 def _count(option: str, value: str, offences: list[str]) -> int | None:

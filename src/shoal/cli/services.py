@@ -51,7 +51,8 @@ class Service:
     def describe_end(self, code: int) -> str:
         """Return in words that it ended, with the last that it said."""
         said = self.errors.tail.decode(errors="replace").strip()
-        return f"the {self.name} ended, code {code}" + (f":\n{said}" if said else "")
+        said = said.replace("\n", "\n    ")
+        return f"the {self.name} ended, code {code}" + (f": {said}" if said else "")
 
 
 class Services:
@@ -62,16 +63,16 @@ class Services:
         self._closed = False
         for name, module in _SERVICES:
             # -P: a file of the user's that is named like one of ours is not imported in its place.
+            command = [sys.executable, "-P", "-m", module, "--processes", str(num_processes)]
             popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", module]
-                + ["--processes", str(num_processes), "--until-stdin-closes"],
+                [*command, "--until-stdin-closes"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 env=dict(env),
                 start_new_session=True,
             )
-            log = Log(os.path.join(log_dir, f"{name.replace(' ', '_')}.log"))
+            log = Log(os.path.join(log_dir, f"{name.lower().replace(' ', '_')}.log"))
             service = Service(name, popen, log)
             self._all.append(service)
             loop.listen(popen.stdout, service.hear, service.close)  # type: ignore[arg-type]
