@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
@@ -13,6 +13,7 @@ from shoal.testing.strategies import meshes
 
 
 @given(meshes())
+@example(Mesh({"\n": 1, "x": 1}, axis_types={"\n": "explicit"}))
 def test_text_pickle_and_hash_round_trip(mesh):
     for again in (Mesh.parse(mesh.text), pickle.loads(pickle.dumps(mesh))):
         assert again == mesh

@@ -122,4 +122,4 @@ def _show_axis_types(axes: Mapping[str, int], explicit: Set[str]) -> str:
         return "auto axes"
     if len(explicit) == len(axes):
         return "explicit axes"
-    return "explicit axes: " + ", ".join(axis for axis in axes if axis in explicit)
+    return "explicit axes: " + ", ".join(quote(axis) for axis in axes if axis in explicit)
