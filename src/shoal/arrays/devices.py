@@ -34,7 +34,8 @@ def jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
       the mesh with the same axes and axis types. Equal meshes give the same object.
 
     Raises:
-      UsageError: devices that do not exist, or belong to other processes; all of them named.
+      UsageError: devices that do not exist, or belong to other processes, or axis names that XLA
+        cannot compile; all of them named.
     """
     if not isinstance(mesh, Mesh):
         raise UsageTypeError(f"jax_mesh: {mesh!r} must be a shoal Mesh")
@@ -92,6 +93,7 @@ def twins(
 
 @lru_cache(maxsize=256)
 def _jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
+    _check_names(mesh)
     devices = np.empty(mesh.size, dtype=object)
     devices[:] = _find(mesh)
     types = tuple(
@@ -99,6 +101,24 @@ def _jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
         for kind in mesh.axis_types.values()
     )
     return jax.sharding.Mesh(devices.reshape(mesh.shape), mesh.axis_names, axis_types=types)
+
+
+def _check_names(mesh: Mesh) -> None:
+    """Refuse names that XLA's text form of programs cannot carry.
+
+    On these the compiler aborts the process ("Unknown escape sequence", jax 0.10.2) or fails
+    (quotes, jax 0.12).
+    """
+    odd = [
+        name
+        for name in mesh.axis_names
+        if not (name.isascii() and name.isprintable()) or set(name) & set("\"'\\")
+    ]
+    if odd:
+        raise UsageError(
+            f"{mesh!r}: axis names on devices must be printable ASCII without quotes and "
+            f"backslashes, for XLA cannot compile others: {', '.join(map(repr, odd))}"
+        )
 
 
 def _find(mesh: Mesh) -> list[jax.Device]:
@@ -112,7 +132,7 @@ def _find(mesh: Mesh) -> list[jax.Device]:
         ) from None
     ids = mesh.device_ids.ravel().tolist()
     owners = dict(zip(ids, mesh.processes.ravel().tolist(), strict=True))
-    missing = [device for device in ids if device not in present]
+    missing = sorted(device for device in ids if device not in present)
     moved = [
         device
         for device in ids

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import jax
 
+from shoal.arrays.devices import jax_mesh
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.mesh import Mesh
@@ -53,7 +54,7 @@ def make_mesh(
     kinds = sorted({device.platform for device in chosen})
     if len(kinds) > 1:
         raise UsageError(f"make_mesh: devices of {len(kinds)} kinds: {', '.join(kinds)}")
-    return Mesh(
+    mesh = Mesh(
         _filled(pairs, len(chosen), devices is None),
         device_ids=[device.id for device in chosen],
         processes=[device.process_index for device in chosen],
@@ -61,6 +62,8 @@ def make_mesh(
         name=name,
         axis_types=axis_types,
     )
+    jax_mesh(mesh)  # what JAX cannot use is refused here, not at the first array
+    return mesh
 
 
 def _pairs(axes: object) -> list[tuple[str, int]]:

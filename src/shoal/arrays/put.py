@@ -17,7 +17,7 @@ from shoal.arrays.layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.relabel import relabelled
+from shoal.arrays.move import Move, move, relabelled
 from shoal.arrays.sharding import sharding
 from shoal.arrays.upload import upload
 from shoal.colour import logically_collective
@@ -146,10 +146,9 @@ def _already(value: Any, target: NamedSharding) -> jax.Array | None:
     """Return an array that is on devices and need not pass through the host, else None."""
     if not isinstance(value, jax.Array):
         return None
-    same = relabelled(value, target)
-    if same is None and target.is_fully_addressable:
-        return jax.device_put(value, target)
-    return same
+    if target.is_fully_addressable and value.is_fully_addressable:
+        return move([Move(value, value, target)])[0]
+    return relabelled(value, target)
 
 
 def _cut(value: np.ndarray[Any, Any], target: NamedSharding) -> _Cut:

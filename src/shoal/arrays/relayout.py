@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 from jax.extend.core import concrete_or_error
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
-from shoal.arrays.relabel import relabelled
+from shoal.arrays.move import Move, move
 from shoal.arrays.sharding import sharding
 from shoal.colour import collective
 from shoal.errors import raise_all
@@ -24,14 +24,15 @@ def relayout(tree: Any, layouts: Layouts, *, donate: bool = False) -> Any:
     Collective over the processes of both meshes.
 
     Any layout to any layout of the same devices, in any order and under any axes; between
-    different devices as long as one process owns them all. Arrays that lie right already are not
-    copied. Differentiable: cotangents travel the way back. Inside `jit` use `constrain`.
+    different devices as long as one process owns them all (then by way of its host memory).
+    Arrays that lie right already are not copied. Differentiable: cotangents travel the way back.
+    Inside `jit` use `constrain`.
 
     Args:
       tree: jax.Arrays. A pending sum is carried out.
       layouts: one layout, or a prefix tree of them, as for `put`.
-      donate: give up the arrays, so that their memory can be used again; those that need not
-        move stay valid.
+      donate: give up the arrays that move, so that their memory can be used again; do not use
+        them afterwards.
 
     Returns:
       the tree, with the arrays in their new layouts.
@@ -57,7 +58,12 @@ def relayout(tree: Any, layouts: Layouts, *, donate: bool = False) -> Any:
         if array is not None and (why := _obstacle(array, sharding(leaf.layout))):
             offences.append(f"{leaf.path}: {why}")
     raise_all("relayout", offences)
-    return jax.tree.unflatten(treedef, _move(leaves, arrays, donate))
+    moves = [
+        Move(leaf.value, array, sharding(leaf.layout))
+        for leaf, array in zip(leaves, arrays, strict=True)
+        if array is not None
+    ]
+    return jax.tree.unflatten(treedef, move(moves, donate=donate))
 
 
 def _concrete(leaf: Leaf, offences: list[str]) -> jax.Array | None:
@@ -84,35 +90,3 @@ def _obstacle(array: jax.Array, target: NamedSharding) -> str:
         f"{', '.join(map(str, processes))}; between processes arrays move only among the same "
         "devices; put places what each process holds"
     )
-
-
-def _move(leaves: list[Leaf], arrays: list[Any], donate: bool) -> list[jax.Array]:
-    moved: list[Any] = []
-    waiting: dict[int, tuple[jax.Array, NamedSharding]] = {}
-    for number, (leaf, array) in enumerate(zip(leaves, arrays, strict=True)):
-        target = sharding(leaf.layout)
-        traced = isinstance(leaf.value, jax.core.Tracer)
-        if array.sharding == target:
-            moved.append(leaf.value)
-        elif not traced and (same := relabelled(array, target)) is not None:
-            moved.append(same)
-        elif not target.addressable_devices and not array.addressable_shards:
-            moved.append(
-                jax.make_array_from_single_device_arrays(array.shape, target, [], dtype=array.dtype)
-            )
-        else:
-            moved.append(None)
-            waiting[number] = _summed(leaf.value, array), target
-    sources = [source for source, _ in waiting.values()]
-    targets = [target for _, target in waiting.values()]
-    for number, array in zip(waiting, jax.device_put(sources, targets, donate=donate), strict=True):
-        moved[number] = array
-    return moved
-
-
-def _summed(value: jax.Array, array: jax.Array) -> jax.Array:
-    """Carry out a pending sum where the array lies: `device_put` cannot."""
-    lies = array.sharding
-    if not isinstance(lies, NamedSharding) or not lies.spec.unreduced:
-        return value
-    return jax.reshard(value, NamedSharding(lies.mesh, PartitionSpec(*lies.spec.partitions)))

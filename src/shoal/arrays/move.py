@@ -1,0 +1,118 @@
+"""Arrays on devices → other shardings, without a way over the host where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+__all__ = ["Move", "move", "relabelled"]
+
+
+class Move(NamedTuple):
+    """An array and where it shall lie."""
+
+    value: jax.Array  # under `grad` a tracer
+    array: jax.Array  # the concrete array behind it
+    target: NamedSharding
+
+
+def relabelled(array: jax.Array, target: NamedSharding) -> jax.Array | None:
+    """Return the array under `target` without moving a byte, or None if bytes must move."""
+    if array.sharding == target:
+        return array
+    if not array.sharding.is_equivalent_to(target, array.ndim):
+        return None
+    own = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, target, own, dtype=array.dtype)
+
+
+def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
+    """Move arrays that can be moved; those that lie right already are not copied.
+
+    What stays on a row of devices moves in one program. `jax.device_put` would gather an array
+    that one process owns whole on the host instead (`shard_sharded_device_array_slow_path`).
+    """
+    moves = [_without_pending_sum(each) for each in moves]
+    moved = [_unmoved(each) for each in moves]
+    programs: dict[tuple[jax.Device, ...], list[int]] = {}
+    others: list[int] = []
+    for number, (each, done) in enumerate(zip(moves, moved, strict=True)):
+        if done is not None:
+            continue
+        if _devices(each.array.sharding) == _devices(each.target):
+            programs.setdefault(_devices(each.target), []).append(number)
+        else:
+            others.append(number)
+    for numbers in programs.values():
+        results = _run([moves[number] for number in numbers], donate)
+        for number, array in zip(numbers, results, strict=True):
+            moved[number] = array
+    values, targets = [moves[n].value for n in others], [moves[n].target for n in others]
+    for number, array in zip(others, jax.device_put(values, targets), strict=True):
+        moved[number] = array
+    return moved  # type: ignore[return-value]
+
+
+def _unmoved(each: Move) -> jax.Array | None:
+    """Return the result if no byte must move in this process."""
+    value, array, target = each
+    if array.sharding == target:
+        return value
+    if value is not array:
+        return None
+    if not target.addressable_devices and not array.addressable_shards:
+        return jax.make_array_from_single_device_arrays(array.shape, target, [], dtype=array.dtype)
+    return relabelled(array, target)
+
+
+def _run(moves: list[Move], donate: bool) -> tuple[jax.Array, ...]:
+    """Move arrays within one row of devices."""
+    sources = tuple(each.array.sharding for each in moves)
+    targets = tuple(each.target for each in moves)
+    fits = tuple(
+        number
+        for number, (_, array, target) in enumerate(moves)
+        if donate and array.sharding.shard_shape(array.shape) == target.shard_shape(array.shape)
+    )
+    results = _program(sources, targets, fits)(*[each.value for each in moves])
+    for each in moves if donate else []:
+        if each.value is each.array and not each.array.is_deleted():
+            each.array.delete()  # donating it would only warn that its memory fits no result
+    return results
+
+
+def _devices(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
+    """Return the devices in mesh order; () where it is not known."""
+    return tuple(sharding.mesh.devices.flat) if isinstance(sharding, NamedSharding) else ()
+
+
+@lru_cache(maxsize=256)
+def _program(
+    sources: tuple[NamedSharding, ...], targets: tuple[NamedSharding, ...], donated: tuple[int, ...]
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """Return the program that moves; naming its inputs lets cotangents travel the way back."""
+    return jax.jit(
+        _as_they_are,
+        in_shardings=sources,
+        out_shardings=targets,
+        donate_argnums=donated,
+    )
+
+
+def _as_they_are(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return arrays
+
+
+def _without_pending_sum(each: Move) -> Move:
+    """Carry out a pending sum where the array lies: only `jax.reshard` can."""
+    lies = each.array.sharding
+    if not isinstance(lies, NamedSharding) or not lies.spec.unreduced:
+        return each
+    summed = NamedSharding(lies.mesh, PartitionSpec(*lies.spec.partitions))
+    array = jax.reshard(each.array, summed)
+    value = array if each.value is each.array else jax.reshard(each.value, summed)
+    return Move(value, array, each.target)

@@ -1,0 +1,211 @@
+"""Layouts of values inside jit, read in the programs that come out."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from shoal.arrays.constrain import constrain
+from shoal.arrays.devices import jax_mesh
+from shoal.arrays.put import put
+from shoal.arrays.sharding import layout_of
+from shoal.arrays.use_mesh import use_mesh
+from shoal.errors import UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+
+AXES = {"data": 4, "model": 2}
+AUTO, EXPLICIT = Mesh(AXES), Mesh(AXES, axis_types="explicit")
+MIXED = Mesh(AXES, axis_types={"data": "explicit"})
+MESHES = {"auto": AUTO, "explicit": EXPLICIT, "mixed": MIXED}
+
+
+def whole(mesh, shape=(8, 8)):
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    return put(values, Layout.replicated(mesh, len(shape)))
+
+
+def constraints(function, *args):
+    """Return the sharding of each constraint in a traced function, those of calls included."""
+    found = []
+
+    def look(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "sharding_constraint":
+                found.append(tuple(equation.params["sharding"].spec))
+            for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=is_program):
+                if is_program(inner):
+                    look(getattr(inner, "jaxpr", inner))
+
+    def is_program(value):
+        return hasattr(value, "eqns") or hasattr(value, "jaxpr")
+
+    look(jax.make_jaxpr(function)(*args).jaxpr)
+    return found
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize(
+    "dims", [("data", "model"), ("model", "data"), ("model", None), (None, "data")]
+)
+def test_results_lie_as_pinned_and_keep_their_values(mesh, dims):
+    layout, x = Layout(mesh, *dims), whole(mesh)
+    y = jax.jit(lambda x: constrain(x * 2, layout))(x)
+    assert layout_of(y) == layout
+    np.testing.assert_array_equal(y, np.asarray(x) * 2)
+
+
+def test_several_axes_on_one_dim_and_trees():
+    layout = Layout(AUTO, ("model", "data"), None)
+    a, b = jax.jit(lambda a, b: constrain((a, b), (layout, Layout(AUTO, "data"))))(
+        whole(AUTO), whole(AUTO, (8,))
+    )
+    assert layout_of(a) == layout
+    assert layout_of(b) == Layout(AUTO, "data")
+
+
+def test_specs_with_a_default_mesh():
+    with use_mesh(AUTO):
+        y = jax.jit(lambda x: constrain(x, P(None, "model")))(whole(AUTO))
+    assert layout_of(y) == Layout(AUTO, None, "model")
+
+
+def test_the_program_computes_sharded():
+    layout = Layout(AUTO, "data", None)
+    program = jax.jit(lambda x: constrain(jnp.sin(x), layout).sum()).lower(whole(AUTO)).compile()
+    assert "f32[2,8]" in program.as_text()
+    free = jax.jit(lambda x: jnp.sin(x).sum()).lower(whole(AUTO)).compile()
+    assert "f32[2,8]" not in free.as_text()
+
+
+def test_none_clears():
+    x, rows = whole(AUTO), Layout(AUTO, "data", None)
+    with use_mesh(AUTO):
+        found = constraints(lambda x: constrain(constrain(x, rows), None), x)
+    assert found == [("data", None), (P.UNCONSTRAINED, P.UNCONSTRAINED)]
+    assert constraints(lambda x: constrain(constrain(x, rows), None), x) == [("data", None)]
+    np.testing.assert_array_equal(jax.jit(lambda x: constrain(x, None))(x), x)
+    tree = jax.jit(lambda t: constrain(t, {"a": rows, "b": None}))({"a": x, "b": x})
+    assert layout_of(tree["a"]) == rows
+
+
+def test_none_clears_nothing_on_explicit_axes():
+    with pytest.raises(UsageError, match="None clears nothing on Explicit axes"):
+        jax.jit(lambda x: constrain(x, None))(whole(EXPLICIT))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_the_cotangent_is_pinned_only_if_asked(gradient):
+    layout, x = Layout(AUTO, "data", None), whole(AUTO)
+
+    def pinned(x):
+        return constrain(x, layout, gradient=gradient)
+
+    def back(x, ct):
+        return jax.vjp(pinned, x)[1](ct)
+
+    forward = constraints(pinned, x)
+    assert forward == [("data", None)]
+    assert len(constraints(back, x, x)) == len(forward) + gradient
+    _, tangent = jax.jit(lambda x: jax.jvp(pinned, (x,), (x,)))(x)
+    np.testing.assert_array_equal(tangent, x)
+    (ct,) = jax.jit(back)(x, x)
+    np.testing.assert_array_equal(ct, x)
+    assert (layout_of(ct) == layout) is gradient
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_second_derivatives_batches_and_loops(gradient):
+    layout = Layout(AUTO, "data", None)
+
+    def cube(x):
+        return (constrain(x, layout, gradient=gradient) ** 3).sum()
+
+    x = whole(AUTO)
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(lambda x: jax.grad(cube)(x).sum()))(x), 6 * np.asarray(x)
+    )
+    batch = jnp.stack([x, x + 1])
+    slopes = jax.jit(jax.vmap(jax.grad(cube)))(batch)
+    np.testing.assert_allclose(slopes, 3 * np.asarray(batch) ** 2)
+
+    def body(carry, _):
+        return constrain(carry * 2, layout, gradient=gradient), None
+
+    last, _ = jax.jit(lambda x: jax.lax.scan(body, x, None, length=3))(x)
+    np.testing.assert_array_equal(last, np.asarray(x) * 8)
+
+
+@pytest.mark.parametrize("mesh", [EXPLICIT, MIXED], ids=["explicit", "mixed"])
+def test_on_explicit_axes_cotangents_follow_the_types(mesh):
+    layout, x = Layout(mesh, "data", None), whole(mesh)
+    seen = []
+
+    def loss(x):
+        y = constrain(x, layout)
+        seen.append(jax.typeof(y).sharding.spec)
+        return (y * y).sum()
+
+    with jax.set_mesh(jax_mesh(mesh)):
+        slope = jax.jit(jax.grad(loss))(x)
+    np.testing.assert_array_equal(slope, 2 * np.asarray(x))
+    assert seen[0] == P("data", None)
+
+
+def test_integers_keys_and_host_constants():
+    layout = Layout(AUTO, "data")
+    y = jax.jit(lambda x: constrain(x, layout))(
+        put(np.arange(8, dtype=np.int32), Layout(AUTO, None))
+    )
+    assert layout_of(y) == layout
+    keys = put(jax.random.split(jax.random.key(0), 8), Layout(AUTO, None))
+    assert layout_of(jax.jit(lambda k: constrain(k, layout))(keys)) == layout
+    constant = jax.jit(lambda: constrain(np.ones(8, np.float32), layout))()
+    assert layout_of(constant) == layout
+
+
+def test_uneven_dims_are_the_compilers_on_auto_axes_only():
+    odd = np.arange(7, dtype=np.float32)
+    y = jax.jit(lambda x: constrain(x, Layout(AUTO, "data")) * 2)(odd)
+    np.testing.assert_array_equal(y, odd * 2)
+    with pytest.raises(UsageError, match="size 7, which 4 shards"):
+        jax.jit(lambda x: constrain(x, Layout(EXPLICIT, "data")))(whole(EXPLICIT, (7,)))
+    with pytest.raises(UsageError, match="size 7, which 4 shards"):
+        constrain(jnp.asarray(odd), Layout(AUTO, "data"))
+
+
+def test_without_jit():
+    with jax.disable_jit():
+        y = jax.jit(lambda x: constrain(x, Layout(AUTO, "data", "model")))(whole(AUTO))
+    np.testing.assert_array_equal(y, whole(AUTO))
+
+
+def test_inside_shard_map_the_other_axes_can_be_pinned():
+    layout, seen = Layout(AUTO, None, "model"), []
+
+    def body(x):
+        y = constrain(x * 2, layout)
+        with pytest.raises(UsageError, match="axes data are Manual inside this shard_map"):
+            constrain(x, Layout(AUTO, "data", None))
+        seen.append(y.shape)
+        return y
+
+    mapped = jax.shard_map(
+        body, mesh=jax_mesh(AUTO), in_specs=P("data"), out_specs=P("data"), axis_names={"data"}
+    )
+    y = jax.jit(mapped)(whole(AUTO))
+    np.testing.assert_array_equal(y, np.asarray(whole(AUTO)) * 2)
+    assert seen[0] == (2, 8)
+
+
+def test_all_that_is_wrong_is_said_while_tracing():
+    tree = {"a": jnp.ones((8, 8)), "b": jnp.ones(8)}
+    with pytest.raises(UsageError, match=r"\['b'\]: shape \(8,\) has rank 1"):
+        jax.jit(lambda t: constrain(t, Layout(AUTO, "data", None)))(tree)
+    with pytest.raises(UsageError, match="split by Auto and Explicit axes at once"):
+        jax.jit(lambda x: constrain(x, Layout(MIXED, ("data", "model"), None)))(whole(MIXED))
+    with pytest.raises(UsageError, match=r"\['n'\]: float64 would become float32"):
+        jax.jit(lambda: constrain({"n": np.ones(8)}, Layout(AUTO, "data")))()

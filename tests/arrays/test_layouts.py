@@ -1,0 +1,158 @@
+"""What users give for layouts, leaf by leaf."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from shoal.arrays.layouts import leaf_layouts
+from shoal.arrays.put import put
+from shoal.arrays.sharding import sharding
+from shoal.arrays.use_mesh import use_mesh
+from shoal.errors import UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+
+MESH = Mesh({"data": 4, "model": 2})
+ROWS, WHOLE = Layout(MESH, "data", None), Layout(MESH, None, None)
+
+
+class Params(NamedTuple):
+    w: object
+    b: object
+
+
+def paired(tree, layouts):
+    """Return path → layout."""
+    offences = []
+    leaves, _ = leaf_layouts(tree, layouts, offences)
+    assert offences == []
+    return {leaf.path: leaf.layout for leaf in leaves}
+
+
+def refused(tree, layouts):
+    offences = []
+    leaf_layouts(tree, layouts, offences)
+    return offences
+
+
+def test_one_layout_for_all():
+    tree = {"a": np.ones((8, 2)), "b": [np.ones((4, 4))], "none": None}
+    assert paired(tree, ROWS) == {"['a']": ROWS, "['b'][0]": ROWS}
+    assert paired(np.ones((8, 2)), ROWS) == {"the array": ROWS}
+
+
+def test_a_prefix_tree():
+    tree = {"enc": {"w": np.ones((8, 2)), "v": np.ones((8, 2))}, "dec": (np.ones((8, 2)), None)}
+    found = paired(tree, {"enc": ROWS, "dec": (WHOLE, None)})
+    assert found == {"['enc']['w']": ROWS, "['enc']['v']": ROWS, "['dec'][0]": WHOLE}
+
+
+def test_named_tuples_are_containers():
+    found = paired(Params(np.ones((8, 2)), np.ones((8, 2))), Params(ROWS, WHOLE))
+    assert found == {".w": ROWS, ".b": WHOLE}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [ROWS, sharding(ROWS), sharding(Layout(MESH, "data")), P("data"), P("data", None), "data",
+     ("data",), ("data", None), (("data",),)],
+)  # fmt: skip
+def test_all_ways_to_say_rows(given):
+    with use_mesh(MESH):
+        assert paired(np.ones((8, 2)), given) == {"the array": ROWS}
+
+
+@pytest.mark.parametrize("given", [WHOLE, P(), (), None, (None,)])
+def test_all_ways_to_split_nothing(given):
+    with use_mesh(MESH):
+        assert paired({"a": np.ones((8, 2))}, given) == {"['a']": WHOLE}
+        assert paired({"a": np.ones((8, 2))}, {"a": given}) == {"['a']": WHOLE}
+
+
+def test_several_axes_on_one_dim():
+    with use_mesh(MESH):
+        found = paired(np.ones((8, 2)), (("model", "data"), None))
+    assert found == {"the array": Layout(MESH, ("model", "data"), None)}
+
+
+def test_a_function_of_path_and_leaf():
+    def choose(path, leaf):
+        return ROWS if path == "enc/0" and leaf.shape == (8, 2) else WHOLE
+
+    tree = {"enc": [np.ones((8, 2)), np.ones((8, 2))]}
+    assert paired(tree, choose) == {"['enc'][0]": ROWS, "['enc'][1]": WHOLE}
+    assert paired(tree, {"enc": choose}) == {"['enc'][0]": ROWS, "['enc'][1]": WHOLE}
+    assert "returned 7, which is no layout" in refused(tree, lambda path, leaf: 7)[0]
+
+
+def test_ranks_are_strict_for_layouts_and_at_most_for_specs():
+    tree = {"w": np.ones((8, 2)), "b": np.ones(8)}
+    (offence,) = refused(tree, ROWS)
+    assert offence.startswith("['b']: shape (8,) has rank 1, but Layout(data, -")
+    assert "has rank 2" in offence
+    with use_mesh(MESH):
+        (offence,) = refused(tree, P("data", None))
+        assert offence == "['b']: P('data', None) has 2 entries for 1 dims"
+        (offence,) = refused(tree, (None, "modle"))[1:]
+        assert "no axis 'modle' (axes: data, model); did you mean 'model'?" in offence
+
+
+def test_trees_that_do_not_match():
+    tree = {"enc": {"w": np.ones((8, 2)), "bias": np.ones(8)}, "x": np.ones(8)}
+    offences = refused(tree, {"enc": {"w": ROWS, "bais": ROWS}, "x": {"y": ROWS}})
+    assert len(offences) == 3
+    assert offences[0].startswith("['enc']['bais']: a layout, but no leaf; did you mean")
+    assert offences[1].startswith("['enc']['bias']: a leaf, but no layout; did you mean")
+    assert "['x']: one ndarray" in offences[2]
+    assert "but a dict of layouts" in offences[2]
+
+
+def test_a_list_is_not_a_spec():
+    with use_mesh(MESH):
+        (offence,) = refused(np.ones((8, 2)), ["data", None])
+    assert "but a list of layouts; write one layout (a tuple of axis names, not a list)" in offence
+
+
+def test_what_could_mean_two_things_is_refused():
+    tree = (np.ones((8, 2)), np.ones((8, 2)))
+    with use_mesh(MESH):
+        (offence,) = refused(tree, ("data", None))
+        assert "may mean one layout, or one for each of 2 elements" in offence
+        assert paired(tree, P("data", None)) == {"[0]": ROWS, "[1]": ROWS}
+        assert paired(tree, (P("data"), P())) == {"[0]": ROWS, "[1]": WHOLE}
+        assert paired([*tree], ("data", None)) == {"[0]": ROWS, "[1]": ROWS}
+
+
+@pytest.mark.parametrize("given", [3, 2.5, np.ones(3), object()])
+def test_what_is_no_layout(given):
+    (offence,) = refused({"w": np.ones((8, 2))}, {"w": given})
+    assert offence.startswith("['w']: ")
+    assert "is no layout; give a Layout or a spec" in offence
+
+
+def test_other_memories_are_refused():
+    host = sharding(ROWS).with_memory_kind("pinned_host")
+    (offence,) = refused(np.ones((8, 2)), host)
+    assert "memory kind 'pinned_host'" in offence
+
+
+def test_a_single_device_is_a_mesh_without_axes():
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[3])
+    assert paired(np.ones(3), one) == {"the array": Layout(Mesh({}, [3]), None)}
+
+
+def test_all_offenders_are_in_one_message():
+    tree = {"w": np.ones((7, 3), np.float32), "v": "text", "n": np.float32(1)}
+    with pytest.raises(UsageError, match="put: 5 problems") as caught:
+        put(tree, Layout(MESH, "data", "model"))
+    message = str(caught.value)
+    assert "['v']: is a str" in message
+    assert "['n']: shape () has rank 0" in message
+    assert "['v']: shape () has rank 0" in message
+    assert "dim 0 of (7, 3) has size 7, which 4 shards (data=4) do not divide; 4 or 8" in message
+    assert "dim 1 of (7, 3) has size 3, which 2 shards (model=2) do not divide; 2 or 4" in message

@@ -1,0 +1,166 @@
+"""Meshes over the devices there are, and the default mesh of a block."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.arrays.devices import jax_mesh
+from shoal.arrays.make_mesh import make_mesh
+from shoal.arrays.put import put
+from shoal.arrays.use_mesh import default_mesh, use_mesh
+from shoal.errors import UsageError, UsageTypeError
+from shoal.plan.mesh import Mesh
+
+
+def test_all_devices_in_jaxs_order():
+    mesh = make_mesh({"data": 4, "model": 2})
+    assert mesh == Mesh({"data": 4, "model": 2})
+    assert [d.id for d in jax_mesh(mesh).devices.flat] == [d.id for d in jax.devices()]
+    assert repr(mesh) == "Mesh(data=4, model=2; 8 cpu devices, 1 process, auto axes)"
+
+
+def test_one_size_may_be_left_open():
+    axes = {"data": -1, "model": 2}
+    assert dict(make_mesh(axes).axes) == {"data": 4, "model": 2}
+    assert axes == {"data": -1, "model": 2}  # the caller's dict is the caller's
+    assert dict(make_mesh([("data", np.int64(8)), ("model", -1)]).axes) == {"data": 8, "model": 1}
+
+
+def test_axis_types_and_name():
+    mesh = make_mesh({"data": -1, "model": 2}, axis_types={"data": "explicit"}, name="pod")
+    assert (mesh.axis_types["data"], mesh.axis_types["model"]) == ("explicit", "auto")
+    assert mesh.name == "pod"
+
+
+def test_fewer_devices_are_named():
+    by_id = make_mesh({"x": -1}, devices=[6, 1, np.int64(3)])
+    assert by_id.device_ids.tolist() == [6, 1, 3]
+    assert by_id == make_mesh({"x": 3}, devices=[jax.devices()[n] for n in (6, 1, 3)])
+    grid = np.array(jax.devices()[:4]).reshape(2, 2)
+    assert make_mesh({"x": 2, "y": 2}, devices=grid).device_ids.tolist() == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        (
+            {"x": 3, "y": 2},
+            r"multiply to 6, .* devices, 8; {'x': 4, 'y': 2} would fit, or .*\[:6\]",
+        ),
+        ({"x": 16}, r"multiply to 16, which is not .* 8; {'x': 8} would fit$"),
+        ({"x": -1, "y": 3}, r"multiply to 3, which does not divide .* 8; {'x': 2, 'y': 4} would"),
+        ({}, r"multiply to 1, .* 8; name axes, or name fewer: devices=jax.devices\(\)\[:1\]"),
+        ({"x": -1, "y": -1}, "'x', 'y' are all -1"),
+        ({"x": 0}, "axis 'x': size 0 must be at least 1, or -1"),
+        ({"x": -2, "y": 0}, "2 problems"),
+        ({"x": 2.0}, "axis 'x': size 2.0 must be an integer"),
+        ({"x": True}, "must be an integer"),
+        ("data", "must be a dict"),
+        ({"": 8}, "an axis name is empty"),
+    ],
+)
+def test_what_is_wrong_with_the_axes(axes, message):
+    with pytest.raises(UsageError, match=message):
+        make_mesh(axes)
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.booleans())
+def test_what_does_not_fit_is_told_what_would(sizes, free):
+    axes = {f"a{number}": size for number, size in enumerate(sizes)}
+    if free:
+        axes["a0"] = -1
+    try:
+        assert make_mesh(axes).size == 8
+    except UsageError as error:
+        offer = str(error).partition("devices, 8; {")[2].partition("}")[0]
+        would = {name: int(size) for name, size in (pair.split(": ") for pair in offer.split(", "))}
+        assert math.prod(would.values()) == 8
+        assert [name.strip("'") for name in would] == list(axes)
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ([0, 8, 99], "2 problems\n.*no device has the id 8; there are 0, 1"),
+        ([0, "cpu:1"], "'cpu:1' must be a device or the id of one"),
+        ([0, 0], "repeated: 0"),
+        (3, "must be a list"),
+    ],
+)
+def test_what_is_wrong_with_the_devices(devices, message):
+    with pytest.raises(UsageError, match=message):
+        make_mesh({"x": -1}, devices=devices)
+
+
+def test_blocks_nest_and_restore_even_when_they_raise():
+    outer, inner = Mesh({"x": 8}), Mesh({"y": 4})
+    assert default_mesh() is None
+    with use_mesh(outer) as given:
+        assert given is default_mesh() is outer
+        with pytest.raises(KeyError, match=r"y=4"), use_mesh(inner):
+            raise KeyError(default_mesh())
+        assert default_mesh() is outer
+    assert default_mesh() is None
+
+
+def test_jaxs_mesh_is_a_mesh():
+    with use_mesh(jax_mesh(Mesh({"x": 8}))):
+        assert default_mesh() == Mesh({"x": 8})
+
+
+def test_threads_and_coroutines_do_not_see_each_other():
+    meshes = {name: Mesh({name: 8}) for name in "abc"}
+    meet = threading.Barrier(len(meshes), timeout=30)
+    seen = {}
+
+    def run(name):
+        before = default_mesh()
+        with use_mesh(meshes[name]):
+            meet.wait()
+            seen[name] = (before, default_mesh())
+            meet.wait()
+
+    with use_mesh(Mesh({"main": 8})):
+        threads = [threading.Thread(target=run, args=[name]) for name in meshes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert {name: pair[1] for name, pair in seen.items()} == meshes
+
+    async def enter(name, mine, other):
+        with use_mesh(meshes[name]):
+            mine.set()
+            await other.wait()
+            return default_mesh()
+
+    async def both():
+        one, other = asyncio.Event(), asyncio.Event()
+        return await asyncio.gather(enter("a", one, other), enter("b", other, one))
+
+    assert asyncio.run(both()) == [meshes["a"], meshes["b"]]
+    assert default_mesh() is None
+
+
+def test_the_default_mesh_is_no_mesh_of_jaxs():
+    with use_mesh(Mesh({"x": 8})):
+        assert len(jax.numpy.ones(3).sharding.device_set) == 1
+        assert jax.sharding.get_abstract_mesh().empty
+
+
+def test_not_a_mesh():
+    with pytest.raises(UsageTypeError, match="must be a Mesh"), use_mesh("data"):
+        pytest.fail("entered")
+
+
+def test_without_a_default_mesh_the_error_says_how_to_get_one():
+    with pytest.raises(UsageError, match=r"'x' needs a mesh: give a Layout, .* use_mesh\(mesh\)"):
+        put(np.ones(8, np.float32), "x")

@@ -1,0 +1,212 @@
+"""Host values → sharded arrays."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arrays.grids import placements
+from shoal.arrays.put import put
+from shoal.arrays.sharding import layout_of, sharding
+from shoal.arrays.upload import upload
+from shoal.errors import UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.plan.shards import region
+
+MESH = Mesh({"data": 4, "model": 2})
+DTYPES = [
+    "bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "float32",
+    "complex64", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint4",
+]  # fmt: skip
+
+
+def aligned(count):
+    """Return float32 zeros in memory that JAX would take for its own on CPU."""
+    raw = np.zeros(4 * count + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + 4 * count].view(np.float32)
+
+
+@given(placements(), st.sampled_from(DTYPES))
+def test_every_device_holds_its_region_bit_by_bit(placement, dtype):
+    layout, shape = placement
+    bits = np.arange(np.prod(shape, dtype=int)).reshape(shape)
+    value = (bits % 2 if dtype == "bool" else bits % 7).astype(ml_dtypes_of(dtype))
+    array = put(value, layout)
+    assert array.sharding == sharding(layout)
+    assert (array.shape, array.dtype) == (shape, value.dtype)
+    for shard in array.addressable_shards:
+        held = np.asarray(shard.data)
+        np.testing.assert_array_equal(held, value[region(layout, shape, shard.device.id)])
+
+
+def ml_dtypes_of(name):
+    return getattr(ml_dtypes, name, name)
+
+
+def test_all_bits_arrive():
+    odd = np.array([0x80000000, 1, 0x7F800001, 0xFFC12345], np.uint32)  # -0, subnormal, two NaN
+    for layout in (Layout(MESH, "data"), Layout(MESH, None)):
+        array = put(odd.view(np.float32), layout)
+        for shard in array.addressable_shards:
+            held = np.asarray(shard.data).view(np.uint32)
+            np.testing.assert_array_equal(held, odd[shard.index])
+
+
+@pytest.mark.parametrize("layout", [Layout(MESH, "data"), Layout(MESH, None)])
+@pytest.mark.parametrize("count", [64, 1 << 20])
+def test_a_later_change_of_the_host_value_changes_nothing(layout, count):
+    value = aligned(count)
+    array = put(value, layout)
+    value[:] = 7
+    np.testing.assert_array_equal(np.asarray(array), 0)
+
+
+def test_jax_would_have_shared_that_memory():
+    value = aligned(64)  # or the test above tests nothing
+    shared = jax.device_put(value, jax.devices()[0], may_alias=False)
+    assert shared.unsafe_buffer_pointer() == value.ctypes.data
+    (own,) = upload([value], [jax.devices()[0]])
+    assert own.unsafe_buffer_pointer() != value.ctypes.data
+
+
+def test_put_arrays_can_be_donated():
+    value = aligned(1 << 16)
+    array = put(value, Layout(MESH, "data"))
+    jax.jit(lambda x: x + 1, donate_argnums=0)(array).block_until_ready()
+    assert array.is_deleted()
+    np.testing.assert_array_equal(value, 0)
+
+
+def test_numbers_of_python_get_jaxs_dtypes_and_those_of_numpy_keep_theirs():
+    tree = {"b": True, "i": 3, "f": 0.5, "c": 1j, "n": np.int8(3), "h": ml_dtypes.bfloat16(2)}
+    found = jax.tree.map(lambda array: array.dtype.name, put(tree, Layout(MESH)))
+    assert found == {"b": "bool", "i": "int32", "f": "float32", "c": "complex64",
+                     "n": "int8", "h": "bfloat16"}  # fmt: skip
+    with jax.enable_x64(True):
+        wide = put({"i": 2**40, "f": 1e300, "n": np.int64(3)}, Layout(MESH))
+        assert wide["i"].dtype == wide["n"].dtype == np.int64
+        assert float(wide["f"]) == 1e300
+        assert int(wide["i"]) == 2**40
+
+
+def test_nothing_is_narrowed_in_silence():
+    tree = {"a": np.zeros(8), "b": {"c": np.zeros(8, np.int64)}, "d": np.zeros(8, np.complex128)}
+    with pytest.raises(UsageError, match="put: 3 problems") as caught:
+        put(tree, Layout(MESH, None))
+    message = str(caught.value)
+    assert "['a']: float64 would become float32\n" in message
+    assert "['b']['c']: int64 would become int32\n" in message
+    assert "['d']: complex128 would become complex64; cast, or turn 64-bit" in message
+    assert "JAX_ENABLE_X64=1 or jax.config.update('jax_enable_x64', True)" in message
+    with jax.enable_x64(True):
+        assert put(tree, Layout(MESH, None))["a"].dtype == np.float64
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 1e39, 1e39j])
+def test_numbers_that_do_not_fit(value):
+    with pytest.raises(UsageError, match=r"\['n'\]: is .*, which does not fit"):
+        put({"n": value}, Layout(MESH))
+
+
+def test_infinities_and_nan_are_numbers():
+    found = put([float("inf"), float("-inf"), float("nan")], Layout(MESH))
+    assert [str(float(array)) for array in found] == ["inf", "-inf", "nan"]
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("text", "is a str"),
+        (b"bytes", "is a bytes"),
+        (object(), "is a object"),
+        (np.array("text"), "has dtype <U4"),
+        (np.array(None), "has dtype object"),
+        (np.datetime64("2020-01-01"), "has dtype datetime64"),
+        (np.timedelta64(1, "s"), "has dtype timedelta64"),
+        (np.longdouble(1), "has dtype"),
+        (np.zeros((), [("a", "f4")]), "has dtype"),
+        (np.ma.masked_array(3.0, mask=True), "is a masked array"),
+    ],
+)
+def test_what_is_no_array(value, why):
+    with pytest.raises(UsageError, match=r"\['x'\]: " + why):
+        put({"x": value, "y": np.float32(1)}, Layout(MESH))
+
+
+def test_any_memory_order():
+    value = np.arange(64, dtype=np.int16).reshape(8, 8)
+    swapped = value.astype(value.dtype.newbyteorder())
+    assert not swapped.dtype.isnative
+    for odd in (value.T, value[::-1], np.asfortranarray(value), swapped, value[:, ::2]):
+        array = put(odd, Layout(MESH, "data", "model"))
+        np.testing.assert_array_equal(np.asarray(array), odd)
+        assert array.dtype == np.int16
+
+
+def test_a_mapped_file(tmp_path):
+    value = np.arange(64, dtype=np.float32).reshape(8, 8)
+    np.save(tmp_path / "value.npy", value)
+    mapped = np.load(tmp_path / "value.npy", mmap_mode="r")
+    np.testing.assert_array_equal(np.asarray(put(mapped, Layout(MESH, "data", None))), value)
+
+
+def test_keys():
+    keys = jax.random.split(jax.random.key(3, impl="rbg"), 8)
+    for layout in (Layout(MESH, "data"), Layout(MESH, None), Layout(Mesh({}, [6]), None)):
+        array = put(keys, layout)
+        assert array.dtype == keys.dtype
+        assert layout_of(array) == layout
+        np.testing.assert_array_equal(jax.random.key_data(array), jax.random.key_data(keys))
+
+
+def test_an_array_that_lies_right_is_returned():
+    array = put(np.zeros((8, 2), np.float32), Layout(MESH, "data", None))
+    assert put(array, Layout(MESH, "data", None)) is array
+
+
+def test_an_array_that_lies_right_under_another_name_is_not_copied():
+    array = put(np.zeros((8, 2), np.float32), Layout(MESH, "data", None))
+    other = Layout(Mesh({"rows": 4, "rest": 2}, axis_types="explicit"), "rows", None)
+    again = put(array, other)
+    assert layout_of(again) == other
+    for one, same in zip(array.addressable_shards, again.addressable_shards, strict=True):
+        assert one.data.unsafe_buffer_pointer() == same.data.unsafe_buffer_pointer()
+
+
+def test_arrays_of_jax():
+    value = np.arange(16, dtype=np.float32).reshape(8, 2)
+    layout = Layout(MESH, "model", None)
+    for array in (jnp.asarray(value), jax.device_put(value, jax.devices()[5]),
+                  put(value, Layout(MESH, None, "model"))):  # fmt: skip
+        moved = put(array, layout)
+        assert moved.sharding == sharding(layout)
+        np.testing.assert_array_equal(np.asarray(moved), value)
+
+
+def test_a_part_of_the_devices():
+    layout = Layout(Mesh({"x": 3}, [6, 1, 4]), "x")
+    array = put(np.arange(6, dtype=np.int32), layout)
+    held = {shard.device.id: np.asarray(shard.data).tolist() for shard in array.addressable_shards}
+    assert held == {6: [0, 1], 1: [2, 3], 4: [4, 5]}
+
+
+def test_pending_sums_are_refused():
+    mesh = Mesh({"x": 8}, axis_types="explicit")
+    with pytest.raises(UsageError, match="is partial over x"):
+        put(np.zeros(3, np.float32), Layout(mesh, None, partial={"x": "sum"}))
+
+
+def test_inside_jit():
+    with pytest.raises(UsageError, match="inside jit or grad; constrain pins it there"):
+        jax.jit(lambda x: put(x, Layout(MESH, None)))(jnp.zeros(3))
+
+
+def test_an_empty_tree():
+    assert put({"a": [], "b": None}, Layout(MESH)) == {"a": [], "b": None}

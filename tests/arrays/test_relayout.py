@@ -1,0 +1,135 @@
+"""Arrays → the same values in another layout."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from arrays.grids import grids
+from shoal.arrays.pack import pack
+from shoal.arrays.put import put
+from shoal.arrays.relayout import relayout
+from shoal.arrays.sharding import layout_of, sharding
+from shoal.errors import UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.plan.shards import region
+from shoal.testing.strategies import layouts
+
+MESH = Mesh({"data": 4, "model": 2})
+ROWS, COLUMNS = Layout(MESH, "data", None), Layout(MESH, None, ("model", "data"))
+
+
+@st.composite
+def moves(draw):
+    """Two layouts of one rank over devices that exist, and a shape that both divide."""
+    source = draw(layouts(draw(grids()), max_rank=2))
+    target = draw(
+        layouts(draw(grids()), max_rank=2).filter(lambda other: other.rank == source.rank)
+    )
+    shape = tuple(np.lcm(source.num_shards(d), target.num_shards(d)) for d in range(source.rank))
+    return source, target, tuple(map(int, shape))
+
+
+@given(moves())
+def test_any_layout_to_any_layout_of_any_devices(move):
+    source, target, shape = move
+    value = np.arange(np.prod(shape, dtype=int), dtype=np.int32).reshape(shape)
+    array = relayout(put(value, source), target)
+    assert array.sharding == sharding(target)
+    for shard in array.addressable_shards:
+        held = np.asarray(shard.data)
+        np.testing.assert_array_equal(held, value[region(target, shape, shard.device.id)])
+
+
+def test_bits_survive():
+    odd = np.array([0x80000000, 1, 0x7F800001, 0xFFC12345] * 2, np.uint32)
+    array = relayout(put(odd.view(np.float32), Layout(MESH, "data")), Layout(MESH, "model"))
+    np.testing.assert_array_equal(np.asarray(array).view(np.uint32), odd)
+
+
+def test_trees_and_what_lies_right_already():
+    tree = {
+        "a": put(np.ones((8, 8), np.float32), ROWS),
+        "b": put(np.ones(8, np.float32), Layout(MESH, None)),
+    }
+    moved = relayout(tree, {"a": COLUMNS, "b": Layout(MESH, None)})
+    assert moved["b"] is tree["b"]
+    assert layout_of(moved["a"]) == COLUMNS
+
+
+def test_arrays_on_one_device_and_keys_move_too():
+    value = jax.device_put(np.arange(8, dtype=np.float32), jax.devices()[3])
+    assert layout_of(relayout(value, Layout(MESH, "data"))) == Layout(MESH, "data")
+    keys = jax.random.split(jax.random.key(0), 8)
+    moved = relayout(put(keys, Layout(MESH, "data")), Layout(MESH, "model"))
+    np.testing.assert_array_equal(jax.random.key_data(moved), jax.random.key_data(keys))
+
+
+@pytest.mark.parametrize("dims", [("model", "data"), (None, "data")])  # other, same shard shapes
+def test_donated_arrays_are_gone(dims):
+    array = put(np.ones((8, 8), np.float32), ROWS)
+    moved = relayout(array, Layout(MESH, *dims), donate=True)
+    assert array.is_deleted()
+    np.testing.assert_array_equal(moved, 1)
+    assert relayout(moved, Layout(MESH, *dims), donate=True) is moved
+    assert not moved.is_deleted()
+
+
+def test_nothing_passes_through_the_host():
+    array = put(np.arange(64, dtype=np.float32).reshape(8, 8), ROWS)
+    jax.block_until_ready(relayout(array, Layout(MESH, None, "model")))  # compiled
+    with jax.transfer_guard("disallow"):
+        moved = relayout(array, Layout(MESH, None, "model"))
+    assert layout_of(moved) == Layout(MESH, None, "model")
+
+
+def test_a_pending_sum_is_carried_out():
+    mesh = Mesh({"x": 4, "y": 2}, axis_types="explicit")
+    terms = pack([np.full(2, n, np.float32) for n in range(8)],
+                 Layout(mesh, "x", partial={"y": "sum"}))  # fmt: skip
+    for target in (Layout(mesh, "x"), Layout(mesh, None), Layout(MESH, "model")):
+        whole = relayout(terms, target)
+        assert np.asarray(whole).tolist() == [1, 1, 5, 5, 9, 9, 13, 13]
+        assert layout_of(whole) == target
+
+
+def test_cotangents_travel_back():
+    array = put(np.arange(64, dtype=np.float32).reshape(8, 8), ROWS)
+
+    def loss(x):
+        moved = relayout(x, COLUMNS)
+        return (moved * moved).sum()
+
+    value, slope = jax.value_and_grad(loss)(array)
+    np.testing.assert_array_equal(slope, 2 * np.asarray(array))
+    assert layout_of(slope) == ROWS
+    assert float(value) == float((np.asarray(array) ** 2).sum())
+    _, pushed = jax.jvp(lambda x: relayout(x, COLUMNS), (array,), (array,))
+    assert layout_of(pushed) == COLUMNS
+
+
+def test_under_grad_an_array_may_lie_right_already():
+    array = put(np.ones((8, 8), np.float32), ROWS)
+    slope = jax.grad(lambda x: relayout(x, ROWS).sum())(array)
+    np.testing.assert_array_equal(slope, 1)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
+def test_inside_jit_and_vmap_one_constrains(transform):
+    with pytest.raises(UsageError, match="inside jit or vmap; constrain pins it there"):
+        transform(lambda x: relayout(x, Layout.replicated(MESH, x.ndim)))(jnp.ones((8, 8)))
+
+
+def test_all_that_is_wrong_is_said():
+    tree = {"a": put(np.ones((8, 8), np.float32), ROWS), "b": np.ones(8), "c": jnp.ones((3, 3))}
+    with pytest.raises(UsageError, match="relayout: 3 problems") as caught:
+        relayout(tree, {"a": Layout(MESH, "data"), "b": Layout(MESH, "data"), "c": ROWS})
+    message = str(caught.value)
+    assert "['a']: shape (8, 8) has rank 2" in message
+    assert "['b']: a ndarray is not on devices yet; put places host values" in message
+    assert "['c']: dim 0 of (3, 3) has size 3, which 4 shards (data=4) do not divide; 4" in message

@@ -1,0 +1,151 @@
+"""The bridge to JAX, both ways."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from arrays.grids import grids, placements
+from shoal.arrays.devices import jax_mesh, mesh_of, twins
+from shoal.arrays.sharding import layout_of, sharding
+from shoal.errors import UsageError, UsageTypeError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.plan.shards import region, replica_index
+from shoal.testing.strategies import layouts
+
+
+@given(grids())
+def test_a_mesh_comes_back_from_jax(mesh):
+    there = jax_mesh(mesh)
+    assert there.axis_names == mesh.axis_names
+    assert [device.id for device in there.devices.flat] == mesh.device_ids.ravel().tolist()
+    assert mesh_of(there) == mesh
+    assert jax_mesh(mesh_of(there)) is there
+
+
+@given(grids(axis_types="explicit").flatmap(lambda mesh: layouts(mesh, max_rank=3, partial=True)))
+def test_a_layout_with_pending_sums_comes_back(layout):
+    if any(reduction != "sum" for reduction in layout.partial.values()):
+        with pytest.raises(UsageError, match="JAX knows only pending sums"):
+            sharding(layout)
+        return
+    there = sharding(layout)
+    assert set(there.spec.unreduced) == set(layout.partial)
+    assert layout_of(there) == layout
+
+
+@given(placements())
+def test_a_layout_comes_back_and_means_the_same_regions(placement):
+    layout, shape = placement
+    there = sharding(layout)
+    assert layout_of(there) == layout
+    assert layout_of(jax.ShapeDtypeStruct(shape, jnp.float32, sharding=there)) == layout
+    for device, index in there.devices_indices_map(shape).items():
+        box = tuple(
+            slice(*piece.indices(size)[:2]) for piece, size in zip(index, shape, strict=True)
+        )
+        assert region(layout, shape, device.id) == box
+
+
+def test_replicas_are_numbered_as_in_jax():
+    layout = Layout(Mesh({"x": 2, "y": 4}, [7, 2, 5, 0, 1, 6, 3, 4]), "y")
+    array = jax.device_put(np.zeros(8, np.float32), sharding(layout))
+    for shard in array.addressable_shards:
+        assert replica_index(layout, (8,), shard.device.id) == shard.replica_id
+
+
+def test_the_layout_of_an_array_has_its_rank():
+    mesh = Mesh({"x": 8})
+    array = jax.device_put(
+        np.zeros((8, 2, 3), np.float32), NamedSharding(jax_mesh(mesh), PartitionSpec("x"))
+    )
+    assert layout_of(array) == Layout(mesh, "x", None, None)
+
+
+def test_the_layout_of_a_result_of_jit():
+    layout = Layout(Mesh({"x": 4, "y": 2}), "x", "y")
+    array = jax.device_put(np.zeros((8, 2), np.float32), sharding(layout))
+    assert layout_of(jax.jit(lambda x: x + 1)(array)) == layout
+
+
+def test_an_array_on_one_device_lies_on_a_mesh_without_axes():
+    layout = layout_of(jax.device_put(np.zeros((2, 3), np.float32), jax.devices()[5]))
+    assert layout == Layout(Mesh({}, [5]), None, None)
+    assert layout_of(jax.device_put(np.zeros((2, 3)), sharding(layout))) == layout
+
+
+def test_a_named_sharding_is_a_sharding():
+    given = NamedSharding(jax_mesh(Mesh({"x": 8})), PartitionSpec("x"))
+    assert sharding(given) is given
+
+
+def test_equal_layouts_give_one_object():
+    assert sharding(Layout(Mesh({"x": 8}), "x")) is sharding(Layout(Mesh({"x": 8}), ("x",)))
+
+
+def test_all_missing_devices_are_named():
+    with pytest.raises(UsageError, match=r"id 9,11\.\.12; JAX has 8: 0\.\.7"):
+        jax_mesh(Mesh({"x": 4}, [3, 12, 9, 11]))
+
+
+def test_devices_of_other_processes_are_named():
+    with pytest.raises(UsageError, match=r"1 \(process 0\), 3 \(process 0\); make_mesh"):
+        jax_mesh(Mesh({"x": 4}, processes=[0, 1, 0, 2]))
+
+
+@pytest.mark.parametrize("name", ["größe", "a\nb", "a\\b", 'a"b', "a'b"])
+def test_names_that_would_abort_the_compiler(name):
+    with pytest.raises(UsageError, match="must be printable ASCII without quotes"):
+        sharding(Layout(Mesh({name: 8}), name))
+
+
+def test_a_platform_that_is_not_here():
+    with pytest.raises(UsageError, match="JAX has no tpu devices here; its default is cpu"):
+        sharding(Layout(Mesh({"x": 8}, kind="tpu"), "x"))
+
+
+def test_pending_sums_need_explicit_axes():
+    with pytest.raises(UsageError, match="axis_types='explicit'"):
+        sharding(Layout(Mesh({"x": 8}), partial={"x": "sum"}))
+
+
+def test_twins_pair_each_process_by_ascending_id():
+    accelerators = {0: 0, 3: 0, 4: 1, 5: 1}
+    cpus = {0: 0, 1: 0, 2048: 1, 2049: 1}
+    assert twins(accelerators, accelerators, cpus) == {0: 0, 3: 1, 4: 2048, 5: 2049}
+    assert twins({5: 1}, accelerators, cpus) == {5: 2049}  # the same twin in any mesh
+    assert twins({5: 1}, accelerators, {0: 0, 2048: 1}) == {}  # too few CPU devices
+    assert twins({5: 0}, accelerators, cpus) == {}  # not the owner
+
+
+def test_manual_and_abstract_meshes_are_refused():
+    devices = np.array(jax.devices()).reshape(4, 2)
+    with pytest.raises(UsageError, match="axes 'y' are Manual"):
+        mesh_of(jax.sharding.Mesh(devices, ("x", "y"), axis_types=(AxisType.Auto, AxisType.Manual)))
+    with pytest.raises(UsageError, match="no devices"):
+        mesh_of(AbstractMesh((8,), ("x",)))
+
+
+@pytest.mark.parametrize("value", [np.ones(3), 3, None, "x"])
+def test_host_values_have_no_layout(value):
+    with pytest.raises(UsageTypeError, match="has no layout: put it on a mesh"):
+        layout_of(value)
+
+
+def test_what_else_has_no_layout():
+    with pytest.raises(UsageError, match="names no sharding"):
+        layout_of(jax.ShapeDtypeStruct((3,), jnp.float32))
+    with pytest.raises(UsageError, match="inside jit"):
+        jax.jit(lambda x: (layout_of(x), x)[1])(jnp.ones(3))
+    with pytest.raises(UsageError, match="leaves dims to the compiler"):
+        layout_of(
+            NamedSharding(jax_mesh(Mesh({"x": 8})), PartitionSpec(PartitionSpec.UNCONSTRAINED))
+        )
+    with pytest.raises(UsageTypeError, match="must be a Layout"):
+        sharding(PartitionSpec("x"))
+    assert isinstance(jnp.ones(3).sharding, SingleDeviceSharding)
