@@ -19,7 +19,7 @@ import pytest
 DEADLINE_S = 60.0
 # Before every script: who it is, and what most of them do.
 HEAD = """
-import signal, sys
+import os, signal, sys
 import shoal.runtime.process as process
 from shoal.errors import *
 from shoal.runtime.barrier import barrier
@@ -41,8 +41,9 @@ def global_sum():
     return float(jax.jit(lambda a: a.sum())(array))
 
 def say(*words):
-    sys.stdout.write("\\n" + " ".join(map(str, words)) + "\\n")
-    sys.stdout.flush()
+    # One write, on a line of its own: Gloo's threads print to the same stdout.
+    text = " ".join(map(str, words)).replace("\\n", "\\n> ")
+    os.write(1, f"\\n> {text}\\n".encode())
 """
 
 MARK = "SHOAL_TEST_JOB"  # an environment variable by which all descendants are found
@@ -162,10 +163,9 @@ def job(tmp_path: Path, child_env: dict[str, str]) -> Iterator[Job]:
 
 @pytest.fixture
 def said() -> Callable[[Ended], str]:
-    """Return a function that drops what Gloo prints on its own from a process's output."""
+    """Return a function that takes what a process said out of its output."""
 
     def own(ended: Ended) -> str:
-        lines = ended.out.splitlines()
-        return "\n".join(line for line in lines if "[Gloo]" not in line and line.strip())
+        return "\n".join(t[2:] for t in ended.out.splitlines() if t.startswith("> "))
 
     return own

@@ -29,10 +29,11 @@ from shoal import settings
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.coordinator import Coordinator, Member
 
-__all__ = ["ExitGuard", "gone_members"]
+__all__ = ["ExitGuard", "gone_members", "pause_s"]
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 _ASK_S = 2.0  # how long an ending process waits for news of the others
+_EXPLAINED = 8  # processes that a message names
 _RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
 
 
@@ -48,12 +49,18 @@ def gone_members(coordinator: Coordinator, timeout_s: float = _ASK_S) -> dict[in
     return {m.process: m for m in bad if m.process != coordinator.process}
 
 
+def pause_s(coordinator: Coordinator) -> float:
+    """Return how long to wait between two such questions: the answer grows with the job."""
+    return 1.0 + coordinator.num_processes / 20
+
+
 class ExitGuard:
     """The guard of this process: `hook` it once, `watch` a coordinator, `release` it."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._coordinator: Coordinator | None = None
+        self._is_idle: Callable[[], bool] = lambda: True
         self._leave: Callable[[], None] = lambda: None
         self._code: int | None = None  # of the uncaught exception
         self._asked_code = 0  # of the last sys.exit()
@@ -66,12 +73,16 @@ class ExitGuard:
         self._excepthook, sys.excepthook = sys.excepthook, self._on_exception
         self._exit, sys.exit = sys.exit, self._on_sys_exit
 
-    def watch(self, coordinator: Coordinator, leave: Callable[[], None]) -> None:
+    def watch(
+        self, coordinator: Coordinator, *, is_idle: Callable[[], bool], leave: Callable[[], None]
+    ) -> None:
         """From now on tell `coordinator`; `leave` is how this process parts when all is well.
+
+        `is_idle` says whether its devices have finished what they were given.
 
         Must be called after JAX was imported: exit handlers run in the reverse order.
         """
-        self._coordinator, self._leave = coordinator, leave
+        self._coordinator, self._is_idle, self._leave = coordinator, is_idle, leave
         atexit.register(self._on_exit)
         # Started now, for an interpreter that ends starts no threads (since Python 3.12).
         threading.Thread(target=self._end_if_stuck, name="shoal exit guard", daemon=True).start()
@@ -94,38 +105,21 @@ class ExitGuard:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         coordinator = self._coordinator if self._is_mine() else None
-        code = _code_of(error)
-        if coordinator is not None:
-            gone = {} if isinstance(error, ShoalError) else gone_members(coordinator)
-            text = "".join(traceback.format_exception(kind, error, trace))
-            with contextlib.suppress(ShoalError, OSError):
-                coordinator.tell("failed", text)
+        self._code = code = _code_of(error)
+        if coordinator is None:
             self._excepthook(kind, error, trace)
-            if gone:
-                code = self._explain(coordinator, gone, error, code)
-            self._code = code
-            abort_after_s = settings.seconds("SHOAL_ABORT_AFTER_S")
-            self._limit = (time.monotonic() + abort_after_s, code)
-            self._wake.set()
+            if self._is_mine() and isinstance(error, ShoalError):
+                raise SystemExit(code)  # the interpreter takes an exit code from its excepthook
             return
+        gone = gone_members(coordinator) if _is_of_runtime(error) else {}
+        with contextlib.suppress(ShoalError, OSError):
+            text = "".join(traceback.format_exception(kind, error, trace))
+            coordinator.tell("failed", text)
         self._excepthook(kind, error, trace)
-        self._code = code
-        if self._is_mine() and isinstance(error, ShoalError):
-            raise SystemExit(code)  # the interpreter takes an exit code from its excepthook
-
-    def _explain(
-        self, coordinator: Coordinator, gone: Mapping[int, Member], error: BaseException, code: int
-    ) -> int:
-        """Say what the control plane knows about an error of JAX's runtime; return the code."""
-        is_runtime = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
-        if not is_runtime and not any(words in str(error) for words in _RUNTIME_WORDS):
-            return code
-        states = {member.state for member in gone.values()}
-        for member in gone.values():
-            place = f"process {member.process} of {coordinator.num_processes} ({member.host})"
-            said = member.said.strip().splitlines() or [""]
-            print(f"shoal: before that, {place} {member.state}: {said[-1]}", file=sys.stderr)
-        return ProcessLostError.exit_code if "lost" in states else PeerFailedError.exit_code
+        if gone:
+            self._code = code = _explain(coordinator, gone)
+        self._limit = (time.monotonic() + settings.seconds("SHOAL_ABORT_AFTER_S"), code)
+        self._wake.set()
 
     def _on_sys_exit(self, status: Any = None, /) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
@@ -142,25 +136,46 @@ class ExitGuard:
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.tell("failed", f"it ended by sys.exit({self._asked_code})")
             _end(self._asked_code & 0xFF)
-        if gone_members(coordinator):
+        if not self._is_idle() and gone_members(coordinator):
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.close()
-            _end(0)  # the program handled it and came to its end
+            _end(0)  # the program came to its end; what is in flight never will
         self._is_leaving = True
         self._wake.set()
         self._leave()
         self.release()
 
     def _end_if_stuck(self) -> None:
+        """End the process when its teardown hangs. Asks nobody unless a second has passed."""
         self._wake.wait()
+        ask_at = time.monotonic() + 1.0
         while (coordinator := self._coordinator) is not None:
-            if self._limit is not None and time.monotonic() >= self._limit[0]:
+            now = time.monotonic()
+            if self._limit is not None and now >= self._limit[0]:
                 _report_stuck(coordinator)
                 _end(self._limit[1])
-            if self._is_leaving and gone_members(coordinator):
-                _report_stuck(coordinator)
-                _end(ProcessLostError.exit_code)
-            time.sleep(0.5)
+            if self._is_leaving and now >= ask_at:
+                if gone_members(coordinator):
+                    _report_stuck(coordinator)
+                    _end(ProcessLostError.exit_code)
+                ask_at = now + pause_s(coordinator)
+            time.sleep(0.2)
+
+
+def _is_of_runtime(error: BaseException) -> bool:
+    """Does it come from XLA or a transport, where the loss of a peer shows without its name?"""
+    is_xla = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+    return is_xla or any(words in str(error) for words in _RUNTIME_WORDS)
+
+
+def _explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> int:
+    """Say what the meeting place knows about an error of JAX's runtime; return the exit code."""
+    for member in list(gone.values())[:_EXPLAINED]:
+        place = f"process {member.process} of {coordinator.num_processes} ({member.host})"
+        said = (member.said.strip().splitlines() or [""])[-1]
+        print(f"shoal: {place} is {member.state}: {said}", file=sys.stderr)
+    is_lost = any(member.state == "lost" for member in gone.values())
+    return ProcessLostError.exit_code if is_lost else PeerFailedError.exit_code
 
 
 def _code_of(error: BaseException) -> int:

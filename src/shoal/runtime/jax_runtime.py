@@ -60,7 +60,7 @@ class JaxService:
     """
 
     def __init__(self, num_processes: int, *, host: str = "127.0.0.1", port: int = 0) -> None:
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # read when jaxlib is loaded
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when jaxlib is loaded
         from jaxlib import _jax
 
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -23,7 +23,7 @@ from shoal.runtime.cluster import Arguments, Cluster, decide, is_loopback
 from shoal.runtime.coordinator import Coordinator, Point
 from shoal.runtime.coordinator_local import alone
 from shoal.runtime.coordinator_tcp import join
-from shoal.runtime.exit_guard import gone_members
+from shoal.runtime.exit_guard import gone_members, pause_s
 from shoal.runtime.frames import address_text, split_address
 
 __all__ = [
@@ -211,7 +211,7 @@ def _connect_devices(joined: Coordinator, jax_service: str, deadline: float) -> 
             result.set_exception(error)
 
     threading.Thread(target=run, name=_CONNECTING, daemon=True).start()
-    while wait([result], min(1.0, _left(deadline))).not_done:
+    while wait([result], min(pause_s(joined), _left(deadline))).not_done:
         _check_living(joined, deadline, "connecting the devices")
     if (error := result.exception()) is not None:
         raise InitializeError(f"JAX's service at {jax_service}: {error}") from error
@@ -231,11 +231,11 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
       ProcessLostError: somebody is gone, so they may never be.
       DeadlineError: they were not in time.
     """
-    asked = time.monotonic()
+    ask_at = time.monotonic() + 1.0
     while not jax_runtime.is_idle():
-        if time.monotonic() > asked + 1:
-            _check_living(joined, deadline, "finishing what was computed")
-            asked = time.monotonic()
+        if time.monotonic() >= min(ask_at, deadline):
+            _check_living(joined, deadline, "finishing what it computed")
+            ask_at = time.monotonic() + pause_s(joined)
         time.sleep(0.002)
 
 

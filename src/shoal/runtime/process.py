@@ -121,7 +121,7 @@ def initialize(
         raise
     _RECORD.pid, _RECORD.joined, _RECORD.is_attached = os.getpid(), joined, is_attached
     if cluster.num_processes > 1:
-        _RECORD.guard.watch(joined, _part)
+        _RECORD.guard.watch(joined, is_idle=jax_runtime.is_idle, leave=_part)
 
 
 @collective()

@@ -1,0 +1,174 @@
+"""Where a process's numbers come from: a table of situations, and properties over all families."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import UsageError
+from shoal.runtime.cluster import Arguments, decide, first_host, is_loopback
+
+SHOAL = {"SHOAL_PROCESS_ID": "1", "SHOAL_NUM_PROCESSES": "4", "SHOAL_COORDINATOR": "h:1"}
+JAX = {"JAX_PROCESS_ID": "2", "JAX_NUM_PROCESSES": "5", "JAX_COORDINATOR_ADDRESS": "j:2"}
+TORCH = {"RANK": "3", "WORLD_SIZE": "6", "MASTER_ADDR": "t", "MASTER_PORT": "29500"}
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"}
+MPICH = {"PMI_RANK": "0", "PMI_SIZE": "3"}
+SLURM = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NODELIST": "node[007-010,12]",
+    "SLURM_NTASKS": "1",
+}
+PAIRS = [SHOAL, JAX, TORCH, OPEN_MPI, MPICH, SLURM]  # from the first that wins
+NUMBERS = [(1, 4), (2, 5), (3, 6), (1, 2), (0, 3), (5, 8)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "process", "count", "address", "reason"),
+    [
+        ({}, {}, 0, 1, None, "a job of one process"),
+        ({}, SHOAL, 1, 4, "h:1", "SHOAL_*"),
+        ({}, JAX, 2, 5, "j:2", "JAX_*"),
+        ({}, {**SHOAL, **JAX, **TORCH}, 1, 4, "h:1", "SHOAL_*"),
+        ({}, {**TORCH, **SLURM}, 3, 6, None, "torchrun"),
+        ({}, {**OPEN_MPI, "SHOAL_COORDINATOR": "h:1"}, 1, 2, "h:1", "Open MPI"),
+        ({}, {**OPEN_MPI, **SLURM, "SHOAL_COORDINATOR": "h:1"}, 1, 2, "h:1", "Open MPI"),
+        ({}, {**MPICH, "JAX_COORDINATOR_ADDRESS": "j:2"}, 0, 3, "j:2", "MPICH"),
+        ({}, SLURM, 5, 8, None, "Slurm step"),
+        ({"num_processes": 1}, SHOAL, 0, 1, None, "arguments"),
+        ({"num_processes": 3, "process_id": 2}, SHOAL, 2, 3, "h:1", "arguments"),
+        ({"coordinator_address": "a:9"}, SHOAL, 1, 4, "a:9", "SHOAL_*"),
+        ({}, {"PMI_RANK": "0", "PMI_SIZE": "1"}, 0, 1, None, "MPICH"),
+        # a batch script and a shell in an allocation: the job's variables are not the step's
+        ({}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}, 0, 1, None, "one"),
+        ({}, {"RANK": "3"}, 0, 1, None, "one process"),
+        ({}, {"JAX_PROCESS_ID": " ", "JAX_NUM_PROCESSES": ""}, 0, 1, None, "one process"),
+    ],
+)
+def test_which_rule_wins(arguments, env, process, count, address, reason):
+    cluster = decide(Arguments(**arguments), env)
+    assert (cluster.process, cluster.num_processes) == (process, count)
+    assert reason in cluster.reason
+    if address is not None:
+        assert cluster.address == address
+    assert (cluster.address is None) == (count == 1)
+
+
+@given(st.lists(st.sampled_from(range(len(PAIRS))), min_size=1, unique=True))
+def test_the_innermost_family_wins_whatever_else_is_set(chosen):
+    env = {"SHOAL_COORDINATOR": "h:1"}
+    for index in chosen:
+        env |= PAIRS[index]
+    cluster = decide(Arguments(), env)
+    assert (cluster.process, cluster.num_processes) == NUMBERS[min(chosen)]
+
+
+@given(st.integers(0, 40), st.integers(1, 40))
+def test_an_index_must_be_below_the_count(process, count):
+    env = {"SHOAL_PROCESS_ID": f"{process}", "SHOAL_NUM_PROCESSES": f"{count}"}
+    arguments = Arguments(coordinator_address="h:1")
+    if process < count:
+        assert decide(arguments, env)[:2] == (process, count)
+    else:
+        with pytest.raises(UsageError, match=f"SHOAL_PROCESS_ID={process} is out of range"):
+            decide(arguments, env)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "words"),
+    [
+        ({"process_id": 2}, {}, ["process_id=2 without num_processes"]),
+        ({"num_processes": 2}, SHOAL, ["num_processes=2 without process_id"]),
+        ({"num_processes": 2, "process_id": 2}, {}, ["process_id=2 is out of range"]),
+        ({"num_processes": True, "process_id": 0}, {}, ["num_processes=True"]),
+        ({"num_processes": 2.0, "process_id": 0}, {}, ["num_processes=2.0"]),
+        ({"num_processes": 0, "process_id": 0}, {}, ["num_processes=0"]),
+        ({"num_processes": 2, "process_id": 0}, {}, ["SHOAL_COORDINATOR=host:port"]),
+        ({"num_processes": 2, "process_id": 0, "coordinator_address": "h"}, {}, ["give host:port"]),
+        ({}, {"SHOAL_PROCESS_ID": "0"}, ["without SHOAL_NUM_PROCESSES"]),
+        ({}, {"JAX_NUM_PROCESSES": "2"}, ["without JAX_PROCESS_ID"]),
+        ({}, {**OPEN_MPI, "PMIX_RANK": "0"}, ["OMPI_COMM_WORLD_RANK=1 contradicts PMIX_RANK=0"]),
+        ({}, OPEN_MPI, ["Open MPI tells no address", "SHOAL_COORDINATOR"]),
+        ({"virtual_devices": 0}, {}, ["virtual_devices=0"]),
+        ({}, {"SHOAL_VIRTUAL_DEVICES": "many"}, ["SHOAL_VIRTUAL_DEVICES='many'"]),
+        (
+            {"virtual_devices": -1, "local_device_ids": [0, "x"], "coordinator_bind_address": "?"},
+            {"RANK": "two", "WORLD_SIZE": "2"},
+            ["4 problems", "virtual_devices=-1", "'x'", "'?'", "RANK='two'"],
+        ),
+    ],
+)
+def test_all_offenders_are_named_at_once(arguments, env, words):
+    with pytest.raises(UsageError) as caught:
+        decide(Arguments(**arguments), env)
+    for part in words:
+        assert part in str(caught.value)
+
+
+def test_what_was_passed_over_is_told():
+    cluster = decide(Arguments(), {"RANK": "3", **MPICH, "SHOAL_COORDINATOR": "h:1"})
+    assert cluster.passed_over == ("torchrun: RANK=3 without WORLD_SIZE",)
+    assert cluster.reason == "MPICH (PMI_RANK=0, PMI_SIZE=3); address from SHOAL_COORDINATOR"
+
+
+def test_addresses_that_launchers_imply():
+    torch = decide(Arguments(), TORCH).address
+    assert torch is not None
+    host, _, port = torch.rpartition(":")
+    assert host == "t"
+    assert 61440 <= int(port) < 65536
+    assert port != "29500"  # torch's own store has that one
+    other_rank = decide(Arguments(), {**TORCH, "RANK": "0"})
+    assert other_rank.address == torch
+    slurm = decide(Arguments(), SLURM).address
+    assert slurm is not None
+    assert slurm.startswith("node007:")
+    assert decide(Arguments(), {**SLURM, "SLURM_STEP_ID": "1"}).address != slurm
+    jax = {**JAX, "JAX_COORDINATOR_ADDRESS": "j", "JAX_COORDINATOR_PORT": "8476"}
+    assert decide(Arguments(), jax).address == "j:8476"
+    assert decide(Arguments(), {**jax, "JAX_COORDINATOR_ADDRESS": "::1"}).address == "[::1]:8476"
+
+
+def test_the_launchers_services_belong_to_its_own_address():
+    env = {**SHOAL, "SHOAL_JAX_SERVICE": "h:2", "SHOAL_TOKEN": "secret"}
+    assert decide(Arguments(), env).jax_service == "h:2"
+    assert decide(Arguments(), env).token == "secret"
+    assert decide(Arguments(coordinator_address="a:9"), env).jax_service is None
+
+
+def test_devices_and_binding():
+    env = {"JAX_LOCAL_DEVICE_IDS": "0, 3", "JAX_COORDINATOR_BIND_ADDRESS": "[::]:80"}
+    cluster = decide(Arguments(), {**env, "SHOAL_VIRTUAL_DEVICES": "4"})
+    assert cluster.local_device_ids == (0, 3)
+    assert cluster.bind_host == "::"
+    assert cluster.virtual_devices == 4
+    arguments = Arguments(
+        local_device_ids=2, coordinator_bind_address="10.0.0.7", virtual_devices=8
+    )
+    cluster = decide(arguments, env)
+    assert (cluster.local_device_ids, cluster.bind_host) == ((2,), "10.0.0.7")
+    assert cluster.virtual_devices == 8
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("n1", "n1"),
+        ("n1,n2", "n1"),
+        ("n[1-3]", "n1"),
+        ("n[007-010,12],m1", "n007"),
+        ("rack[2,4]-x", "rack2-x"),
+        ("a-b[08]", "a-b08"),
+        ("", ""),
+    ],
+)
+def test_first_host_of_a_slurm_node_list(nodes, first):
+    assert first_host(nodes) == first
+
+
+def test_loopback():
+    assert all(map(is_loopback, ["localhost", "127.0.0.1", "127.1.2.3", "::1"]))
+    assert not any(map(is_loopback, ["10.0.0.1", "node1", "::", "0.0.0.0"]))
