@@ -84,7 +84,7 @@ def _run_script(main: ModuleType, arguments: list[str]) -> None:
     script = arguments[0]
     sys.argv[:] = arguments
     if get_importer(script) is not None:  # a directory or zip file that holds __main__.py
-        sys.path.insert(0, script)
+        sys.path.insert(0, os.path.abspath(script))
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
     path = os.path.abspath(script)

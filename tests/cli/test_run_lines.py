@@ -1,0 +1,162 @@
+"""How output is cut into lines, redrawn, and kept."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pty
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shoal.cli.output import Log, Outlet, Voice, paint_prefixes
+
+# What matters to the cutting of lines, and characters of one to four bytes.
+BYTES = st.lists(st.sampled_from([b"a", b"b", b"\n", b"\r", b"\0", b"\xff", "€".encode()])).map(
+    b"".join
+)
+
+
+class Memory(Log):
+    """A log that is not a file."""
+
+    def __init__(self) -> None:
+        self.data, self.trouble = b"", ""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+
+def speak(outlet: Outlet, chunks: list[bytes]) -> tuple[bytes, Memory]:
+    """Return what an outlet and a log got from chunks of bytes."""
+    log = Memory()
+    voice = Voice(outlet, b"p0| ", log)
+    for chunk in chunks:
+        voice.hear(chunk, 0.0)
+    voice.close()
+    return bytes(outlet.waiting), log
+
+
+@pytest.fixture
+def terminal():
+    ours, theirs = pty.openpty()
+    yield Outlet(theirs, {"TERM": "xterm"})
+    os.close(ours)
+    os.close(theirs)
+
+
+def a_pipe() -> Outlet:
+    """Return an outlet that is no terminal; nothing is written to it."""
+    return Outlet(-1, {})
+
+
+@given(data=BYTES, cuts=st.lists(st.integers(0, 30)))
+@example(data=b"10%\r20%\r\nend", cuts=[3, 4, 8])
+def test_lines_do_not_depend_on_how_they_arrive(data, cuts):
+    places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    chunks = [data[a:b] for a, b in itertools.pairwise(places)]
+    shown, log = speak(a_pipe(), chunks)
+    assert log.data == data
+    ends = data.split(b"\n")
+    if not ends[-1]:
+        ends.pop()  # the last line was complete
+    visible = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in ends]
+    if ends and not data.endswith(b"\n") and not ends[-1].strip(b"\r"):
+        visible = [*visible[:-1], b""]
+    assert shown == b"".join(b"p0| " + line + b"\n" for line in visible)
+
+
+def test_a_very_long_line_comes_in_pieces_that_split_no_character():
+    data = b"x" + "€".encode() * 100_000
+    shown, _ = speak(a_pipe(), [data[i : i + 5000] for i in range(0, len(data), 5000)])
+    pieces = shown.splitlines()
+    assert len(pieces) > 1
+    assert b"".join(piece.removeprefix(b"p0| ") for piece in pieces) == data
+    assert all(piece.decode() for piece in pieces)
+
+
+def test_a_progress_bar_in_a_file_leaves_a_line_now_and_then():
+    outlet = a_pipe()
+    voice = Voice(outlet, b"p0| ", Memory())
+    voice.hear(b"\r10%", 100.0)
+    assert voice.due_s == 105.0
+    voice.hear(b"\r20%", 101.0)
+    assert voice.due_s == 105.0
+    voice.show_unfinished()
+    assert bytes(outlet.waiting) == b"p0| 20%\n"
+    voice.hear(b"\r20%", 106.0)
+    voice.show_unfinished()  # nothing new
+    voice.hear(b"\r99%\n", 107.0)
+    assert bytes(outlet.waiting) == b"p0| 20%\np0| 99%\n"
+    assert voice.due_s is None
+
+
+def test_an_unfinished_line_without_progress_waits_in_a_file():
+    voice = Voice(a_pipe(), b"p0| ", Memory())
+    voice.hear(b"loading", 100.0)
+    assert voice.due_s is None
+
+
+def test_a_terminal_redraws_in_place_until_another_speaks(terminal):
+    first, second = (Voice(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
+    first.hear(b"\r10%", 1.0)
+    assert first.due_s == pytest.approx(1.1)
+    first.show_unfinished()
+    first.hear(b"\r20%", 2.0)
+    first.show_unfinished()
+    assert bytes(terminal.waiting) == b"p0| 10%\rp0| 20%\x1b[K"
+    second.hear(b"a line\n", 3.0)
+    first.hear(b"\r30%\n", 4.0)
+    assert bytes(terminal.waiting).endswith(b"\x1b[K\np1| a line\np0| 30%\n")
+
+
+def test_a_terminal_shows_a_prompt_and_goes_on_behind_it(terminal):
+    voice = Voice(terminal, b"p0| ", Memory())
+    for dots in (b".", b"."):
+        voice.hear(dots, 1.0)
+        voice.show_unfinished()
+    voice.hear(b" done\n", 2.0)
+    assert bytes(terminal.waiting) == b"p0| .. done\n"
+
+
+def test_a_colour_that_is_left_on_does_not_run_into_the_next_line(terminal):
+    voice = Voice(terminal, b"p0| ", Memory())
+    voice.hear(b"\x1b[31mred\n", 1.0)
+    assert bytes(terminal.waiting) == b"p0| \x1b[31mred\x1b[0m\n"
+
+
+def test_who_is_not_shown_is_still_logged_and_remembered():
+    log = Memory()
+    voice = Voice(None, b"", log)
+    voice.hear(b"Traceback (most", 1.0)
+    voice.hear(b" recent call last):\n", 2.0)
+    assert log.data == voice.tail == b"Traceback (most recent call last):\n"
+    assert voice.traceback_s == 2.0
+
+
+def test_a_full_disk_ends_the_log_and_not_the_job():
+    log = Log("/dev/full")
+    voice = Voice(a_pipe(), b"p0| ", log)
+    voice.hear(b"a line\n", 1.0)
+    voice.hear(b"another\n", 2.0)
+    assert "/dev/full ends early: No space left" in log.trouble
+    log.close()
+
+
+def test_an_outlet_without_a_reader_is_broken_and_forgets():
+    read_fd, write_fd = os.pipe()
+    outlet = Outlet(write_fd, {})
+    outlet.put(b"x")
+    os.close(read_fd)
+    outlet.write_some()
+    outlet.put(b"more")
+    assert (outlet.broken, bytes(outlet.waiting)) == (True, b"")
+    os.close(write_fd)
+
+
+def test_prefixes_are_aligned_and_coloured_apart():
+    plain = paint_prefixes(11, colour=False)
+    assert (plain[0], plain[10]) == (b"p0|  ", b"p10| ")
+    coloured = paint_prefixes(3, colour=True)
+    assert len({prefix.split(b"p")[0] for prefix in coloured}) == 3

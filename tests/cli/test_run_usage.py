@@ -1,0 +1,120 @@
+"""What is wrong with a command line is said all at once, before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal import settings
+from shoal.cli import run as command
+from shoal.cli.run import Request, check
+from shoal.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("print('trained')")
+    (tmp_path / "tool.sh").write_text("#!/bin/sh\ntrue\n")
+    (tmp_path / "tool").write_bytes(b"\x7fELF\2\1")
+    (tmp_path / "launch").write_text("#!/usr/bin/env python3\n")
+    (tmp_path / "application").mkdir()
+    (tmp_path / "application/__main__.py").write_text("")
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+def refusal(*program: str, **options: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        check(Request(program, **options))
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_what_is_right_passes():
+    assert check(Request(("train.py",))) == (1, None, frozenset({0}))
+    checked = check(Request(("train.py", "--x"), False, "4", "2", "3, 0"))
+    assert checked == (4, 2, frozenset({0, 3}))
+    for program in ("launch", "application"):
+        check(Request((program,)))
+    check(Request(("train",), module=True))
+    check(Request(("json.tool",), module=True))
+
+
+def test_all_offenders_are_named_at_once():
+    words = refusal("trian.py", processes="0", devices="-1", only="1,x", log_dir="train.py")
+    assert words.startswith("run: 5 problems")
+    for part in ("-n 0", "--devices -1", "'x'", "did you mean 'train.py'?", "--log-dir 'train.py'"):
+        assert part in words
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ((), "no program"),
+        (("python3.11", "train.py"), "leave it out"),
+        (("ls",), "is a command; shoal run starts Python scripts and modules only"),
+        (("tool",), "is no Python program"),
+        (("tool.sh",), "is no Python program"),
+        (("empty",), "holds no __main__.py"),
+        (("nowhere/train.py",), "there is no directory 'nowhere'"),
+        (("completely_different",), "there is no script 'completely_different'"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(program, words):
+    assert words in refusal(*program)
+
+
+def test_a_module_that_is_not_there_is_refused():
+    assert "there is no module 'trian'; did you mean 'train'?" in refusal("trian.x", module=True)
+
+
+@pytest.mark.parametrize("only", ["4", "0,4", "4,5"])
+def test_who_is_not_there_cannot_be_shown(only):
+    words = refusal("train.py", processes="4", only=only)
+    assert "--only 4: with -n 4 there are 0 to 3" in words
+    assert ("--only 5" in words) == ("5" in only)
+
+
+@pytest.mark.parametrize("count", ["two", "1.5", "", "²"])
+def test_counts_are_whole_numbers(count):
+    assert "must be a whole number, at least 1" in refusal("train.py", processes=count)
+
+
+def test_windows_is_refused_in_a_sentence(monkeypatch):
+    monkeypatch.setattr(command.sys, "platform", "win32")
+    with pytest.raises(UsageError, match="needs Linux or macOS; on Windows use it inside WSL"):
+        command.run(["train.py"])
+
+
+def test_by_default_a_job_ends_within_15_s_of_its_first_failure():
+    aftermath, grace = (
+        float(settings.SETTINGS[name].default) for name in ("SHOAL_AFTERMATH_S", "SHOAL_GRACE_S")
+    )
+    assert aftermath + grace <= 13  # and up to a second each for leftovers and last words
+
+
+def shoal(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shoal", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_line_refuses_with_code_2(child_env):
+    ended = shoal("run", "-n", "0", "--only", "x", "train.py", env=child_env)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("shoal: run: 2 problems")
+    assert shoal("run", "--no-such-option", "train.py", env=child_env).returncode == 2
+    ended = shoal("run", "train.py", env=child_env | {"SHOAL_GRACE_S": "soon"})
+    assert ended.returncode == 2
+    assert "SHOAL_GRACE_S='soon'" in ended.stderr
+
+
+def test_help_helps(child_env):
+    ended = shoal("run", "--help", env=child_env)
+    assert ended.returncode == 0
+    for words in ("shoal run -n 4 --devices 2 train.py", "--only", "SHOAL_GRACE_S", "Exit code"):
+        assert words in ended.stdout
+    assert max(map(len, ended.stdout.splitlines())) <= 82

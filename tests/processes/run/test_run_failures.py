@@ -1,0 +1,128 @@
+"""Who failed first, how, with what exit code; and that the others end too."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+WAIT = "import os, signal, sys, time; me = int(os.environ['RANK'])\n"
+
+
+def test_the_first_failure_is_named_with_its_traceback_and_its_code(launch):
+    finished = launch.run(
+        *("-n", "3", "--log-dir", "logs"),
+        script=WAIT
+        + "class Odd(Exception): pass\n"
+        + "def inner(): raise Odd('this is why')\n"
+        + "if me == 1: inner()\n"
+        + "time.sleep(600)\n",
+    )
+    assert finished.code == 1
+    assert finished.verdict.startswith("shoal run: process 1 of 3 failed first, ")
+    assert finished.verdict.endswith(" s after the start: exit code 1: Odd: this is why")
+    report = finished.err[finished.err.index("shoal run:") :]
+    assert 'script.py", line 3, in inner\n' in report
+    assert "child.py" not in report
+    assert "runpy" not in report
+    assert "shoal run: p0, p2: ended by shoal run with SIGTERM\n" in report
+    assert f"shoal run: log of process 1: {launch.folder}/logs/p0001.log\n" in report
+    assert launch.leaves_nobody()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_signal_is_named_and_gives_128_more(launch, number):
+    finished = launch.run(
+        *("-n", "2"),
+        script=WAIT + f"if me == 1: os.kill(os.getpid(), {int(number)})\ntime.sleep(600)",
+    )
+    assert finished.code == 128 + number
+    assert "process 1 of 2 failed first, " in finished.verdict
+    assert f"killed by {number.name}" in finished.verdict
+    assert ("out-of-memory killer?" in finished.verdict) == (number == signal.SIGKILL)
+
+
+def test_who_fails_of_anothers_failure_is_not_blamed(launch):
+    """Process 1 raises; process 0 learns of it and is gone first, with code 72."""
+    finished = launch.run(
+        *("-n", "2"),
+        script=WAIT
+        + "import atexit, pathlib\n"
+        + "gone = pathlib.Path('gone')\n"
+        + "def last():\n"
+        + "    while not gone.exists(): time.sleep(0.01)\n"
+        + "if me == 1: atexit.register(last); raise ValueError('the root')\n"
+        + "gone.touch(); sys.exit(72)\n",
+    )
+    assert finished.code == 1
+    assert "process 1 of 2 failed first" in finished.verdict
+    assert finished.verdict.endswith("ValueError: the root")
+    assert "p0: exit code 72 (another process failed)" in finished.err
+
+
+def test_a_process_that_raised_and_cannot_end_is_ended_and_blamed(launch):
+    finished = launch.run(
+        *("-n", "2"),
+        script=WAIT
+        + "import atexit, pathlib\n"
+        + "raised = pathlib.Path('raised')\n"
+        + "def last(): raised.touch(); time.sleep(600)\n"
+        + "if me == 1: atexit.register(last); raise ValueError('the root')\n"
+        + "while not raised.exists(): time.sleep(0.01)\n"
+        + "sys.exit(71)\n",
+    )
+    assert finished.code == 1
+    assert "process 1 of 2 failed first" in finished.verdict
+    assert "could not end by itself, ended by shoal run with SIGTERM" in finished.verdict
+
+
+def test_who_does_not_end_on_sigterm_is_killed_after_the_grace(launch):
+    launch.env["SHOAL_GRACE_S"] = "0.3"
+    finished = launch.run(
+        *("-n", "2"),
+        script=WAIT
+        + "signal.signal(signal.SIGTERM, lambda *_: print('got it'))\n"
+        + "import pathlib\n"
+        + "deaf = pathlib.Path('deaf')\n"
+        + "if me == 0: deaf.touch()\n"
+        + "while not deaf.exists(): time.sleep(0.01)\n"
+        + "if me == 1: sys.exit(5)\n"
+        + "while True: time.sleep(600)\n",
+    )
+    assert finished.code == 5
+    assert "p0| got it" in finished.lines
+    assert "p0: ended by shoal run with SIGKILL" in finished.err
+    assert launch.leaves_nobody()
+
+
+def test_a_service_that_dies_is_reported_and_ends_the_job(launch):
+    launch.start("-n", "2", script=WAIT + "print('ready'); time.sleep(600)")
+    launch.await_words("ready", 2)
+    (pid,) = launch.pids("shoal.runtime.meeting_place")
+    os.kill(pid, signal.SIGKILL)
+    finished = launch.finish()
+    assert finished.code == 71
+    assert "the meeting place ended, code -9" in finished.verdict
+    assert launch.leaves_nobody()
+
+
+def test_a_job_that_cannot_start_says_so(launch):
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (40, limits[1]))
+    try:
+        launch.start("-n", "30", script="import time; time.sleep(600)")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    finished = launch.finish()
+    assert finished.code == 74
+    assert "of 30 could not be started" in finished.verdict
+    assert launch.leaves_nobody()
+
+
+def test_exit_codes_come_through(launch):
+    assert launch.run("-n", "2", script="raise SystemExit(0)").code == 0
+    finished = launch.run("-n", "2", script=WAIT + "sys.exit(70)")
+    assert (finished.code, "(processes disagree)" in finished.verdict) == (70, True)

@@ -1,0 +1,85 @@
+"""Nothing outlives a launch: not a grandchild, not a daemon, however the launch ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it needs a subreaper and /proc")
+
+# Each process starts a helper in its group, and a daemon: forked twice, in a session of its own,
+# its environment wiped, deaf to SIGTERM.
+FAMILY = """
+    import os, pathlib, signal, subprocess, sys, time
+    me = os.environ["RANK"]
+    subprocess.Popen(["sleep", "600"])
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            pathlib.Path(f"daemon{me}.new").write_text(str(os.getpid()))
+            os.rename(f"daemon{me}.new", f"daemon{me}.pid")
+            os.execve("/bin/sleep", ["sleep", "600"], {})
+        os._exit(0)
+    while not pathlib.Path(f"daemon{me}.pid").exists():
+        time.sleep(0.01)
+    print("ready")
+    time.sleep(float(sys.argv[1]))
+"""
+# launcher, keeper, two services, and two processes with a helper and a daemon each
+EVERYBODY = 10
+
+
+@pytest.mark.parametrize("victim", ["launcher", "its group", "keeper"])
+def test_sigkill_of_the_launcher_leaves_nobody(launch, victim):
+    launch.start("-n", "2", script=FAMILY, arguments=("600",), start_new_session=True)
+    launch.await_words("ready", 2)
+    assert len(launch.pids()) == EVERYBODY
+    if victim == "launcher":
+        launch.popen.kill()
+    elif victim == "its group":
+        os.killpg(launch.popen.pid, signal.SIGKILL)
+    else:
+        (keeper,) = set(launch.pids("shoal run")) - {launch.popen.pid}
+        os.kill(keeper, signal.SIGKILL)
+    assert launch.leaves_nobody()
+    code = launch.popen.wait(timeout=60)
+    assert code == (128 + signal.SIGKILL if victim == "keeper" else -signal.SIGKILL)
+
+
+def test_sigkill_before_the_services_listen_leaves_nobody(launch):
+    launch.start("-n", "2", script=FAMILY, arguments=("600",))
+    while not launch.pids("shoal.runtime"):
+        assert launch.popen.poll() is None
+    launch.popen.kill()
+    assert launch.leaves_nobody()
+
+
+def test_what_processes_leave_behind_is_ended_with_the_job(launch):
+    finished = launch.run("-n", "2", script=FAMILY, arguments=("0",))
+    assert finished.code == 0
+    assert launch.pids() == []
+
+
+def test_older_children_of_the_launching_shell_are_spared(launch, alive):
+    """`sh -c 'daemon & exec shoal run …'` makes the daemon the launcher's child."""
+    (launch.folder / "script.py").write_text(
+        "import time; print('ready', flush=True); time.sleep(600)"
+    )
+    command = f"sleep 600 & echo $! > old.txt; exec {sys.executable} -m shoal run script.py"
+    launch.popen = subprocess.Popen(
+        ["sh", "-c", command], cwd=launch.folder, env=launch.env, text=True,
+        stdin=-3, stdout=-1, stderr=-1,
+    )  # fmt: skip
+    launch.await_words("ready", 1)
+    old = int((launch.folder / "old.txt").read_text())
+    (keeper,) = set(launch.pids("shoal run")) - {launch.popen.pid}
+    os.kill(keeper, signal.SIGKILL)
+    assert launch.popen.wait(timeout=60) == 128 + signal.SIGKILL
+    assert alive(old)
+    os.kill(old, signal.SIGKILL)
+    assert launch.leaves_nobody()

@@ -1,0 +1,124 @@
+"""What a launch shows, logs, and tells its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+
+SPEAK = """
+    import os, sys
+    me = os.environ["RANK"]
+    print("out", me, *sys.argv[1:])
+    print("err", me, file=sys.stderr)
+    sys.stdout.buffer.write(bytes([0, 255, 13, 10]) + b"no end of line " + me.encode())
+"""
+
+
+def test_lines_are_led_by_their_process_and_all_are_logged(launch):
+    finished = launch.run(
+        "-n", "3", "--only", "0,2", "--log-dir", "logs", script=SPEAK, arguments=("-n", "--only")
+    )
+    assert finished.code == 0
+    assert sorted(finished.err.splitlines()) == ["p0| err 0", "p2| err 2"]
+    assert finished.lines == sorted(
+        line
+        for me in (0, 2)
+        for line in (
+            f"p{me}| out {me} -n --only",
+            f"p{me}| \0\udcff",
+            f"p{me}| no end of line {me}",
+        )
+    )
+    for me in range(3):
+        logged = (launch.folder / f"logs/p{me:04d}.log").read_bytes()
+        assert b"out %d -n --only\n" % me in logged
+        assert b"err %d\n" % me in logged
+        assert b"\0\xff\r\nno end of line %d" % me in logged
+    assert launch.leaves_nobody()
+
+
+def test_temporary_logs_go_when_all_is_well_and_stay_when_it_is_not(launch):
+    assert launch.run("-n", "2", script="print('well')").code == 0
+    assert list(launch.temporary.iterdir()) == []
+    assert launch.run("-n", "2", script="raise SystemExit(3)").code == 3
+    (kept,) = launch.temporary.iterdir()
+    assert {path.name for path in kept.iterdir()} >= {"p0000.log", "p0001.log"}
+
+
+def test_processes_are_told_who_they_are_in_three_languages(launch):
+    launch.env |= {"JAX_COORDINATOR_PORT": "1", "RANK": "7", "MINE": "kept"}
+    finished = launch.run(
+        *("-np", "2", "--devices", "3"),
+        script="import json, os; print(json.dumps(dict(os.environ)))",
+    )
+    envs = [json.loads(line.partition("| ")[2]) for line in finished.lines]
+    for index, env in enumerate(envs):
+        expected = {
+            "SHOAL_NUM_PROCESSES": "2", "SHOAL_PROCESS_ID": str(index),
+            "SHOAL_VIRTUAL_DEVICES": "3", "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "3",
+            "JAX_COORDINATOR_ADDRESS": env["SHOAL_JAX_SERVICE"],
+            "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(index),
+            "RANK": str(index), "WORLD_SIZE": "2", "LOCAL_RANK": str(index),
+            "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1",
+            "PYTHONUNBUFFERED": "1", "MINE": "kept",
+        }  # fmt: skip
+        assert {name: env.get(name) for name in expected} == expected
+        assert "JAX_COORDINATOR_PORT" not in env
+    shared = [(env["SHOAL_COORDINATOR"], env["SHOAL_TOKEN"], env["MASTER_PORT"]) for env in envs]
+    assert shared[0] == shared[1]
+    assert len(shared[0][1]) >= 16
+    addresses = [envs[0]["SHOAL_COORDINATOR"], envs[0]["SHOAL_JAX_SERVICE"]]
+    ports = {address.rpartition(":")[2] for address in addresses} | {envs[0]["MASTER_PORT"]}
+    assert len(ports) == 3
+
+
+def test_one_process_reads_our_input_and_several_read_none(launch):
+    script = "import sys; print(repr(sys.stdin.read()))"
+    launch.start(script=script, stdin=subprocess.PIPE)
+    launch.popen.stdin.write("to one")
+    assert launch.finish().out == "p0| 'to one'\n"
+    launch.start("-n", "2", script=script, stdin=subprocess.PIPE)
+    launch.popen.stdin.write("to nobody")
+    assert launch.finish().lines == ["p0| ''", "p1| ''"]
+
+
+def test_when_nobody_reads_any_more_the_job_ends(launch):
+    launch.start("-n", "2", script="while True: print('x' * 70)")
+    launch.popen.stdout.readline()
+    launch.popen.stdout.close()
+    launch.popen.stdout = None
+    _, err = launch.popen.communicate(timeout=60)
+    assert launch.popen.returncode == 128 + 13
+    assert "nobody reads the output" in err
+    assert launch.leaves_nobody()
+
+
+def show_on_terminal(launch, **env):
+    """Return what a terminal gets from a launch of two processes, and the exit code."""
+    launch.env |= env
+    ours, theirs = pty.openpty()
+    launch.start("-n", "2", script="print('\\033[31mred')", stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    try:
+        while data := os.read(ours, 4096):
+            shown += data
+    except OSError:  # EIO: nobody holds the other end any more
+        pass
+    os.close(ours)
+    return sorted(shown.decode().split("\r\n")), launch.popen.wait(timeout=60)
+
+
+def test_a_terminal_gets_colours(launch):
+    shown, code = show_on_terminal(launch, TERM="xterm")
+    assert (shown, code) == (
+        ["", "\x1b[33mp1|\x1b[0m \x1b[31mred\x1b[0m", "\x1b[36mp0|\x1b[0m \x1b[31mred\x1b[0m"],
+        0,
+    )
+
+
+def test_a_terminal_without_colours_gets_none_of_ours(launch):
+    shown, code = show_on_terminal(launch, TERM="xterm", NO_COLOR="1")
+    assert (shown, code) == (["", "p0| \x1b[31mred\x1b[0m", "p1| \x1b[31mred\x1b[0m"], 0)

@@ -1,0 +1,89 @@
+"""Signals to the launcher reach the processes; nothing waits longer than it must."""
+
+from __future__ import annotations
+
+import signal
+
+HEAD = "import os, pathlib, signal, subprocess, sys, time; me = os.environ['RANK']\n"
+SLEEP = "print('ready'); time.sleep(600)\n"
+
+
+def test_sigterm_lets_processes_save_and_end_well(launch):
+    """It spares grandchildren, which a process may need to save its work."""
+    launch.start(
+        *("-n", "2"),
+        script=HEAD
+        + "helper = subprocess.Popen(['sleep', '600'])\n"
+        + "def save(*_):\n"
+        + "    print('helper lives:', helper.poll() is None); helper.kill(); sys.exit(0)\n"
+        + "signal.signal(signal.SIGTERM, save)\n"
+        + SLEEP,
+    )
+    launch.await_words("ready", 2)
+    launch.popen.send_signal(signal.SIGTERM)
+    finished = launch.finish()
+    assert finished.code == 0
+    assert finished.lines == ["p0| helper lives: True", "p1| helper lives: True"]
+    assert launch.leaves_nobody()
+
+
+def test_sigterm_ends_who_does_not_care_even_if_stopped(launch):
+    stop = "print('ready'); os.kill(os.getpid(), signal.SIGSTOP); time.sleep(600)\n"
+    launch.start("-n", "2", script=HEAD + f"if me == '1': {stop}\nelse: {SLEEP}")
+    launch.await_words("ready", 2)
+    launch.popen.send_signal(signal.SIGTERM)
+    finished = launch.finish()
+    assert finished.code == 128 + signal.SIGTERM
+    assert finished.verdict == "shoal run: the job was ended by SIGTERM"
+    assert launch.leaves_nobody()
+
+
+def test_sigint_interrupts_grandchildren_too(launch):
+    launch.start("-n", "2", script=HEAD + "subprocess.Popen(['sleep', '600'])\n" + SLEEP)
+    launch.await_words("ready", 2)
+    launch.popen.send_signal(signal.SIGINT)
+    finished = launch.finish()
+    assert finished.code == 128 + signal.SIGINT
+    assert "Ctrl-C again kills them now" in finished.err
+    assert "p1| KeyboardInterrupt" in finished.err
+    assert launch.leaves_nobody()
+
+
+def test_the_second_ctrl_c_kills_at_once(launch):
+    launch.env["SHOAL_GRACE_S"] = "500"
+    launch.start(
+        *("-n", "2"),
+        script=HEAD
+        + "signal.signal(signal.SIGINT, lambda *_: print('heard'))\n"
+        + "print('ready')\nwhile True: time.sleep(600)\n",
+    )
+    launch.await_words("ready", 2)
+    launch.popen.send_signal(signal.SIGINT)
+    launch.await_words("heard", 2)
+    launch.popen.send_signal(signal.SIGINT)
+    assert launch.finish().code == 128 + signal.SIGINT
+    assert launch.leaves_nobody()
+
+
+def test_a_notice_is_passed_on_and_ends_nothing(launch):
+    launch.start(
+        *("-n", "2"),
+        script=HEAD
+        + "signal.signal(signal.SIGUSR1, lambda *_: print('noticed') or sys.exit(0))\n"
+        + SLEEP,
+    )
+    launch.await_words("ready", 2)
+    launch.popen.send_signal(signal.SIGUSR1)
+    finished = launch.finish()
+    assert (finished.code, finished.lines) == (0, ["p0| noticed", "p1| noticed"])
+
+
+def test_a_launch_that_nohup_started_survives_the_terminal(launch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        launch.start("-n", "2", script="import time; print('ready', flush=True); time.sleep(0.3)")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    launch.await_words("ready", 2)
+    launch.popen.send_signal(signal.SIGHUP)
+    assert launch.finish().code == 0

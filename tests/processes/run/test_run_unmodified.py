@@ -1,0 +1,36 @@
+"""Programs that know JAX, and programs that know shoal, find their job without arguments."""
+
+from __future__ import annotations
+
+BODY = """
+    import os, sys
+    import jax
+    if sys.argv[1] == "jax":
+        jax.distributed.initialize()
+    else:
+        import shoal
+        shoal.initialize()
+    from jax.experimental import multihost_utils
+    total = multihost_utils.process_allgather(jax.numpy.ones(1) + jax.process_index()).sum()
+    index, count = jax.process_index(), jax.process_count()
+    # Not to stdout: Gloo writes there, in pieces, at the same time.
+    with open(f"result{index}", "w") as file:
+        print(index, count, jax.local_device_count(), float(total), file=file)
+"""
+
+
+def results(launch):
+    return [path.read_text() for path in sorted(launch.folder.glob("result*"))]
+
+
+def test_jax_distributed_initialize_needs_no_arguments(launch):
+    # Inside an allocation Slurm's variables would win, were ours not first.
+    launch.env |= {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "nowhere", "SLURM_NTASKS": "1"}
+    launch.env |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "1"}
+    finished = launch.run("-n", "2", "--devices", "2", script=BODY, arguments=("jax",))
+    assert (finished.code, results(launch)) == (0, ["0 2 2 3.0\n", "1 2 2 3.0\n"])
+
+
+def test_shoal_initialize_needs_no_arguments(launch):
+    finished = launch.run("-n", "2", "--devices", "2", script=BODY, arguments=("shoal",))
+    assert (finished.code, results(launch)) == (0, ["0 2 2 3.0\n", "1 2 2 3.0\n"])
