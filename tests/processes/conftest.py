@@ -108,16 +108,21 @@ class Job:
             self.ended[number] = Ended(process.returncode, out, err, ended_s)
         return self.ended[number]
 
-    def descendants(self) -> list[int]:
-        """Return the pids of all processes of this job that are alive."""
+    def descendants(self, of: str = "") -> list[int]:
+        """Return the pids of all processes of this job that are alive and run module `of`."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 environ = (folder / "environ").read_bytes()
+                command = (folder / "cmdline").read_text()
                 is_dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
             except OSError:
                 continue
-            if f"{MARK}={self.mark}".encode() in environ.split(b"\0") and not is_dead:
+            if (
+                f"{MARK}={self.mark}".encode() in environ.split(b"\0")
+                and of in command
+                and not is_dead
+            ):
                 found.append(int(folder.name))
         return found
 

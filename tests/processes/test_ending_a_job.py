@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from textwrap import dedent
 
 
 def line(process, word):
@@ -218,4 +219,26 @@ def test_a_forked_child_is_no_member(job, said):
         assert one.code == 0, one
         words = f"this process is a fork of process {index} of 2, and no member of the job"
         assert said(one).splitlines() == [f"{words} {index}", "3"]
+    assert job.leaves_no_orphan()
+
+
+def test_a_dead_meeting_place_is_a_python_error(job):
+    script = """
+    initialize()
+    global_sum()
+    barrier("ready")
+    say("ready")
+    threading.Event().wait() if index == 1 else barrier("after")
+    """
+    one = job.start(0, 2, "import threading\n" + dedent(script), SHOAL_ABORT_AFTER_S="1")
+    other = job.start(1, 2, "import threading\n" + dedent(script))
+    line(one, "ready")
+    line(other, "ready")
+    (place,) = job.descendants(of="shoal.runtime.meeting_place")
+    os.kill(place, signal.SIGKILL)
+    ended = job.wait_for(0)
+    assert ended.code == 71, ended
+    assert "meeting place" in ended.err
+    other.kill()
+    job.wait()
     assert job.leaves_no_orphan()

@@ -83,9 +83,12 @@ class ExitGuard:
         Must be called after JAX was imported: exit handlers run in the reverse order.
         """
         self._coordinator, self._is_idle, self._leave = coordinator, is_idle, leave
+        self._wake = wake = threading.Event()
         atexit.register(self._on_exit)
         # Started now, for an interpreter that ends starts no threads (since Python 3.12).
-        threading.Thread(target=self._end_if_stuck, name="shoal exit guard", daemon=True).start()
+        arguments = (coordinator, wake)
+        name = "shoal exit guard"
+        threading.Thread(target=self._end_if_stuck, args=arguments, name=name, daemon=True).start()
 
     def release(self) -> None:
         """Undo `watch`: the process left the job in peace."""
@@ -145,11 +148,11 @@ class ExitGuard:
         self._leave()
         self.release()
 
-    def _end_if_stuck(self) -> None:
+    def _end_if_stuck(self, coordinator: Coordinator, wake: threading.Event) -> None:
         """End the process when its teardown hangs. Asks nobody unless a second has passed."""
-        self._wake.wait()
+        wake.wait()
         ask_at = time.monotonic() + 1.0
-        while (coordinator := self._coordinator) is not None:
+        while self._coordinator is coordinator:
             now = time.monotonic()
             if self._limit is not None and now >= self._limit[0]:
                 _report_stuck(coordinator)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from shoal import settings
 from shoal.colour import collective, local
-from shoal.errors import InitializeError, ShoalError, UsageError
+from shoal.errors import InitializeError, ShoalError, UsageError, UsageTypeError
 from shoal.runtime import jax_runtime, membership
 from shoal.runtime.callsite import callsite
 from shoal.runtime.cluster import Arguments
@@ -93,19 +93,19 @@ def initialize(
         coordinator_bind_address,
         virtual_devices,
     )
+    deadline = _deadline("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
     if _RECORD.guard is None:
         _RECORD.guard = ExitGuard()
         _RECORD.guard.hook()
-    if timeout_s is None:
-        timeout_s = settings.seconds("SHOAL_INITIALIZE_TIMEOUT_S")
-    elif not timeout_s > 0:
-        raise UsageError(f"initialize(timeout_s={timeout_s!r}): must be positive")
     if _RECORD.joined is not None:
         raise InitializeError(
             f"initialize was called twice: this is process {_RECORD.joined.process} of "
             f"{_RECORD.joined.num_processes} already\ncall shutdown() first to join another job"
         )
-    deadline = time.monotonic() + timeout_s
+    _enter(arguments, deadline, _RECORD.guard)
+
+
+def _enter(arguments: Arguments, deadline: float, guard: ExitGuard) -> None:
     cluster, is_attached = membership.find_cluster(arguments)
     membership.check_in_time(cluster, is_attached=is_attached)
     if not jax_runtime.backend_exists():
@@ -117,11 +117,11 @@ def initialize(
         )
     except BaseException:
         if membership.is_connecting():
-            _RECORD.guard.distrust_runtime()
+            guard.distrust_runtime()
         raise
     _RECORD.pid, _RECORD.joined, _RECORD.is_attached = os.getpid(), joined, is_attached
     if cluster.num_processes > 1:
-        _RECORD.guard.watch(joined, is_idle=jax_runtime.is_idle, leave=_part)
+        guard.watch(joined, is_idle=jax_runtime.is_idle, leave=_part)
 
 
 @collective()
@@ -145,9 +145,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
     joined, guard = _RECORD.joined, _RECORD.guard
     if joined is None or guard is None or _RECORD.pid != os.getpid():
         return
-    if timeout_s is None:
-        timeout_s = settings.seconds("SHOAL_TIMEOUT_S")
-    deadline = time.monotonic() + timeout_s
+    deadline = _deadline("shutdown", timeout_s, "SHOAL_TIMEOUT_S")
     try:
         if joined.num_processes > 1:
             membership.wait_until_idle(joined, deadline)
@@ -240,3 +238,14 @@ def _part() -> None:
         jax_runtime.leave(process_ends=True)
     with contextlib.suppress(ShoalError, OSError):
         joined.close()
+
+
+def _deadline(asked: str, timeout_s: float | None, setting: str) -> float:
+    """Return the deadline on the monotonic clock."""
+    if timeout_s is None:
+        return time.monotonic() + settings.seconds(setting)
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+        raise UsageTypeError(f"{asked}: timeout_s={timeout_s!r} must be a number of seconds")
+    if not timeout_s > 0:
+        raise UsageError(f"{asked}: timeout_s={timeout_s!r} must be a positive number of seconds")
+    return time.monotonic() + timeout_s

@@ -1,0 +1,124 @@
+"""One process: what it says of itself before, between and after jobs, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from shoal.errors import InitializeError, UsageError
+from shoal.runtime import jax_runtime
+from shoal.runtime.process import coordinator, initialize, process_count, process_index, shutdown
+
+
+def run(script, env):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_a_process_without_a_job_is_alone():
+    assert (process_index(), process_count()) == (0, 1)
+    assert coordinator().num_processes == 1
+    assert coordinator() is coordinator()  # its points are counted
+    shutdown()
+
+
+def test_a_member_that_has_not_joined_is_told_so(monkeypatch):
+    monkeypatch.setenv("SHOAL_NUM_PROCESSES", "4")
+    for ask in (coordinator, process_index, process_count):
+        with pytest.raises(InitializeError, match=r"one of 4.*call shoal.initialize\(\) first"):
+            ask()
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "5", True])
+def test_a_timeout_must_be_positive_seconds(child_env, timeout_s):
+    with pytest.raises(UsageError, match="timeout_s"):
+        initialize(timeout_s=timeout_s)
+
+
+def test_importing_has_no_side_effects(child_env):
+    script = """
+    import signal, sys, threading
+    state = lambda: (sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM))
+    before = state()
+    import shoal.runtime.process, shoal.runtime.jax_runtime, shoal.runtime.services
+    assert state() == before
+    assert threading.active_count() == 1
+    assert not {"jax", "jaxlib"} & set(sys.modules)
+    """
+    done = run(script, child_env)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "last_line"),
+    [
+        ("raise DeadlineError('late')", 73, "shoal.errors.DeadlineError: late"),
+        ("raise UsageError('wrong')", 2, "shoal.errors.UsageError: wrong"),
+        ("raise ValueError('foreign')", 1, "ValueError: foreign"),
+        ("sys.exit(7)", 7, ""),
+        ("sys.exit('words')", 1, "words"),
+        ("sys.exit()", 0, ""),
+    ],
+)
+def test_exit_codes_of_a_job_of_one(child_env, end, code, last_line):
+    script = f"""
+    import sys
+    from shoal.errors import *
+    from shoal.runtime.process import initialize
+    initialize()
+    {end}
+    """
+    done = run(script, child_env)
+    assert done.returncode == code
+    assert (done.stderr.splitlines() or [""])[-1] == last_line
+
+
+def test_another_excepthook_is_kept(child_env):
+    script = """
+    import sys
+    sys.excepthook = lambda kind, error, trace: print("mine:", error)
+    from shoal.errors import *
+    from shoal.runtime.process import initialize
+    initialize()
+    raise DeadlineError("late")
+    """
+    done = run(script, child_env)
+    assert (done.returncode, done.stdout, done.stderr) == (73, "mine: late\n", "")
+
+
+def test_virtual_devices_and_twins(child_env):
+    script = """
+    import jax
+    from shoal.runtime import jax_runtime
+    from shoal.runtime.process import initialize, shutdown
+    jax_runtime.count_accelerators = lambda env: 4
+    initialize(%s)
+    print(len(jax.devices("cpu")), jax.default_backend())
+    """
+    env = {name: value for name, value in child_env.items() if name != "JAX_PLATFORMS"}
+    asked = [("", env), ("virtual_devices=3", env), ("local_device_ids=[0, 1]", env)]
+    asked += [("", {**env, "JAX_PLATFORMS": "cpu"}), ("", {**env, "JAX_NUM_CPU_DEVICES": "5"})]
+    said = [run(script % options, env).stdout for options, env in asked]
+    assert said == ["4 cpu\n", "3 cpu\n", "2 cpu\n", "1 cpu\n", "5 cpu\n"]
+
+
+def test_how_accelerators_are_counted(monkeypatch, tmp_path):
+    for index in range(3):
+        (tmp_path / f"chip{index}").touch()
+    kind = jax_runtime._Accelerators(("numpy",), ("CHIPS_VISIBLE",), (f"{tmp_path}/chip[0-9]*",))
+    monkeypatch.setattr(jax_runtime, "_ACCELERATORS", (kind,))
+    assert jax_runtime.count_accelerators({}) == 3
+    assert jax_runtime.count_accelerators({"CHIPS_VISIBLE": "0,2"}) == 2
+    assert jax_runtime.count_accelerators({"CHIPS_VISIBLE": "-1"}) == 0
+    assert jax_runtime.count_accelerators({"CHIPS_VISIBLE": ""}) == 0
+    absent = kind._replace(plugins=("no_such_plugin",))
+    monkeypatch.setattr(jax_runtime, "_ACCELERATORS", (absent,))
+    assert jax_runtime.count_accelerators({}) == 0
