@@ -146,13 +146,19 @@ def test_a_single_device_is_a_mesh_without_axes():
     assert paired(np.ones(3), one) == {"the array": Layout(Mesh({}, [3]), None)}
 
 
+def test_devices_that_do_not_exist_are_said_once_for_all_leaves():
+    far = Layout(Mesh({"x": 2}, [4, 99]), "x", None)
+    (offence,) = refused({"a": np.ones((8, 2)), "b": np.ones((4, 2))}, far)
+    assert offence.startswith("['a'], ['b']: Mesh(x=2; ")
+    assert "no cpu device has the id 99; JAX has 8: 0..7" in offence
+
+
 def test_all_offenders_are_in_one_message():
     tree = {"w": np.ones((7, 3), np.float32), "v": "text", "n": np.float32(1)}
-    with pytest.raises(UsageError, match="put: 5 problems") as caught:
+    with pytest.raises(UsageError, match="put: 4 problems") as caught:
         put(tree, Layout(MESH, "data", "model"))
     message = str(caught.value)
     assert "['v']: is a str" in message
-    assert "['n']: shape () has rank 0" in message
-    assert "['v']: shape () has rank 0" in message
+    assert "['n'], ['v']: shape () has rank 0" in message
     assert "dim 0 of (7, 3) has size 7, which 4 shards (data=4) do not divide; 4 or 8" in message
     assert "dim 1 of (7, 3) has size 3, which 2 shards (model=2) do not divide; 2 or 4" in message

@@ -164,6 +164,8 @@ def test_keys():
         assert array.dtype == keys.dtype
         assert layout_of(array) == layout
         np.testing.assert_array_equal(jax.random.key_data(array), jax.random.key_data(keys))
+        again = put(array, Layout(Mesh({"a": 8}), "a"))
+        np.testing.assert_array_equal(jax.random.key_data(again), jax.random.key_data(keys))
 
 
 def test_an_array_that_lies_right_is_returned():

@@ -83,7 +83,7 @@ def test_donated_arrays_are_gone(dims):
 def test_nothing_passes_through_the_host():
     array = put(np.arange(64, dtype=np.float32).reshape(8, 8), ROWS)
     jax.block_until_ready(relayout(array, Layout(MESH, None, "model")))  # compiled
-    with jax.transfer_guard("disallow"):
+    with jax.transfer_guard("disallow_explicit"):
         moved = relayout(array, Layout(MESH, None, "model"))
     assert layout_of(moved) == Layout(MESH, None, "model")
 

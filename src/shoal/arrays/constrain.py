@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from shoal.errors import raise_all
 __all__ = ["constrain"]
 
 Pin = Callable[[jax.Array], jax.Array]
-AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 
 @traced
@@ -31,7 +31,8 @@ def constrain(tree: Any, layouts: Layouts, *, gradient: bool = False) -> Any:
 
     On Auto axes this tells the compiler (`jax.lax.with_sharding_constraint`), and dims need not
     divide evenly. On Explicit axes, where layouts are part of the type, it changes the type
-    (`jax.reshard`), and cotangents follow the types, whatever `gradient` says.
+    (`jax.reshard`), and cotangents follow the types, whatever `gradient` says. A function that
+    `jit` has traced keeps the default mesh that it was traced with: Layouts say it themselves.
 
     Args:
       tree: arrays.

@@ -27,7 +27,8 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
 
     The initialiser is compiled for the whole mesh (`jax.jit` with `out_shardings`), so that each
     device computes what it holds: it is impossible that a result is first whole on one device.
-    With equal arguments the values do not depend on the layout or the number of processes.
+    The random bits do not depend on the layout or the number of processes; floats computed from
+    them may differ in the last bit, as the compiler orders operations.
 
     Args:
       init: a function of arrays that returns a tree of arrays. Pass the same function object

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 from jax.tree_util import PyTreeDef, keystr, tree_flatten_with_path
 
-from shoal.arrays.sharding import layout_of_sharding, padded
+from shoal.arrays.sharding import layout_of_sharding, padded, sharding
 from shoal.arrays.use_mesh import default_mesh
 from shoal.errors import UsageError, nearest
 from shoal.plan.layout import Layout
@@ -43,16 +43,19 @@ def leaf_layouts(
     """
     pairs: list[tuple[Path, Any, Any]] = []
     _pair(tree, layouts, (), pairs, offences)
-    leaves = []
+    leaves: list[Leaf] = []
+    names: dict[str, list[str]] = {}  # what is wrong → the leaves of which it is true
     for path, value, given in pairs:
-        name = shown(path)
         if given is None and none_clears:
-            leaves.append(Leaf(name, value, None))  # type: ignore[arg-type]
+            leaves.append(Leaf(shown(path), value, None))  # type: ignore[arg-type]
             continue
         try:
-            leaves.append(Leaf(name, value, _layout(given, value, path)))
+            layout = _layout(given, value, path)
+            sharding(layout)  # its devices exist, and JAX can express it
+            leaves.append(Leaf(shown(path), value, layout))
         except UsageError as error:
-            offences.append(f"{name}: {error}")
+            names.setdefault(str(error), []).append(shown(path))
+    offences += [f"{', '.join(paths)}: {error}" for error, paths in names.items()]
     return leaves, jax.tree.structure(tree)
 
 

@@ -54,7 +54,7 @@ def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
     values, targets = [moves[n].value for n in others], [moves[n].target for n in others]
     for number, array in zip(others, jax.device_put(values, targets), strict=True):
         moved[number] = array
-    return moved  # type: ignore[return-value]
+    return moved
 
 
 def _unmoved(each: Move) -> jax.Array | None:

@@ -189,8 +189,8 @@ def _unequal_replicas(leaf: Leaf, values: Sequence[Any], positions: Sequence[int
 def _same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
     if one is other or one.size == 0:
         return True
-    rows = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (one, other)]
-    return bool(np.array_equal(*rows))
+    first, second = (np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (one, other))
+    return bool(np.array_equal(first, second))
 
 
 def _pack(leaf: Leaf, column: Sequence[Any]) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -80,7 +80,7 @@ def put(tree: Any, layouts: Layouts) -> Any:
     return jax.tree.unflatten(treedef, place(leaves))
 
 
-def dtype_offences(named: Iterator[tuple[str, Any]]) -> list[str]:
+def dtype_offences(named: Iterable[tuple[str, Any]]) -> list[str]:
     """Return what is wrong with values that shall become arrays: (name, value) each."""
     offences, narrow = [], []
     for name, value in named:
@@ -131,7 +131,7 @@ def place(leaves: list[Leaf]) -> list[jax.Array]:
         if is_key(value):
             array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(value))
         placed[number] = array
-    return placed  # type: ignore[return-value]
+    return placed
 
 
 def _is_spread(value: Any) -> bool:

@@ -1,0 +1,196 @@
+"""Device arrays over real processes: the same calls, results and errors as in one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+JOIN = """
+import sys, json
+import numpy as np
+import shoal
+
+def join(devices):
+    address, index, count, *more = sys.argv[1:]
+    shoal.initialize(
+        coordinator_address=address, num_processes=int(count), process_id=int(index),
+        virtual_devices=devices, timeout_s=50,
+    )
+    return int(index), int(count)
+"""
+
+PLACE = """
+index, count = join(4)
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from shoal import Layout
+
+mesh = shoal.make_mesh({"data": 4, "model": 2})
+ids = [device.id for device in jax.devices()]
+mixed = shoal.make_mesh({"rows": -1}, devices=[ids[n] for n in (5, 0, 7, 2, 4, 1, 6, 3)])
+first = shoal.make_mesh({"x": 4}, devices=jax.devices()[:4])  # all of process 0
+second = shoal.make_mesh({"x": 4}, devices=jax.devices()[4:])
+assert mesh.processes.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+assert (mesh.process_indices, first.process_indices) == ((0, 1), (0,))
+value = np.arange(128, dtype=np.float32).reshape(16, 8)
+rows, whole = Layout(mesh, "data", None), Layout(mesh, None, None)
+
+def holds(array, wanted, layout):
+    assert shoal.layout_of(array) == layout, (array.sharding, layout)
+    assert array.shape == wanted.shape
+    for shard in array.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), wanted[shard.index])
+    return len(array.addressable_shards)
+
+def refused(call):
+    try:
+        call()
+    except shoal.UsageError as error:
+        return str(error)
+    raise SystemExit("not refused")
+
+# put sends nothing: process 1 puts only after process 0 has what it put
+if index == 1:
+    shoal.barrier("process 0 has put")
+layouts = [rows, whole, Layout(mesh, ("model", "data"), None), Layout(mixed, "rows", None)]
+for layout in layouts:
+    assert holds(shoal.put(value, layout), value, layout) == 4
+    assert holds(shoal.put(jnp.asarray(value), layout), value, layout) == 4
+    assert holds(shoal.put(jax.device_put(value, jax.local_devices()[3]), layout), value, layout)
+keys = jax.random.split(jax.random.key(3), 16)
+placed = shoal.put(keys, Layout(mesh, "data"))
+holds(jax.random.key_data(placed), np.asarray(jax.random.key_data(keys)), rows)
+assert holds(shoal.put(value, Layout(first, "x", None)), value, Layout(first, "x", None)) == (
+    4 if index == 0 else 0)
+if index == 0:
+    shoal.barrier("process 0 has put")
+
+# what only part of a process's data says: its own rows are right, the others are never read
+mine = np.full_like(value, np.nan)
+mine[8 * index : 8 * index + 8] = value[8 * index : 8 * index + 8]
+holds(shoal.put(mine, rows), value, rows)
+
+array = shoal.put(value, rows)
+assert shoal.put(array, rows) is array
+same = shoal.put(array, Layout(shoal.make_mesh({"a": 4, "b": 2}, axis_types="explicit"), "a", None))
+assert [s.data.unsafe_buffer_pointer() for s in same.addressable_shards] == [
+    s.data.unsafe_buffer_pointer() for s in array.addressable_shards]
+errors = [
+    refused(lambda: shoal.put(array, whole)),
+    refused(lambda: shoal.put({"w": value[:7]}, rows)),
+    refused(lambda: shoal.relayout(array, Layout(first, "x", None))),
+    refused(lambda: shoal.relayout(shoal.put(value, Layout(first, "x", None)), rows)),
+    refused(lambda: shoal.relayout({"w": array}, Layout(mesh, "data"))),
+    refused(lambda: shoal.sharding(Layout(shoal.Mesh({"x": 4}, [0, 1, 2048, 7]), "x"))),
+]
+
+# relayout: other axes, other order of the devices, trees, back again
+columns = Layout(mesh, None, "data")
+for layout in [whole, columns, Layout(mixed, None, "rows"), Layout(mixed, "rows", None)]:
+    moved = shoal.relayout({"a": array, "b": [array]}, layout)
+    assert holds(moved["a"], value, layout) == holds(moved["b"][0], value, layout) == 4
+    holds(shoal.relayout(moved["a"], rows, donate=True), value, rows)
+slope = jax.grad(lambda x: (shoal.relayout(x, columns) ** 2).sum())(array)
+holds(slope, 2 * value, rows)
+# between different devices of one process; the other holds nothing before and after
+there = shoal.relayout(shoal.put(value, Layout(first, "x", None)), Layout(first, None, "x"))
+assert holds(there, value, Layout(first, None, "x")) == (4 if index == 0 else 0)
+
+# create: equal values everywhere, and the same as on one device
+def init(key):
+    return {"w": jax.random.bits(key, (16, 8)), "n": jnp.zeros((8,))}
+
+def choose(path, leaf):
+    return rows if path == "w" else Layout(mesh, "model")
+
+made = shoal.create(init, jax.random.key(1), layouts=choose)
+holds(made["w"], np.asarray(jax.random.bits(jax.random.key(1), (16, 8))), rows)
+holds(made["n"], np.zeros(8, np.float32), Layout(mesh, "model"))
+
+# pack and unpack
+for layout in layouts[2:]:
+    pieces = shoal.unpack(shoal.put(value, layout))
+    order = [ids.index(i) for i in layout.mesh.local(index)]
+    assert [next(iter(p.devices())) for p in pieces] == [jax.devices()[n] for n in order]
+    packed = shoal.pack(pieces, layout)
+    holds(packed, value, layout)
+    assert [p.unsafe_buffer_pointer() for p in shoal.unpack(packed)] == [
+        p.unsafe_buffer_pointer() for p in pieces]
+    holds(shoal.pack([np.asarray(p) for p in pieces], layout), value, layout)
+like = jax.ShapeDtypeStruct((4, 8), np.float32)
+mine = shoal.unpack(shoal.put(value, Layout(first, "x", None)))
+assert len(mine) == (4 if index == 0 else 0)
+holds(shoal.pack(mine, Layout(first, "x", None), like=like), value, Layout(first, "x", None))
+errors.append(refused(lambda: shoal.pack([value[:2]] * 3, rows)))
+
+# constrain, with a default mesh
+with shoal.use_mesh(mesh):
+    doubled = jax.jit(lambda x: shoal.constrain(x * 2, (None, "data")))(array)
+holds(doubled, value * 2, Layout(mesh, None, "data"))
+print("RESULT", json.dumps([errors, mesh.text, repr(mesh)]))
+"""
+
+MEASURE = """
+index, count = join(2)
+import jax
+from shoal import Layout
+
+def status(field):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+mesh = shoal.make_mesh({"x": -1})
+added = {}
+for name, dims in (("replicated", (None,)), ("sharded", ("x",))):
+    layout = Layout(mesh, *dims)
+    shoal.put(np.zeros(64, np.float32), layout)  # whatever the first call loads
+    before = status("VmRSS")
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")  # the peak begins anew: proc(5)
+    source = np.arange(1 << 24, dtype=np.float32)
+    array = shoal.put(source, layout)
+    added[name] = (status("VmHWM") - before) / 2**20
+    held = sum(shard.data.nbytes for shard in array.addressable_shards) / 2**20
+    added[name + " bound"] = 64 + 1.2 * held
+    del source, array
+print("RESULT", json.dumps(added))
+"""
+
+
+def results(job, count, script):
+    ended = job.run(count, JOIN + script)
+    for one in ended:
+        assert one.code == 0, one.err
+    marked = [line for one in ended for line in one.out.splitlines() if line.startswith("RESULT ")]
+    assert len(marked) == count
+    return [json.loads(line.removeprefix("RESULT ")) for line in marked]
+
+
+def test_two_processes_place_move_and_refuse_alike(job):
+    (errors, text, shown), other = results(job, 2, PLACE)
+    assert other == [errors, text, shown]
+    assert shown == (
+        "Mesh(data=4, model=2; 8 cpu devices, 2 processes, ids 0..3,2048..2051, auto axes)"
+    )
+    spread, uneven, apart, back, rank, absent, count = errors
+    assert spread == (
+        "put: the array: is spread over processes in another layout; relayout moves it"
+    )
+    assert "['w']: dim 0 of (7, 8) has size 7, which 4 shards (data=4) do not divide" in uneven
+    for error in (apart, back):
+        assert "devices" in error
+        assert "of processes 0, 1; between processes arrays move only among the same" in error
+    assert "['w']: shape (16, 8) has rank 2, but Layout(data @" in rank
+    assert "no cpu device has the id 7" in absent
+    assert "2048 (process 1)" in absent
+    assert "3 pieces for the 4 devices that this process owns in Mesh(data=4" in count
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_put_holds_no_more_than_the_source_and_its_devices(job, count):
+    for added in results(job, count, MEASURE):
+        assert added["replicated"] > 64 + 2 * 64 - 8, "the measure does not measure"
+        assert added["replicated"] <= added["replicated bound"], added
+        assert added["sharded"] <= added["sharded bound"], added
