@@ -276,7 +276,7 @@ def test_a_long_wait_is_logged_once_and_then_succeeds(make_job, shoal_log):
         ({"timeout_s": 0}, "timeout_s=0"),
         ({"timeout_s": float("nan")}, "timeout_s=nan"),
         ({"payload": bytes(MAX_PAYLOAD_BYTES + 1)}, "the payload has"),
-        ({"fingerprint": "f" * 20_000}, "fingerprint has 20000 characters"),
+        ({"fingerprint": "f" * 40_000}, "fingerprint 40000, site 0 characters"),
     ],
 )
 def test_a_wrong_point_is_refused_before_anything_is_sent(make_job, wrong, told):

@@ -14,6 +14,7 @@ from shoal.runtime.frames import (
     address_text,
     join_payloads,
     number_field,
+    pack_answer,
     pack_frame,
     split_address,
     split_payloads,
@@ -90,6 +91,10 @@ def test_deep_nesting_is_refused():
 @given(st.lists(st.binary(max_size=20), max_size=6))
 def test_payloads_are_joined_and_split(payloads):
     assert split_payloads(join_payloads(payloads), len(payloads)) == payloads
+
+
+def test_the_short_cut_for_answers_is_the_same_frame():
+    assert pack_answer(7, "ok", b"x") == pack_frame({"ticket": 7, "is": "ok"}, b"x")
 
 
 def test_the_answer_of_a_barrier_does_not_grow_with_the_job():

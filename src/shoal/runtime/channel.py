@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import select
 import socket
 import time
 
@@ -10,15 +11,21 @@ from shoal.runtime.frames import MAX_HEADER_BYTES, Frame, FrameReader
 
 __all__ = ["Channel", "connect"]
 
-_CHUNK_BYTES = 1 << 18
 _MOMENT_S = 1e-4  # the least time-out of a socket: 0 would mean "do not wait", in other words
 
 
 class Channel:
-    """A connected socket that carries frames. One thread at a time."""
+    """A connected socket that carries frames. One thread at a time.
+
+    The socket does not block; one poll waits for it. A socket with a time-out would need two more
+    system calls for every call that waits.
+    """
 
     def __init__(self, sock: socket.socket, *, max_body_bytes: int) -> None:
+        sock.setblocking(False)
         self._socket = sock
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
         self._reader = FrameReader(max_header_bytes=MAX_HEADER_BYTES, max_body_bytes=max_body_bytes)
 
     def send(self, data: bytes, limit: float) -> None:
@@ -27,8 +34,15 @@ class Channel:
         Raises:
           OSError: the connection is gone; as TimeoutError: not sent by then.
         """
-        self._socket.settimeout(_pause_s(limit))
-        self._socket.sendall(data)
+        sent = self._send_some(data)
+        if sent == len(data):
+            return
+        rest = memoryview(data)[sent:]
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        while rest:
+            _wait(writable, limit)
+            rest = rest[self._send_some(rest) :]
 
     def receive(self, limit: float) -> Frame:
         """Return the next frame.
@@ -38,12 +52,18 @@ class Channel:
           FrameError: what came is no frame.
         """
         while (frame := self._reader.next()) is None:
-            self._socket.settimeout(_pause_s(limit))
-            data = self._socket.recv(_CHUNK_BYTES)
+            _wait(self._readable, limit)
+            data = self._socket.recv(self._reader.chunk_bytes)
             if not data:
                 raise ConnectionError("it closed the connection")
             self._reader.feed(data)
         return frame
+
+    def _send_some(self, data: bytes | memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
 
     def shut(self) -> None:
         """End the connection; a thread that waits in `receive` is woken. Nothing waits."""
@@ -71,6 +91,15 @@ def connect(address: tuple[str, int], limit: float, *, max_body_bytes: int) -> C
         sock.close()
         raise ConnectionRefusedError("Connection refused")
     return Channel(sock, max_body_bytes=max_body_bytes)
+
+
+def _wait(socket_poll: select.poll, limit: float) -> None:
+    left_s = limit - time.monotonic()
+    # poll counts whole milliseconds; rounded up, so as not to come back too early again and again.
+    # Longer than a day overflows nothing, and is asked again.
+    pause_ms = None if limit == math.inf else math.ceil(min(max(left_s, 0.0), 86_400.0) * 1e3)
+    if not socket_poll.poll(pause_ms) and time.monotonic() >= limit:
+        raise TimeoutError("timed out")
 
 
 def _pause_s(limit: float) -> float | None:

@@ -29,7 +29,6 @@ __all__ = ["STRANGER_S", "Connection", "Connections", "Listener"]
 
 STRANGER_S = 30.0  # a connection that has not been trusted by then is closed
 
-_CHUNK_BYTES = 1 << 18
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -42,6 +41,7 @@ class Connection:
         self.since = since
         self.reader = FrameReader(max_header_bytes=MAX_HELLO_BYTES, max_body_bytes=0)
         self.out: deque[memoryview] = deque()
+        self.is_blocked = False  # is there more in `out` than the kernel would take?
         self.is_closed = False
         self.is_closing = False  # close as soon as `out` is sent
 
@@ -115,9 +115,18 @@ class Connections:
         """Send as much as can be sent now, the rest when there is room."""
         if connection.is_closed:
             return
-        connection.is_closing |= then_close
-        connection.out.append(memoryview(data))
-        if len(connection.out) == 1:
+        if not connection.out and not then_close:  # nearly always: the kernel takes it whole
+            try:
+                sent = connection.socket.send(data)
+            except OSError:
+                sent = 0
+            if sent == len(data):
+                return
+            connection.out.append(memoryview(data)[sent:])
+        else:
+            connection.is_closing |= then_close
+            connection.out.append(memoryview(data))
+        if not connection.is_blocked:
             self._flush(connection)
 
     def close(self, connection: Connection) -> None:
@@ -159,7 +168,7 @@ class Connections:
         if connection.is_closed:
             return
         try:
-            data = connection.socket.recv(_CHUNK_BYTES)
+            data = connection.socket.recv(connection.reader.chunk_bytes)
         except BlockingIOError:
             return
         except OSError:
@@ -195,8 +204,9 @@ class Connections:
         if connection.is_closing and not out:
             self.close(connection)
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if out else 0)
-        if self._selector.get_key(connection.socket).events != events:
+        if connection.is_blocked != bool(out):
+            connection.is_blocked = bool(out)
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if out else 0)
             self._selector.modify(connection.socket, events, connection)
 
     def _end(self, connection: Connection, reason: str) -> None:

@@ -17,7 +17,7 @@ from shoal.errors import UsageTypeError, raise_all
 __all__ = ["MAX_PAYLOAD_BYTES", "Coordinator", "Member", "Point", "checked"]
 
 MAX_PAYLOAD_BYTES = 16 << 20  # of one process at one point; larger values travel between devices
-_MAX_TEXT = 16_384  # characters of each text of a point
+_MAX_TEXT = 32_768  # characters of all texts of a point
 
 
 class Point(NamedTuple):
@@ -100,22 +100,24 @@ def checked(
       UsageError: a process of the group does not exist, comes twice, or the caller is not in it;
         `timeout_s` is not positive; a text or the payload is too long. All offences at once.
     """
-    offences = [
-        f"{name} has {len(text)} characters; {_MAX_TEXT} are allowed"
-        for name, text in zip(point._fields, point, strict=True)
-        if isinstance(text, str) and len(text) > _MAX_TEXT
-    ]
+    offences = []
+    name, group, lane, fingerprint, site = point
+    if len(name) + len(lane) + len(fingerprint) + len(site) > _MAX_TEXT:
+        lengths = f"name {len(name)}, lane {len(lane)}, fingerprint {len(fingerprint)}"
+        told = f"{lengths}, site {len(site)} characters; {_MAX_TEXT} together are allowed"
+        offences.append(told)
     if not timeout_s > 0:
         offences.append(f"timeout_s={timeout_s!r} must be a positive number of seconds")
     if len(payload) > MAX_PAYLOAD_BYTES:
         offences.append(f"the payload has {len(payload)} bytes; {MAX_PAYLOAD_BYTES} are allowed")
-    group = point.group
     if group is not None:
         group = tuple(sorted(_index(member) for member in group))
         offences += _group_offences(group, process, num_processes)
-    raise_all(f"point {point.name[:200]!r}", offences)
-    everybody = group is not None and len(group) == num_processes
-    return point._replace(group=None if everybody else group)
+    if offences:
+        raise_all(f"point {point.name[:200]!r}", offences)
+    if group is None:
+        return point
+    return point._replace(group=None if len(group) == num_processes else group)
 
 
 def _index(member: object) -> int:

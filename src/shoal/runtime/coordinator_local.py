@@ -165,8 +165,11 @@ class LocalCoordinator:
         if self._has_left:
             raise UsageError(f"{self._me}: {point.name!r}: this process has left the job")
         started = self._job.clock()
-        with self._lanes.enter(point):
+        self._lanes.enter(point)
+        try:
             answer = self._job.meet(self.process, point, bytes(payload), timeout_s)
+        finally:
+            self._lanes.leave(point)
         if answer.kind == "ok":
             return answer.payloads
         raise error_of(answer.kind, answer.facts, self._me, point, self._job.clock() - started)

@@ -17,8 +17,9 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from shoal import settings
 from shoal.errors import DeadlineError, ProcessLostError, ShoalError, UsageError
@@ -28,6 +29,7 @@ from shoal.runtime.frames import (
     Frame,
     FrameError,
     pack_frame,
+    pack_text,
     split_address,
     split_payloads,
     text_field,
@@ -38,6 +40,8 @@ from shoal.runtime.meeting import Answer
 from shoal.runtime.verdicts import Self, error_of, waiting_line
 
 __all__ = ["TcpCoordinator", "join"]
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger("shoal")
 _MARGIN_S = 1.0  # how much later than the deadline the meeting place may answer
@@ -139,12 +143,16 @@ class TcpCoordinator:
         self, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:
         """See `Coordinator.arrive`. Also raises ProcessLostError if the meeting place is gone."""
-        count = self.num_processes
-        point = checked(point, payload, timeout_s, process=self.process, num_processes=count)
-        self._check_usable(repr(point.name))
+        me, count = self._me, len(self._me.hosts)
+        point = checked(point, payload, timeout_s, process=me.process, num_processes=count)
+        if self._over is not None:
+            self._raise_over(repr(point.name))
         started = time.monotonic()
-        with self._lanes.enter(point):
+        self._lanes.enter(point)
+        try:
             answer = self._meet(point, payload, timeout_s, started)
+        finally:
+            self._lanes.leave(point)
         if answer.kind == "ok":
             return answer.payloads
         waited_s = time.monotonic() - started
@@ -170,17 +178,21 @@ class TcpCoordinator:
           ProcessLostError: the meeting place is gone.
         """
         asked = "members()"
-        self._check_usable(asked)
-        ticket = next(self._tickets)
+        if self._over is not None:
+            self._raise_over(asked)
         limit = time.monotonic() + timeout_s
-        with self._lend_channel(asked, limit) as channel:
+
+        def talk(channel: Channel) -> Frame:
+            ticket = next(self._tickets)
             try:
                 channel.send(pack_frame({"do": "members", "ticket": ticket}), limit)
-                frame = _receive(channel, ticket, limit)
+                return _receive(channel, ticket, limit)
             except TimeoutError:
                 told = f"the meeting place did not answer within {timeout_s:g} s"
                 raise DeadlineError(f"{self._me}: {asked}: {told}", waited_s=timeout_s) from None
-            return tuple(Member(*row) for row in json.loads(frame.body)["members"])
+
+        frame = self._on_channel(asked, limit, talk)
+        return tuple(Member(*row) for row in json.loads(frame.body)["members"])
 
     def close(self) -> None:
         """See `Coordinator.close`. Calls that other threads still wait in end with an error."""
@@ -191,31 +203,33 @@ class TcpCoordinator:
     def _meet(self, point: Point, payload: bytes, timeout_s: float, started: float) -> Answer:
         ticket = next(self._tickets)
         limit = started + timeout_s + _MARGIN_S
-        warn_at = min(started + self._warn_after_s, limit)
-        frame = _arrive_frame(point, payload, timeout_s, ticket)
-        with self._lend_channel(repr(point.name), limit) as channel:
-            channel.send(frame, limit)
+        arrival = _arrive_frame(point, payload, timeout_s, ticket)
+
+        def talk(channel: Channel) -> Frame:
+            channel.send(arrival, limit)
             try:
-                answer = _receive(channel, ticket, warn_at)
+                frame = _receive(channel, ticket, min(started + self._warn_after_s, limit))
             except TimeoutError:
                 who = {"do": "who", "ticket": ticket, "lane": point.lane}
                 channel.send(pack_frame(who), limit)
-                answer = _receive(channel, ticket, limit)
-            if answer.header.get("is") == "waiting":
-                self._warn(point, json.loads(answer.body), time.monotonic() - started)
-                answer = _receive(channel, ticket, limit)
-            return _answer_of(answer, point.group or range(self.num_processes))
+                frame = _receive(channel, ticket, limit)
+            if frame.header.get("is") == "waiting":
+                self._warn(point, json.loads(frame.body), time.monotonic() - started)
+                frame = _receive(channel, ticket, limit)
+            return frame
+
+        frame = self._on_channel(repr(point.name), limit, talk)
+        return _answer_of(frame, point.group or range(self.num_processes))
 
     def _warn(self, point: Point, facts: Mapping[str, Any], waited_s: float) -> None:
         _LOG.warning("%s", waiting_line(facts, self._me, point, waited_s))
 
-    def _check_usable(self, asked: str) -> None:
-        if self._over is not None:
-            raise self._over.kind(f"{self._me}: {asked}: {self._over.reason}")
+    def _raise_over(self, asked: str) -> NoReturn:
+        why = self._over or _Over(ProcessLostError, "the meeting place is lost")
+        raise why.kind(f"{self._me}: {asked}: {why.reason}")
 
-    @contextlib.contextmanager
-    def _lend_channel(self, asked: str, limit: float) -> Iterator[Channel]:
-        """Lend a connection. If anything goes wrong it is closed: an answer may be half read.
+    def _on_channel(self, asked: str, limit: float, talk: Callable[[Channel], T]) -> T:
+        """Talk over a connection. If anything goes wrong it is closed: an answer may be half read.
 
         The meeting place counts what it got, so an interrupted wait (Ctrl-C) leaves the others'
         count right.
@@ -223,7 +237,7 @@ class TcpCoordinator:
         channel: Channel | None = None
         try:
             channel = self._take_channel(limit)
-            yield channel
+            result = talk(channel)
         except ShoalError:
             self._drop(channel)
             raise
@@ -232,18 +246,20 @@ class TcpCoordinator:
             told = "it does not answer" if isinstance(error, TimeoutError) else str(error)
             reason = f"the meeting place at {self.address} is lost ({told})"
             self._hang_up(_Over(ProcessLostError, reason))
-            self._check_usable(asked)
+            self._raise_over(asked)
         except BaseException:
             self._drop(channel)
             raise
-        else:
-            self._free.append(channel)
-            if self._over is not None:  # hung up meanwhile, by another thread
-                self._drop(channel)
+        self._free.append(channel)
+        if self._over is not None:  # hung up meanwhile, by another thread
+            self._drop(channel)
+        return result
 
     def _take_channel(self, limit: float) -> Channel:
-        with contextlib.suppress(IndexError):
+        try:
             return self._free.pop()
+        except IndexError:
+            pass  # all are in use
         most = self._welcome.max_body_bytes
         channel = connect(split_address(self.address), limit, max_body_bytes=most)
         lane = {
@@ -299,11 +315,15 @@ class _Over(NamedTuple):
 
 
 def _arrive_frame(point: Point, payload: bytes, timeout_s: float, ticket: int) -> bytes:
-    header: dict[str, Any] = point._asdict()
-    header["do"] = "arrive"
-    header["ticket"] = ticket
-    header["timeout_s"] = None if timeout_s == math.inf else timeout_s
-    return pack_frame(header, payload)
+    return pack_text(b'{"ticket":%d,%b' % (ticket, _arrival(point, timeout_s)), payload)
+
+
+@lru_cache(maxsize=256)
+def _arrival(point: Point, timeout_s: float) -> bytes:
+    """The part of an arrival's header that a loop repeats: most of the time that a barrier takes
+    on this side would be spent writing it anew."""
+    limit_s = None if timeout_s == math.inf else timeout_s
+    return json.dumps({"do": "arrive", "timeout_s": limit_s, "point": point})[1:].encode()
 
 
 def _receive(channel: Channel, ticket: int, limit: float) -> Frame:
@@ -317,6 +337,8 @@ def _receive(channel: Channel, ticket: int, limit: float) -> Frame:
 def _answer_of(frame: Frame, group: Sequence[int]) -> Answer:
     kind = text_field(frame.header, "is")
     if kind == "ok":
+        if not frame.body:
+            return Answer(kind, payloads=dict.fromkeys(group, b""))
         payloads = split_payloads(frame.body, len(group))
         return Answer(kind, payloads=dict(zip(group, payloads, strict=True)))
     return Answer(kind, json.loads(frame.body))

@@ -25,7 +25,9 @@ __all__ = [
     "address_text",
     "join_payloads",
     "number_field",
+    "pack_answer",
     "pack_frame",
+    "pack_text",
     "split_address",
     "split_payloads",
     "text_field",
@@ -35,7 +37,11 @@ __all__ = [
 MAX_HELLO_BYTES = 16 << 10  # header of a stranger; a body it may not send
 MAX_HEADER_BYTES = 1 << 20
 
+_SMALL_BYTES = 1 << 13
+_LARGE_BYTES = 1 << 18
 _MAGIC = b"SHL1"
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would build it each time
+_DECODE = json.JSONDecoder().raw_decode
 _PREFIX = struct.Struct("!4sIQ")
 _SIZE = struct.Struct("!I")
 
@@ -53,8 +59,17 @@ class Frame(NamedTuple):
 
 def pack_frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
     """Return the bytes of one frame."""
-    text = json.dumps(header, separators=(",", ":")).encode()
-    return b"".join((_PREFIX.pack(_MAGIC, len(text), len(body)), text, body))
+    return pack_text(_ENCODE(header).encode(), body)
+
+
+def pack_text(header: bytes, body: bytes = b"") -> bytes:
+    """Return the bytes of one frame whose header is JSON already."""
+    return _PREFIX.pack(_MAGIC, len(header), len(body)) + header + body
+
+
+def pack_answer(ticket: int, kind: str, body: bytes = b"") -> bytes:
+    """Return `pack_frame({"ticket": ticket, "is": kind}, body)`, in a third of the time."""
+    return pack_text(b'{"ticket":%d,"is":"%b"}' % (ticket, kind.encode()), body)
 
 
 class FrameReader:
@@ -64,6 +79,11 @@ class FrameReader:
         self.max_header_bytes = max_header_bytes
         self.max_body_bytes = max_body_bytes
         self._buffer = bytearray()
+
+    @property
+    def chunk_bytes(self) -> int:
+        """How much to ask the socket for next. More than needed costs: recv clears it first."""
+        return _LARGE_BYTES if len(self._buffer) >= _SMALL_BYTES else _SMALL_BYTES
 
     def feed(self, data: bytes) -> None:
         """Add what came from the socket."""
@@ -76,6 +96,8 @@ class FrameReader:
           FrameError: these bytes can never become a frame within the limits.
         """
         buffer = self._buffer
+        if not buffer:
+            return None
         if not _MAGIC.startswith(buffer[:4]):
             raise FrameError(f"no frame of shoal: it begins with {bytes(buffer[:4])!r}")
         if len(buffer) < _PREFIX.size:
@@ -90,18 +112,19 @@ class FrameReader:
         end = body_at + body_bytes
         if len(buffer) < end:
             return None
-        header = _parse_header(bytes(buffer[_PREFIX.size : body_at]))
-        body = bytes(buffer[body_at:end])
+        header = _parse_header(buffer[_PREFIX.size : body_at])
+        body = bytes(memoryview(buffer)[body_at:end]) if body_bytes else b""
         del buffer[:end]
         return Frame(header, body)
 
 
-def _parse_header(text: bytes) -> dict[str, Any]:
+def _parse_header(text: bytearray) -> dict[str, Any]:
     try:
-        header = json.loads(text)
+        decoded = text.decode()
+        header, end = _DECODE(decoded)
     except (ValueError, RecursionError) as error:  # deep nesting overflows the parser's stack
         raise FrameError(f"the header is no JSON: {error}") from None
-    if not isinstance(header, dict):
+    if not isinstance(header, dict) or end != len(decoded):
         raise FrameError("the header is no JSON object")
     return header
 

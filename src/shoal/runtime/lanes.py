@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 
 from shoal.errors import UsageError
 from shoal.runtime.coordinator import Point
@@ -21,22 +19,21 @@ class Lanes:
         self._lock = threading.Lock()
         self._busy: set[str] = set()
 
-    @contextlib.contextmanager
-    def enter(self, point: Point) -> Iterator[None]:
-        """Hold the lane of `point`.
+    def enter(self, point: Point) -> None:
+        """Take the lane of `point`, until `leave`.
 
         Raises:
           UsageError: another thread of this process waits in it.
         """
         with self._lock:
-            is_free = point.lane not in self._busy
-            self._busy.add(point.lane)
-        if not is_free:
-            raise UsageError(
-                f"{self._me}: {point.name!r} ({point.site}): another thread waits in lane"
-                f" {point.lane!r}; give each thread that meets others a lane of its own"
-            )
-        try:
-            yield
-        finally:
-            self._busy.discard(point.lane)
+            if point.lane not in self._busy:
+                self._busy.add(point.lane)
+                return
+        raise UsageError(
+            f"{self._me}: {point.name!r} ({point.site}): another thread waits in lane"
+            f" {point.lane!r}; give each thread that meets others a lane of its own"
+        )
+
+    def leave(self, point: Point) -> None:
+        """Give the lane back."""
+        self._busy.discard(point.lane)

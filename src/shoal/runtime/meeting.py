@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.coordinator import Member, Point
@@ -26,13 +26,12 @@ To = TypeVar("To", bound=Hashable)
 _WORDS = 64  # an answer quotes the last words of this many processes; it goes to all of them
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """What all members of a gathering are told: "ok" with the payloads, or what went wrong."""
 
     kind: str  # "ok" | "diverged" | "deadline" | "lost" | "failed"
-    facts: Mapping[str, Any] = field(default_factory=dict)  # as JSON would carry it
-    payloads: Mapping[int, bytes] = field(default_factory=dict)
+    facts: Mapping[str, Any] = MappingProxyType({})  # as JSON would carry it
+    payloads: Mapping[int, bytes] = MappingProxyType({})
 
 
 class Reply(NamedTuple, Generic[To]):
@@ -85,12 +84,13 @@ class _Line(Generic[To]):
 class _Process(Generic[To]):
     """What is known of one process."""
 
-    __slots__ = ("blocked", "host", "state", "when", "words")
+    __slots__ = ("blocked", "host", "point", "state", "when", "words")
 
     def __init__(self, host: str, now: float) -> None:
         self.host = host
         self.state = "here"
         self.words = "joined"
+        self.point: Point | None = None
         self.when = now
         self.blocked: dict[str, _Gathering[To]] = {}  # where it waits, by lane
 
@@ -136,7 +136,7 @@ class Meeting(Generic[To]):
         if gathering.answer is not None:
             gathering.owing.discard(process)
             self._bury(line)
-            self._note(process, now, f"came too late to {_place(point)}")
+            self._note(process, now, "came too late to", point)
             return [Reply(to, ticket, gathering.answer)]
         gathering.arrived[process] = _Wait(to, ticket, point, payload, now)
         self._processes[process].blocked[line.lane] = gathering
@@ -172,7 +172,7 @@ class Meeting(Generic[To]):
         self._gone[process] = state
         record = self._processes[process]
         record.state = state
-        record.words, record.when = words, now
+        self._note(process, now, words)
         replies: list[Reply[To]] = []
         for line in [line for line in self._lines.values() if process in line.members]:
             for gathering in list(line.gatherings):
@@ -267,14 +267,15 @@ class Meeting(Generic[To]):
         """Give the one answer to all that wait; keep it for the living that did not come yet."""
         line = gathering.line
         gathering.answer = answer
-        gathering.owing = {p for p in gathering.missing() if p not in self._gone}
+        if answer.kind != "ok":
+            gathering.owing = {p for p in gathering.missing() if p not in self._gone}
         verb = "passed" if answer.kind == "ok" else "gave up"
         for process, wait in gathering.arrived.items():
             record = self._processes[process]
             if record.blocked.get(line.lane) is gathering:
                 del record.blocked[line.lane]
             if process not in self._gone:
-                self._note(process, now, f"{verb} {_place(wait.point)}")
+                self._note(process, now, verb, wait.point)
         replies = [Reply(w.to, w.ticket, answer) for w in gathering.arrived.values()]
         gathering.arrived = {}
         self._open[line.lane].discard(gathering)
@@ -291,9 +292,10 @@ class Meeting(Generic[To]):
             if not self._open.get(line.lane):
                 self._open.pop(line.lane, None)
 
-    def _note(self, process: int, now: float, words: str) -> None:
+    def _note(self, process: int, now: float, words: str, point: Point | None = None) -> None:
+        """Remember words, and the point that completes them: put together only when asked for."""
         record = self._processes[process]
-        record.words, record.when = words, now
+        record.words, record.point, record.when = words, point, now
 
     def _gone_answer(self, line: _Line[To]) -> Answer:
         """The first member that did not leave in peace is the cause; its words are kept whole."""
@@ -322,7 +324,8 @@ class Meeting(Generic[To]):
                 f" since {now - g.arrived[process].since:.1f} s"
                 for g in record.blocked.values()
             )
-        return f"{record.words}, {now - record.when:.1f} s ago"
+        place = f" {_place(record.point)}" if record.point else ""
+        return f"{record.words}{place}, {now - record.when:.1f} s ago"
 
 
 def _place(point: Point) -> str:

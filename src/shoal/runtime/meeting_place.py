@@ -35,6 +35,7 @@ from shoal.runtime.frames import (
     address_text,
     join_payloads,
     number_field,
+    pack_answer,
     pack_frame,
     text_field,
     whole_field,
@@ -110,14 +111,14 @@ class MeetingPlace:
         """
         if until_closed is not None:
             self._connections.hold_leash(until_closed)
-        quiet_since = self._clock()
-        while self._connections.poll(self._pause_s(quiet_since + idle_s if until_empty else None)):
+        now = quiet_since = self._clock()
+        while True:
+            due = min(self._due(), quiet_since + idle_s if until_empty else math.inf)
+            if not self._connections.poll(None if due == math.inf else max(0.0, due - now)):
+                break
             now = self._clock()
-            for job in (*self._earlier, self._job):
-                self._answer_joining(job, job.joining.tick(now))
-                if job.meeting is not None:
-                    self._answer(job.meeting.tick(now))
-            self._earlier = [job for job in self._earlier if job.lives]
+            if now >= due:
+                self._on_time(now)
             if self._who:
                 quiet_since = now
             elif until_empty and (self._job.is_over(now) or now >= quiet_since + idle_s):
@@ -156,13 +157,19 @@ class MeetingPlace:
     def _new_job(self) -> _Job:
         return _Job(Joining(self._num_processes, token=self._token, jax_service=self._jax_service))
 
-    def _pause_s(self, idle_until: float | None) -> float | None:
-        deadlines = [job.next_deadline for job in (*self._earlier, self._job)]
-        due = min(self._connections.next_deadline, *deadlines)
-        if idle_until is not None and not self._who:
-            due = min(due, idle_until)
-            due = min(due, self._job.joining.stands_until)
-        return None if due == math.inf else max(0.0, due - self._clock())
+    def _due(self) -> float:
+        """When something must be done though nobody says anything."""
+        due = min(self._job.next_deadline, self._connections.next_deadline)
+        if self._earlier:
+            due = min(due, *(job.next_deadline for job in self._earlier))
+        return due if self._who else min(due, self._job.joining.stands_until)
+
+    def _on_time(self, now: float) -> None:
+        self._earlier = [job for job in self._earlier if job.lives]
+        for job in (*self._earlier, self._job):
+            self._answer_joining(job, job.joining.tick(now))
+            if job.meeting is not None:
+                self._answer(job.meeting.tick(now))
 
     def _on_stranger(self, connection: Connection, verb: str, frame: Frame) -> None:
         refusal = self._job.joining.stranger(frame.header, connection.origin)
@@ -259,7 +266,7 @@ class MeetingPlace:
             body = bodies.get(id(answer))
             if body is None:
                 body = bodies[id(answer)] = _body_of(answer)
-            self._connections.send(to, pack_frame({"ticket": ticket, "is": answer.kind}, body))
+            self._connections.send(to, pack_answer(ticket, answer.kind, body))
 
 
 def _body_of(answer: Answer) -> bytes:
@@ -269,26 +276,24 @@ def _body_of(answer: Answer) -> bytes:
 
 
 def _point_of(header: dict[str, object], process: int, count: int) -> Point:
-    return Point(
-        name=text_field(header, "name"),
-        group=_group_field(header, process, count),
-        lane=text_field(header, "lane"),
-        fingerprint=text_field(header, "fingerprint"),
-        site=text_field(header, "site"),
-    )
+    row = header.get("point")
+    if not isinstance(row, list) or len(row) != len(Point._fields):
+        raise FrameError("field 'point' is no point")
+    point = Point(*row)
+    for text in (point.name, point.lane, point.fingerprint, point.site):
+        if type(text) is not str:
+            raise FrameError("field 'point' has no text where it must")
+    return point if point.group is None else point._replace(group=_group(row[1], process, count))
 
 
-def _group_field(header: dict[str, object], process: int, count: int) -> tuple[int, ...] | None:
+def _group(members: object, process: int, count: int) -> tuple[int, ...] | None:
     """Return a group: sorted, without repetition, of this job, with the one who names it."""
-    group = header.get("group")
-    if group is None:
-        return None
-    if not isinstance(group, list) or not all(type(member) is int for member in group):
-        raise FrameError("field 'group' is no list of processes")
-    members = set(group)
-    if process not in members or not all(0 <= member < count for member in members):
-        raise FrameError("field 'group' names others than this job's, or not its sender")
-    return None if len(members) == count else tuple(sorted(members))
+    if not isinstance(members, list) or not all(type(member) is int for member in members):
+        raise FrameError("a group is no list of processes")
+    group = sorted(set(members))
+    if process not in members or group[0] < 0 or group[-1] >= count:
+        raise FrameError("a group names others than this job's, or not its sender")
+    return None if len(group) == count else tuple(group)
 
 
 def main(arguments: list[str] | None = None) -> int:
