@@ -73,6 +73,18 @@ def test_the_last_traceback_is_told_and_its_reason_comes_last():
     )
 
 
+def test_a_traceback_that_a_message_quotes_is_not_the_last():
+    lines, sentence = describe(
+        'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n'
+        "shoal.errors.PeerFailedError: process 1 is gone\n  its traceback:\n"
+        '  | Traceback (most recent call last):\n  |   File "b.py", line 2\n  | KeyError: 3\n',
+        code=72,
+    )
+    assert '      File "a.py", line 1, in <module>' in lines
+    assert "      | KeyError: 3" in lines
+    assert sentence.endswith("PeerFailedError: process 1 is gone")
+
+
 def test_a_deep_traceback_keeps_its_end():
     frames = "".join(f'  File "a.py", line {n}, in f\n    f()\n' for n in range(50))
     lines, _ = describe(f"Traceback (most recent call last):\n{frames}RecursionError: deep\n")

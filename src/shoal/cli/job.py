@@ -136,8 +136,11 @@ class Job:
         self, going_on: Callable[[], object], until_s: float = math.inf, poll_s: float = math.inf
     ) -> None:
         """Turn the loop while `going_on()`, at most until `until_s`; keep the deadlines."""
-        while going_on() and time.monotonic() < min(until_s, self._killed_s + _UNKILLABLE_S):
-            deadlines = (until_s, self._terminate_at_s, self._kill_at_s)
+        while going_on():
+            end_s = min(until_s, self._killed_s + _UNKILLABLE_S)
+            if time.monotonic() >= end_s:
+                return
+            deadlines = (end_s, self._terminate_at_s, self._kill_at_s)
             self._loop.turn(min(*deadlines, time.monotonic() + poll_s))
             self._reap()
             if any(outlet.broken for outlet in self._loop.outlets) and not self._interrupted:

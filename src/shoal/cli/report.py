@@ -28,6 +28,8 @@ _MEANINGS = _CONSEQUENCES | {
     InitializeError.exit_code: "could not join the job",
 }
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# Not one that is quoted in a message: of another process, behind a bar.
+_TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback \(most recent call last\):$")
 _FRAME_LINES = 16
 _MESSAGE_LINES = 8
 _PLAIN_LINES = 10
@@ -117,7 +119,7 @@ def _last_words(stderr: str) -> list[str]:
 
 
 def _opens_traceback(line: str) -> bool:
-    return line.endswith("Traceback (most recent call last):") or line.startswith("Fatal Python")
+    return _TRACEBACK.match(line) is not None or line.startswith("Fatal Python")
 
 
 def _has_traceback(words: list[str]) -> bool:

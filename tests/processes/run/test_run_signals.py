@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 
 HEAD = "import os, pathlib, signal, subprocess, sys, time; me = os.environ['RANK']\n"
 SLEEP = "print('ready'); time.sleep(600)\n"
@@ -87,3 +89,25 @@ def test_a_launch_that_nohup_started_survives_the_terminal(launch):
     launch.await_words("ready", 2)
     launch.popen.send_signal(signal.SIGHUP)
     assert launch.finish().code == 0
+
+
+def test_a_reader_that_stalls_does_not_hold_up_the_end(launch):
+    launch.env["SHOAL_GRACE_S"] = "0.3"
+    launch.start("-n", "2", script="while True: print('x' * 70)")
+    launch.popen.stdout.readline()  # and no more
+    launch.popen.send_signal(signal.SIGTERM)
+    assert launch.popen.wait(timeout=60) == 128 + signal.SIGTERM
+    assert launch.leaves_nobody()
+
+
+def test_the_third_ctrl_c_does_not_need_the_keeper(launch):
+    launch.start("-n", "2", script=HEAD + SLEEP)
+    launch.await_words("ready", 2)
+    (keeper,) = set(launch.pids("shoal run")) - {launch.popen.pid}
+    os.kill(keeper, signal.SIGSTOP)
+    deadline_s = time.monotonic() + 60
+    while launch.popen.poll() is None and time.monotonic() < deadline_s:
+        launch.popen.send_signal(signal.SIGINT)  # those that come too fast are one
+        time.sleep(0.05)
+    assert launch.popen.returncode == 128 + signal.SIGINT
+    assert launch.leaves_nobody()
