@@ -91,26 +91,21 @@ class LocalJob:
                     now, process, point, payload, timeout_s=timeout_s, to=box, ticket=0
                 )
             )
-        if box.answer is None:
-            self._wait(box, process, point, now)
-        answer = box.answer
-        if answer is None:  # _wait ends only with an answer
-            raise RuntimeError("no answer")
-        return answer
+        return self._wait(box, process, point, now)
 
-    def _wait(self, box: _Mailbox, process: int, point: Point, since: float) -> None:
-        warn_after_s = self.warn_after_s or settings.seconds("SHOAL_WARN_AFTER_S")
-        warn_at = since + warn_after_s
-        while True:
+    def _wait(self, box: _Mailbox, process: int, point: Point, since: float) -> Answer:
+        warn_at = since + (self.warn_after_s or settings.seconds("SHOAL_WARN_AFTER_S"))
+        while (answer := box.answer) is None:
             with self._lock:
                 pause_s = min(self._meeting.next_deadline, warn_at) - self.clock()
             # Whoever waits drives the clock. A wait longer than a day would overflow a lock's.
             if box.has_mail.wait(max(0.0, min(pause_s, 86_400.0))):
-                return
+                continue
             self.tick()
             if self.clock() >= warn_at and box.answer is None:
                 warn_at = float("inf")
                 self._warn(process, point, since)
+        return answer
 
     def _warn(self, process: int, point: Point, since: float) -> None:
         with self._lock:

@@ -27,14 +27,13 @@ from shoal.runtime.channel import Channel, connect
 from shoal.runtime.coordinator import Member, Point, checked
 from shoal.runtime.frames import (
     Frame,
-    FrameError,
     pack_frame,
     pack_text,
     split_address,
     split_payloads,
     text_field,
 )
-from shoal.runtime.hello import Welcome, say_hello
+from shoal.runtime.hello import Card, Welcome, say_hello
 from shoal.runtime.lanes import Lanes
 from shoal.runtime.meeting import Answer
 from shoal.runtime.verdicts import Self, error_of, waiting_line
@@ -79,16 +78,10 @@ def join(
         an index comes twice or is out of range, counts or versions differ, a process died
         meanwhile. On this one: nobody listens, or the token is wrong.
     """
-    channel, welcome = say_hello(
-        address,
-        process=process,
-        num_processes=num_processes,
-        token=token,
-        timeout_s=timeout_s,
-        jax_service=jax_service or "",
-        versions=versions,
-        host=host or socket.gethostname(),
+    card = Card(
+        process, num_processes, host or socket.gethostname(), token, versions, jax_service or ""
     )
+    channel, welcome = say_hello(address, card, timeout_s)
     warn_after_s = warn_after_s or settings.seconds("SHOAL_WARN_AFTER_S")
     return TcpCoordinator(address, process, token, channel, welcome, warn_after_s)
 
@@ -111,7 +104,7 @@ class TcpCoordinator:
         self._token = token
         self._life = life
         self._warn_after_s = warn_after_s
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler may tell while its thread tells
         self._lanes = Lanes(self._me)
         self._channels: set[Channel] = set()
         self._free: list[Channel] = []
@@ -241,7 +234,7 @@ class TcpCoordinator:
         except ShoalError:
             self._drop(channel)
             raise
-        except (OSError, FrameError) as error:
+        except (OSError, ValueError) as error:  # ValueError: no frame, no JSON
             self._drop(channel)
             told = "it does not answer" if isinstance(error, TimeoutError) else str(error)
             reason = f"the meeting place at {self.address} is lost ({told})"
@@ -283,7 +276,7 @@ class TcpCoordinator:
 
     def _say(self, frame: bytes) -> None:
         """Send one way, on the connection that lives as long as the process."""
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock, contextlib.suppress(OSError, ValueError):  # closed under our hands
             self._life.send(frame, time.monotonic() + _TELL_S)
 
     def _hang_up(self, why: _Over) -> None:
@@ -292,15 +285,16 @@ class TcpCoordinator:
             self._over = self._over or why
         self._life.shut()
         self._life.close()
-        while self._free:
-            self._drop(self._free.pop())
+        free, self._free = self._free, []
+        for channel in free:
+            self._drop(channel)
         for channel in tuple(self._channels):
             channel.shut()
 
     def _abandon(self) -> None:
         """In a forked child: close our copies of the sockets, for they would hide our parent's
         death; shut nothing, for the connections are the parent's."""
-        self._lock = threading.Lock()  # the parent's may have been held
+        self._lock = threading.RLock()  # the parent's may have been held
         told = f"this is a forked child of process {self.process}, no member of the job"
         self._over = self._over or _Over(UsageError, told)
         for channel in (self._life, *self._channels):

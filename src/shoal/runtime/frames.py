@@ -16,6 +16,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from shoal.errors import UsageError
+
 __all__ = [
     "MAX_HEADER_BYTES",
     "MAX_HELLO_BYTES",
@@ -191,10 +193,10 @@ def split_address(address: str) -> tuple[str, int]:
     """Undo `address_text`.
 
     Raises:
-      ValueError: it is no `host:port`.
+      UsageError: it is no `host:port`.
     """
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{address!r} is no address; give host:port, as in 10.0.0.1:8476")
+        raise UsageError(f"{address!r} is no address; give host:port, as in 10.0.0.1:8476")
     return host, int(port)

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from importlib import metadata
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.channel import Channel, connect
@@ -15,7 +15,7 @@ from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES
 from shoal.runtime.frames import Frame, FrameError, pack_frame, split_address, text_field
 from shoal.runtime.joining import PROTOCOL
 
-__all__ = ["Welcome", "say_hello"]
+__all__ = ["Card", "Welcome", "say_hello"]
 
 _MARGIN_S = 1.0  # how much later than the deadline the meeting place may answer
 _FIRST_PAUSE_S = 0.02  # between two knocks at a meeting place that does not listen yet
@@ -31,63 +31,62 @@ class Welcome(NamedTuple):
     max_body_bytes: int  # the largest answer
 
 
-def say_hello(
-    address: str,
-    *,
-    process: int,
-    num_processes: int,
-    token: str,
-    timeout_s: float,
-    jax_service: str,
-    versions: str | None,
-    host: str,
-) -> tuple[Channel, Welcome]:
+class Card(NamedTuple):
+    """What a process says of itself."""
+
+    process: int
+    processes: int
+    host: str
+    token: str
+    versions: str | None  # None: the versions of shoal and JAX
+    jax_service: str
+
+    def __str__(self) -> str:
+        return f"process {self.process} of {self.processes} ({self.host})"
+
+
+def say_hello(address: str, card: Card, timeout_s: float) -> tuple[Channel, Welcome]:
     """Connect, say HELLO, wait for all others. See `coordinator_tcp.join`."""
-    who = f"process {process} of {num_processes} ({host})"
-    asked = f"{who}: cannot join the job at {address}"
-    if process < 0 or num_processes < 1 or not timeout_s > 0:
+    asked = f"{card}: cannot join the job at {address}"
+    if card.process < 0 or card.processes < 1 or not timeout_s > 0:
         raise UsageError(f"{asked}: process ≥ 0, num_processes ≥ 1 and timeout_s > 0 are needed")
     try:
         split_address(address)
-    except ValueError as error:
-        raise UsageError(f"{who}: cannot join the job: {error}") from None
+    except UsageError as error:
+        raise UsageError(f"{card}: cannot join the job: {error}") from None
     limit = time.monotonic() + timeout_s
-    max_body_bytes = num_processes * (MAX_PAYLOAD_BYTES + 4) + (64 << 20)
+    max_body_bytes = card.processes * (MAX_PAYLOAD_BYTES + 4) + (64 << 20)
     channel = _knock(address, asked, limit, timeout_s, max_body_bytes)
     incarnation = os.urandom(8).hex()
-    left_s = max(limit - time.monotonic(), 0.001)
-    hello = {
-        "do": "hello",
-        "protocol": PROTOCOL,
-        "token": token,
-        "process": process,
-        "processes": num_processes,
-        "host": host,
-        "pid": os.getpid(),
-        "incarnation": incarnation,
-        "versions": _versions() if versions is None else versions,
-        "jax_service": jax_service,
-        "timeout_s": None if left_s == math.inf else left_s,
-    }
     try:
-        channel.send(pack_frame(hello), limit + _MARGIN_S)
+        channel.send(_hello_frame(card, incarnation, limit), limit + _MARGIN_S)
         frame = channel.receive(limit + _MARGIN_S)
-        if text_field(frame.header, "is") == "welcome":
-            service = text_field(frame.header, "jax_service")
-            hosts = tuple(json.loads(frame.body))
-            return channel, Welcome(hosts, service, incarnation, max_body_bytes)
-        _refused(asked, frame)
-    except TimeoutError:
+        if text_field(frame.header, "is") != "welcome":
+            _refused(asked, frame)
+        service = text_field(frame.header, "jax_service")
+        hosts = tuple(json.loads(frame.body))
+        return channel, Welcome(hosts, service, incarnation, max_body_bytes)
+    except BaseException as error:
         channel.close()
-        told = f"it accepted the connection, but did not answer within {timeout_s:g} s"
-        raise InitializeError(f"{asked}: {told}") from None
-    except (OSError, FrameError) as error:
-        channel.close()
+        if not isinstance(error, OSError | FrameError):
+            raise
         told = f"who listens there ended the connection, or is no meeting place ({error})"
+        if isinstance(error, TimeoutError):
+            told = f"it accepted the connection, but did not answer within {timeout_s:g} s"
         raise InitializeError(f"{asked}: {told}") from None
-    except BaseException:
-        channel.close()
-        raise
+
+
+def _hello_frame(card: Card, incarnation: str, limit: float) -> bytes:
+    hello: dict[str, Any] = card._asdict()
+    if card.versions is None:
+        hello["versions"] = _versions()
+    left_s = max(limit - time.monotonic(), 0.001)
+    hello["do"] = "hello"
+    hello["protocol"] = PROTOCOL
+    hello["pid"] = os.getpid()
+    hello["incarnation"] = incarnation
+    hello["timeout_s"] = None if left_s == math.inf else left_s
+    return pack_frame(hello)
 
 
 def _refused(asked: str, frame: Frame) -> NoReturn:

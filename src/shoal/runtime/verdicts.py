@@ -52,9 +52,8 @@ def error_of(
     if kind == "lost":
         told = f"{me.name(cause)} is lost: {words}{others}"
         return ProcessLostError(f"{at} cannot complete: {told}", lost=gone)
-    first, newline, rest = words.strip().partition("\n")
     told = f"{me.name(cause)} is gone: {_last_line(words)}{others}"
-    trace = f"\n  its traceback:\n{_indented(first + newline + rest)}" if newline else ""
+    trace = f"\n  its last words:\n{_indented(words)}" if "\n" in words.strip() else ""
     return PeerFailedError(f"{at} cannot complete: {told}{trace}", failed=gone)
 
 
@@ -127,4 +126,4 @@ def _last_line(words: str) -> str:
 
 
 def _indented(text: str) -> str:
-    return "\n".join(f"  | {line}" for line in text.splitlines())
+    return "\n".join(f"  | {line}" for line in text.strip().splitlines())

@@ -1,0 +1,65 @@
+"""What is answered, in words: who speaks, who is missing, and no more lines than one reads."""
+
+import pickle
+
+import pytest
+
+from shoal.errors import DeadlineError
+from shoal.runtime.coordinator import Point
+from shoal.runtime.verdicts import Self, error_of, listed, waiting_line
+
+ME = Self(3, [f"host{i}" for i in range(100)])
+POINT = Point("epoch", site="train.py:31 (main)")
+
+
+@pytest.mark.parametrize(
+    ("processes", "told"),
+    [
+        ([3], "process 3"),
+        ([2, 0, 1], "processes 0-2"),
+        ([5, 0, 1, 9, 7, 8], "processes 0-1, 5, 7-9"),
+    ],
+)
+def test_processes_are_listed_in_runs(processes, told):
+    assert listed(processes) == told
+
+
+def test_a_deadline_spells_out_a_few_and_counts_the_rest():
+    missing = list(range(4, 100))
+    words = [[p, f"step {p}, 1.0 s ago"] for p in missing[:64]]
+    facts = {"missing": missing, "words": words, "by": 3, "timeout_s": 10.0}
+    error = error_of("deadline", facts, ME, POINT, 10.04)
+    assert type(error) is DeadlineError
+    lines = str(error).splitlines()
+    assert lines[0] == (
+        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) waited 10.0 s until its deadline"
+        " (10 s); processes 4-99 did not come in time"
+    )
+    assert lines[1] == "  process 4 (host4): step 4, 1.0 s ago"
+    assert lines[-1] == "  and 88 more"
+    assert len(lines) == 10
+    assert error.missing == tuple(missing)
+    assert len(error.last_words) == 64
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.missing) == (str(error), error.missing)
+
+
+def test_a_failure_shows_its_last_line_first_and_then_all_of_it():
+    facts = {"gone": [[1, "Traceback\n  File x\nValueError: no data\n"], [2, "left the job"]]}
+    error = error_of("failed", facts, ME, POINT, 0.0)
+    assert str(error).splitlines() == [
+        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) cannot complete: process 1 (host1)"
+        " is gone: ValueError: no data (also gone: process 2)",
+        "  its last words:",
+        "  | Traceback",
+        "  |   File x",
+        "  | ValueError: no data",
+    ]
+
+
+def test_the_waiting_line_is_one_line():
+    facts = {"missing": [4, 5], "words": [[4, "joined, 9.0 s ago"], [5, "step 7, 1.0 s ago"]]}
+    assert waiting_line(facts, ME, POINT, 10.2) == (
+        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) has waited 10 s for processes 4-5"
+        " [process 4 (host4): joined, 9.0 s ago; process 5 (host5): step 7, 1.0 s ago]"
+    )
