@@ -54,6 +54,23 @@ barrier("never")
     assert job.leaves_no_orphan()
 
 
+def test_an_error_of_the_runtime_is_explained(job):
+    script = IN_FLIGHT.replace("timeout_s=30", "timeout_s=30, virtual_devices=1") + (
+        "barrier('ready')\nsay('ready')\nwhile True:\n    total(array).block_until_ready()\n"
+    )
+    job.start(0, 2, script)
+    victim = job.start(1, 2, script)
+    line(victim, "ready")
+    victim.kill()
+    survivor, _ = job.wait()
+    assert survivor.code == 71, survivor
+    assert "Error: " in survivor.err
+    assert survivor.err.splitlines()[-1].startswith("shoal: process 1 of 2 (")
+    assert "is lost" in survivor.err.splitlines()[-1]
+    assert survivor.ended_s < 15
+    assert job.leaves_no_orphan()
+
+
 def test_an_exception_while_a_sum_that_never_ends_is_in_flight(job):
     script = (
         IN_FLIGHT

@@ -41,6 +41,10 @@ def test_a_program_that_just_ends_needs_no_shutdown(job, said):
     def last():
         say("my own exit handler")
     say(global_sum())
+    try:
+        sys.exit(3)
+    except SystemExit:
+        pass
     """
     for one in job.run(2, script):
         assert (one.code, one.err) == (0, ""), one

@@ -33,6 +33,7 @@ __all__ = ["ExitGuard", "gone_members", "pause_s"]
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 _ASK_S = 2.0  # how long an ending process waits for news of the others
+_BEHIND_S = 0.5
 _EXPLAINED = 8  # processes that a message names
 _RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
 
@@ -114,7 +115,7 @@ class ExitGuard:
             if self._is_mine() and isinstance(error, ShoalError):
                 raise SystemExit(code)  # the interpreter takes an exit code from its excepthook
             return
-        gone = gone_members(coordinator) if _is_of_runtime(error) else {}
+        gone = _cause(coordinator) if _is_of_runtime(error) else {}
         with contextlib.suppress(ShoalError, OSError):
             text = "".join(traceback.format_exception(kind, error, trace))
             coordinator.tell("failed", text)
@@ -138,11 +139,12 @@ class ExitGuard:
         if self._asked_code:
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.tell("failed", f"it ended by sys.exit({self._asked_code})")
-            _end(self._asked_code & 0xFF)
-        if not self._is_idle() and gone_members(coordinator):
+        # Only now can a teardown hang; else Python's own end keeps its exit code, which is not
+        # known here for certain: a program may have caught the SystemExit.
+        if not self._is_idle() and (self._asked_code or gone_members(coordinator)):
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.close()
-            _end(0)  # the program came to its end; what is in flight never will
+            _end(self._asked_code & 0xFF)
         self._is_leaving = True
         self._wake.set()
         self._leave()
@@ -160,7 +162,7 @@ class ExitGuard:
             if self._is_leaving and now >= ask_at:
                 if gone_members(coordinator):
                     _report_stuck(coordinator)
-                    _end(ProcessLostError.exit_code)
+                    _end(self._asked_code & 0xFF or ProcessLostError.exit_code)
                 ask_at = now + pause_s(coordinator)
             time.sleep(0.2)
 
@@ -169,6 +171,15 @@ def _is_of_runtime(error: BaseException) -> bool:
     """Does it come from XLA or a transport, where the loss of a peer shows without its name?"""
     is_xla = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
     return is_xla or any(words in str(error) for words in _RUNTIME_WORDS)
+
+
+def _cause(coordinator: Coordinator) -> dict[int, Member]:
+    """Return who is gone; the meeting place may hear of it a moment after the transport did."""
+    gone = gone_members(coordinator)
+    if not gone:
+        time.sleep(_BEHIND_S)
+        gone = gone_members(coordinator)
+    return gone
 
 
 def _explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> int:

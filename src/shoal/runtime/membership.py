@@ -73,6 +73,7 @@ def _is_launched(jax_service: str) -> bool:
 
 
 def check_in_time(cluster: Cluster, *, is_attached: bool) -> None:
+    """Raise InitializeError if JAX has devices already that do not fit `cluster`."""
     if not jax_runtime.backend_exists():
         return
     if cluster.num_processes > 1 and not is_attached:
