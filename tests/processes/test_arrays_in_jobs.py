@@ -124,6 +124,8 @@ mine = shoal.unpack(shoal.put(value, Layout(first, "x", None)))
 assert len(mine) == (4 if index == 0 else 0)
 holds(shoal.pack(mine, Layout(first, "x", None), like=like), value, Layout(first, "x", None))
 errors.append(refused(lambda: shoal.pack([value[:2]] * 3, rows)))
+nothing = refused(lambda: shoal.pack([], Layout(first, "x", None)))
+assert ("for the 4 devices" if index == 0 else "owns no device here") in nothing, nothing
 
 # constrain, with a default mesh
 with shoal.use_mesh(mesh):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from shoal.arrays.devices import jax_mesh
-from shoal.arrays.host_values import as_numpy, cannot_hold, narrowed
+from shoal.arrays.host_values import as_numpy, cannot_hold, narrowed, native
 from shoal.arrays.layouts import Layouts, Leaf, leaf_layouts, must_divide
 from shoal.arrays.sharding import sharding
 from shoal.arrays.use_mesh import default_mesh
@@ -88,7 +88,11 @@ def _check(leaf: Leaf, offences: list[str]) -> None:
 
 
 def _constrain(leaf: Leaf, gradient: bool) -> jax.Array:
-    value = leaf.value if isinstance(leaf.value, jax.Array) else jnp.asarray(as_numpy(leaf.value))
+    value = (
+        leaf.value
+        if isinstance(leaf.value, jax.Array)
+        else jnp.asarray(native(as_numpy(leaf.value)))
+    )
     if leaf.layout is None:
         mesh = default_mesh()
         if mesh is None or "explicit" in mesh.axis_types.values():

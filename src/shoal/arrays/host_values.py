@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["as_numpy", "cannot_hold", "is_key", "narrowed"]
+__all__ = ["as_numpy", "cannot_hold", "is_key", "narrowed", "native"]
 
 SCALARS = (bool, int, float, complex)
 NO_ARRAYS = (np.longdouble, np.clongdouble)  # JAX has no 80-bit or 128-bit floats
@@ -45,13 +45,14 @@ def narrowed(value: Any) -> str:
 
 
 def as_numpy(value: Any) -> np.ndarray[Any, Any]:
-    """Return a value as an array in this machine's byte order, without a copy where possible.
-
-    Python's numbers get JAX's default dtypes; the others keep theirs.
-    """
+    """Return a value as an array, without a copy; Python's numbers get JAX's default dtypes."""
     if type(value) in SCALARS:
         return np.asarray(value, dtype=_default_dtype(value))
-    array = np.asarray(value)
+    return np.asarray(value)
+
+
+def native(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array in this machine's byte order; cut first, for this may copy."""
     if array.dtype.isnative:
         return array
     return array.astype(array.dtype.newbyteorder("="))

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from shoal.arrays.devices import jax_mesh
-from shoal.arrays.host_values import as_numpy
+from shoal.arrays.host_values import as_numpy, native
 from shoal.arrays.layouts import Layouts, Leaf, leaf_layouts, shown
 from shoal.arrays.put import dtype_offences
 from shoal.arrays.sharding import layout_of_sharding, sharding
@@ -57,10 +57,7 @@ def pack(pieces: Sequence[Any], layouts: Layouts, *, like: Any = None) -> Any:
     if not isinstance(pieces, list | tuple):
         raise UsageTypeError(f"pack: the pieces must be a list, not a {type(pieces).__name__}")
     if not pieces and like is None:
-        raise UsageError(
-            "pack: no pieces; give one for each device that this process owns, or where it owns "
-            "none say what they are elsewhere: like=jax.ShapeDtypeStruct(shape, dtype)"
-        )
+        raise UsageError(_nothing(layouts))
     offences = _structure_offences(pieces)
     raise_all("pack", offences)
     first = pieces[0] if pieces else like
@@ -120,6 +117,19 @@ def unpack(tree: Any) -> list[Any]:
     return [jax.tree.unflatten(treedef, row) for row in zip(*columns, strict=True)]
 
 
+def _nothing(layouts: Layouts) -> str:
+    """Say what to do about an empty list of pieces."""
+    meshes = {leaf.mesh for leaf in jax.tree.leaves(layouts) if isinstance(leaf, Layout)}
+    counts = {len(_positions(Layout(mesh))) for mesh in meshes}
+    if counts == {0}:
+        return (
+            "pack: no pieces, and this process owns no device here: say what they are elsewhere, "
+            "like=jax.ShapeDtypeStruct(shape, dtype)"
+        )
+    devices = f"the {counts.pop()} devices" if len(counts) == 1 else "each device"
+    return f"pack: no pieces for {devices} that this process owns; give one for each"
+
+
 def _structure_offences(pieces: Sequence[Any]) -> list[str]:
     """Name the pieces that are other trees than the first, and values that are no arrays."""
     structures = [jax.tree.structure(piece) for piece in pieces]
@@ -152,7 +162,7 @@ def _offences(leaf: Leaf, column: Sequence[Any]) -> list[str]:
             f"owns in {leaf.layout.mesh!r}"
         ]
     offences = []
-    values = [value if isinstance(value, jax.Array) else as_numpy(value) for value in column]
+    values = [v if isinstance(v, jax.Array) else native(as_numpy(v)) for v in column]
     for number, value in enumerate(values):
         facts, wanted = (value.shape, value.dtype), (values[0].shape, values[0].dtype)
         if facts != wanted:
@@ -195,7 +205,7 @@ def _same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 
 def _pack(leaf: Leaf, column: Sequence[Any]) -> jax.Array:
     devices = [device for _, device in _positions(leaf.layout)]
-    host = {n: as_numpy(v) for n, v in enumerate(column) if not isinstance(v, jax.Array)}
+    host = {n: native(as_numpy(v)) for n, v in enumerate(column) if not isinstance(v, jax.Array)}
     buffers = dict(zip(host, upload([*host.values()], [devices[n] for n in host]), strict=True))
     moved = [n for n in range(len(column)) if n not in host]
     placed = jax.device_put([column[n] for n in moved], [devices[n] for n in moved])

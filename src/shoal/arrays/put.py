@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from shoal.arrays.host_values import as_numpy, cannot_hold, is_key, narrowed
+from shoal.arrays.host_values import as_numpy, cannot_hold, is_key, narrowed, native
 from shoal.arrays.layouts import (
     Layouts,
     Leaf,
@@ -154,11 +154,11 @@ def _already(value: Any, target: NamedSharding) -> jax.Array | None:
 def _cut(value: np.ndarray[Any, Any], target: NamedSharding) -> _Cut:
     """Cut what this process's devices hold; devices with equal regions share one view."""
     views: dict[tuple[tuple[int | None, int | None], ...], np.ndarray[Any, Any]] = {}
-    cut = _Cut(value.shape, value.dtype, target, [], [])
+    cut = _Cut(value.shape, value.dtype.newbyteorder("="), target, [], [])
     for device, index in target.addressable_devices_indices_map(value.shape).items():
         box = tuple((piece.start, piece.stop) for piece in index)
         if box not in views:
-            views[box] = value[(*index, ...)]  # the ellipsis keeps a scalar an array
+            views[box] = native(value[(*index, ...)])  # the ellipsis keeps a scalar an array
         cut.views.append(views[box])
         cut.devices.append(device)
     return cut
