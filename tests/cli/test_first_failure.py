@@ -28,6 +28,14 @@ def test_the_root_is_the_earliest_that_blames_nobody_else(endings):
         assert root.failed_s == min(e.failed_s for e in roots)
 
 
+def test_who_raised_and_had_to_be_ended_is_blamed_only_for_consequences():
+    stuck = Ending(1, -15, 2.0, (signal.SIGTERM,))
+    assert first_failure([Ending(0, 72, 3.0), stuck]) == stuck
+    assert first_failure([Ending(0, -9, 3.0), stuck]) == Ending(0, -9, 3.0)
+    # It logged a traceback a moment ago, and then somebody pressed Ctrl-C.
+    assert first_failure([Ending(0, 0, None), stuck]) is None
+
+
 def test_words_and_codes():
     assert how(Ending(0, 3, 1.0)) == "exit code 3"
     assert how(Ending(0, 73, 1.0)) == "exit code 73 (waited in vain)"

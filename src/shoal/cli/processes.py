@@ -45,7 +45,8 @@ class Process:
         """
         raised_s = self.errors.traceback_s
         latest_s = min(self.ended_s, self.sent_s)
-        if raised_s is not None and latest_s - _TEARDOWN_S < raised_s < latest_s:
+        raises = self.sent or (self.code or 0) > 0  # else a signal ended it, not the traceback
+        if raises and raised_s is not None and latest_s - _TEARDOWN_S < raised_s < latest_s:
             return raised_s
         return None if self.sent else self.ended_s
 

@@ -23,6 +23,7 @@ _CONSEQUENCES = {
     PeerFailedError.exit_code: "another process failed",
     DeadlineError.exit_code: "waited in vain",
 }
+_ENDED_BY_US = 1  # between a failure and a consequence
 _MEANINGS = _CONSEQUENCES | {
     DivergenceError.exit_code: "processes disagree",
     InitializeError.exit_code: "could not join the job",
@@ -47,13 +48,15 @@ class Ending(NamedTuple):
 
 
 def first_failure(endings: Iterable[Ending]) -> Ending | None:
-    """Return the root: the earliest failure that is not our doing nor another's consequence.
+    """Return the root: the earliest failure that is neither our doing nor another's consequence.
 
     A process that learns of a failure may be gone before the one that failed, whose own exit takes
-    its time: so a code that says "another failed" counts only if there is no other.
+    its time: so a code that says "another failed" counts only if there is no other, and one that
+    raised and that we had to end counts if those that ended by themselves only say so.
     """
-    own = [(e.code in _CONSEQUENCES, e.failed_s, e) for e in endings if e.code and e.failed_s]
-    return min(own)[-1] if own else None
+    own = [(_rank(e), e.failed_s, e) for e in endings if e.code and e.failed_s is not None]
+    # If all were ended by us, somebody asked us to.
+    return min(own)[-1] if any(rank != _ENDED_BY_US for rank, _, _ in own) else None
 
 
 def exit_code(ending: Ending) -> int:
@@ -102,6 +105,12 @@ def describe_failure(
         f"{(root.failed_s or start_s) - start_s:.1f} s after the start: {way}"
     )
     return lines, f"{sentence}: {reason}" if reason else sentence
+
+
+def _rank(ending: Ending) -> int:
+    if ending.sent:
+        return _ENDED_BY_US
+    return 2 if ending.code in _CONSEQUENCES else 0
 
 
 def _last_words(stderr: str) -> list[str]:
