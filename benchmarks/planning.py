@@ -40,46 +40,50 @@ def plan(devices: int) -> None:
     shape = (4 * axes["data"], 4 * axes["model"])
     mesh = Mesh(axes)
     layout = Layout(mesh, "model", "data")
-    sizes, names = tuple(axes.values()), tuple(axes)
-    numbers = itertools.count()
-
-    def fresh() -> tuple[str, str]:
-        number = next(numbers)
-        return f"data{number}", f"model{number}"
-
-    def shoal_text(names: tuple[str, str]) -> str:
-        layout = Layout(Mesh(zip(names, sizes, strict=True)), names[1], names[0])
-        return hlo_text(layout, version=2)
-
-    def jax_text(names: tuple[str, str]) -> str:
-        spec = PartitionSpec(names[1], names[0])
-        return str(NamedSharding(AbstractMesh(sizes, names), spec)._to_xla_hlo_sharding(2))
-
-    compare("mesh", case, {"shoal": lambda: Mesh(axes), "jax": lambda: AbstractMesh(sizes, names)})
+    compare("mesh", case, {"shoal": lambda: Mesh(axes), "jax": lambda: jax_mesh(axes)})
     ids = np.random.RandomState(0).permutation(devices)
     compare("mesh of reordered ids", case, {"shoal": lambda: Mesh(axes, ids)})
     compare("layout", case, {"shoal": lambda: Layout(mesh, "model", "data")})
     compare("HLO text, version 1", case, {"shoal": lambda: hlo_text(layout, 1)})
-    compare(
-        "mesh, layout and HLO text version 2, first time",
-        case,
-        {"shoal": lambda: shoal_text(fresh()), "jax": lambda: jax_text(fresh())},
-    )
-    compare(
-        "mesh, layout and HLO text version 2, again",
-        case,
-        {"shoal": lambda: shoal_text(names), "jax": lambda: jax_text(names)},
-    )
-    compare(
-        "mesh, layout, HLO text version 2 and one region",
-        case,
-        {"shoal": lambda: everything(axes, shape, devices - 1)},
-    )
+    whole_plans(case, axes, shape)
     regions(case, layout, shape)
     spread = Mesh(axes, processes=np.arange(devices) // 8)
     split, kept = Layout(spread, "model", "data"), Layout(spread, "model", None)
     compare("owners of all, 8 devices a process", case, {"shoal": lambda: owners(split, shape)})
     compare("the same with replicas", case, {"shoal": lambda: owners(kept, shape)})
+
+
+def jax_mesh(axes: dict[str, int]) -> AbstractMesh:
+    return AbstractMesh(tuple(axes.values()), tuple(axes))
+
+
+def shoal_text(axes: dict[str, int]) -> str:
+    data, model = axes
+    return hlo_text(Layout(Mesh(axes), model, data), version=2)
+
+
+def jax_text(axes: dict[str, int]) -> str:
+    data, model = axes
+    placed = NamedSharding(jax_mesh(axes), PartitionSpec(model, data))
+    return str(placed._to_xla_hlo_sharding(2))
+
+
+def whole_plans(case: dict[str, int], axes: dict[str, int], shape: tuple[int, ...]) -> None:
+    """From nothing to the HLO text, with new names in every round and with the same again."""
+    numbers = itertools.count()
+
+    def fresh() -> dict[str, int]:
+        number = next(numbers)
+        return {f"{name}{number}": size for name, size in axes.items()}
+
+    what = "mesh, layout and HLO text version 2"
+    first = {"shoal": lambda: shoal_text(fresh()), "jax": lambda: jax_text(fresh())}
+    compare(f"{what}, first time", case, first)
+    compare(
+        f"{what}, again", case, {"shoal": lambda: shoal_text(axes), "jax": lambda: jax_text(axes)}
+    )
+    last = case["devices"] - 1
+    compare(f"{what} and one region", case, {"shoal": lambda: everything(axes, shape, last)})
 
 
 def everything(axes: dict[str, int], shape: tuple[int, ...], device_id: int) -> tuple[object, ...]:
