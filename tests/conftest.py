@@ -19,7 +19,7 @@ from hypothesis import settings
 # Whatever could tell this process, or a child, that it is part of a job, or how JAX is set up.
 FOREIGN = (
     "COORDINATOR_", "CUDA_VISIBLE_DEVICES", "JAX_", "KUBERNETES_", "LOCAL_", "MASTER_",
-    "MEGASCALE_", "NODE_RANK", "OMPI_", "PMI_", "PMIX_", "RANK", "SHOAL_", "SLURM_",
+    "MEGASCALE_", "NODE_RANK", "OMPI_", "PMI_", "PJRT_", "PMIX_", "RANK", "SHOAL_", "SLURM_",
     "TORCHELASTIC_", "TPU_", "WORLD_SIZE", "XLA_",
 )  # fmt: skip
 
@@ -31,6 +31,10 @@ OUTSIDE = {**os.environ, "JAX_PLATFORMS": "cpu"}
 os.environ.update(
     JAX_PLATFORMS="cpu",
     JAX_NUM_CPU_DEVICES="8",
+    # XLA's CPU client has as many threads as cores or devices. Once 32 steps are in flight on a
+    # device, starting the next blocks one of them, and with none to spare the collective that all
+    # wait for never runs.
+    PJRT_NPROC="16",
     JAX_NUMPY_DTYPE_PROMOTION="strict",
     JAX_NUMPY_RANK_PROMOTION="raise",
 )
