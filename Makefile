@@ -7,7 +7,7 @@ INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 .PHONY: demo test lint test-newest bench reference lock clean help
 
 demo: $(VENV)/.installed ## Train a digit classifier as 2 processes x 4 virtual devices
-	$(VENV)/bin/shoal run -n 2 --devices 4 examples/digits.py
+	$(VENV)/bin/shoal run -n 2 --devices 4 --no-prefix examples/digits.py
 
 test: $(VENV)/.installed ## Run the test suite (Python 3.11 where there is one)
 	$(VENV)/bin/python -m pytest

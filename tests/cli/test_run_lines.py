@@ -160,3 +160,15 @@ def test_prefixes_are_aligned_and_coloured_apart():
     assert (plain[0], plain[10]) == (b"p0|  ", b"p10| ")
     coloured = paint_prefixes(3, colour=True)
     assert len({prefix.split(b"p")[0] for prefix in coloured}) == 3
+
+
+def test_no_prefixes_on_request():
+    assert paint_prefixes(3, colour=True, shown=False) == [b"", b"", b""]
+
+
+def test_what_gloo_says_of_its_connections_is_logged_and_not_shown():
+    text = b"[Gloo] Rank 1 is connected to %d peer ranks. "
+    text += b"Expected number of connected peer ranks is : 3"
+    shown, log = speak(a_pipe(), [b"a\n", text % 3 + b"\nb\n", text % 2 + b"\n"])
+    assert shown == b"p0| a\np0| b\np0| " + text % 2 + b"\n"
+    assert text % 3 in log.data

@@ -45,6 +45,7 @@ class Order(NamedTuple):
     keeps_logs: bool  # whatever happens; else only if the job fails
     aftermath_s: float  # from the first failure to SIGTERM for the others
     grace_s: float  # from there to SIGKILL
+    prefix: bool = True  # lead each line with its process
 
 
 class _LauncherDiedError(Exception):
@@ -111,7 +112,10 @@ class Job:
     def _start_processes(self, addresses: Addresses, token: str) -> None:
         order = self._order
         outlets = (self._out, self._err)
-        painted = [paint_prefixes(order.processes, colour=outlet.colour) for outlet in outlets]
+        painted = [
+            paint_prefixes(order.processes, colour=outlet.colour, shown=order.prefix)
+            for outlet in outlets
+        ]
         for index in range(order.processes):
             log = Log(os.path.join(order.log_dir, f"p{index:04d}.log"))
             shown = [

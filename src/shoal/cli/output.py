@@ -8,6 +8,7 @@ out unchanged, decodable or not.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 
 __all__ = ["Log", "Outlet", "Voice", "paint_prefixes"]
@@ -19,12 +20,19 @@ _TRACEBACK = b"Traceback (most recent call last)"
 _TERMINAL_PAUSE_S = 0.1  # an unfinished line (a prompt, a progress bar) is shown after so long
 _FILE_PAUSE_S = 5.0  # in a file or pipe, a progress bar leaves one line in so long
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # red is for errors
+# gloo says so to stdout for every new group of devices, and has no switch: kept in the logs only
+_NOTICE = re.compile(
+    rb"\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\. "
+    rb"Expected number of connected peer ranks is : \1"
+)
 _RESET = b"\x1b[0m"
 _CLEAR_REST = b"\x1b[K"
 
 
-def paint_prefixes(num_processes: int, *, colour: bool) -> list[bytes]:
+def paint_prefixes(num_processes: int, *, colour: bool, shown: bool = True) -> list[bytes]:
     """Return `p0| `, `p1| `…, aligned, each in a colour of its own where `colour` is true."""
+    if not shown:
+        return [b""] * num_processes
     width = len(f"p{num_processes - 1}|")
     prefixes = []
     for process in range(num_processes):
@@ -154,6 +162,8 @@ class Voice:
 
     def _finish(self, outlet: Outlet, line: bytes) -> None:
         text = _visible(line)
+        if _NOTICE.fullmatch(text) and not self._shown:
+            return
         if outlet.terminal:
             self._draw(outlet, text)
             outlet.put(_RESET + b"\n" if b"\x1b" in text else b"\n")

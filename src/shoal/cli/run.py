@@ -20,6 +20,7 @@ Run a Python program as N processes on this machine, joined as one job.
 
 In it, `shoal.initialize()` and `jax.distributed.initialize()` need no arguments, and torchrun's
 variables (RANK, WORLD_SIZE, MASTER_ADDR, …) are set. Each line shown is led by its process: `p1|`.
+(What gloo says of its connections is not shown; like everything it is in the logs.)
 
 \b
 Examples:
@@ -58,6 +59,7 @@ class Request(NamedTuple):
     devices: str | None = None
     only: str | None = None
     log_dir: str | None = None
+    prefix: bool = True
 
 
 class _Checked(NamedTuple):
@@ -92,6 +94,9 @@ _Only = Annotated[
     str | None,
     typer.Option(metavar="I,J…", help="Show the output of these only; all are logged."),
 ]
+_Prefix = Annotated[
+    bool, typer.Option("--prefix/--no-prefix", help="Lead each line with its process, as `p1|`.")
+]
 _LogDir = Annotated[
     str | None,
     typer.Option(
@@ -109,11 +114,12 @@ def run(
     module: _Module = False,
     only: _Only = None,
     log_dir: _LogDir = None,
+    prefix: _Prefix = True,
 ) -> None:
     """Run a Python program as N processes on this machine, joined as one job."""
     if sys.platform == "win32":
         raise UsageError("run: it needs Linux or macOS; on Windows use it inside WSL")
-    request = Request(tuple(program or ()), module, processes, devices, only, log_dir)
+    request = Request(tuple(program or ()), module, processes, devices, only, log_dir, prefix)
     raise typer.Exit(_launch(request))
 
 
@@ -168,6 +174,7 @@ def _launch(request: Request) -> int:
         request.log_dir is not None,
         aftermath_s,
         grace_s,
+        request.prefix,
     )
     return run_kept(lambda orders_fd: Job(order).run(orders_fd))
 

@@ -39,6 +39,11 @@ def test_lines_are_led_by_their_process_and_all_are_logged(launch):
     assert launch.leaves_nobody()
 
 
+def test_lines_stand_alone_on_request(launch):
+    finished = launch.run("-n", "2", "--no-prefix", script="print('well')")
+    assert finished.lines == ["well", "well"]
+
+
 def test_temporary_logs_go_when_all_is_well_and_stay_when_it_is_not(launch):
     assert launch.run("-n", "2", script="print('well')").code == 0
     assert list(launch.temporary.iterdir()) == []
