@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from shoal.arrays.constrain import constrain as constrain
     from shoal.arrays.create import create as create
     from shoal.arrays.make_mesh import make_mesh as make_mesh
-    from shoal.arrays.use_mesh import use_mesh as use_mesh
     from shoal.arrays.pack import pack as pack
     from shoal.arrays.pack import unpack as unpack
     from shoal.arrays.put import put as put
     from shoal.arrays.relayout import relayout as relayout
     from shoal.arrays.sharding import layout_of as layout_of
     from shoal.arrays.sharding import sharding as sharding
+    from shoal.arrays.use_mesh import use_mesh as use_mesh
     from shoal.draw.describe import describe as describe
     from shoal.runtime.barrier import barrier as barrier
     from shoal.runtime.process import initialize as initialize
