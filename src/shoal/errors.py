@@ -29,6 +29,7 @@ __all__ = [
     "ShoalError",
     "UsageError",
     "UsageTypeError",
+    "WrongType",
     "nearest",
     "raise_all",
 ]
@@ -129,16 +130,34 @@ def nearest(name: object, known: Iterable[str]) -> str:
     """Return `"; did you mean 'data'?"` for a near miss, else an empty string."""
     import difflib
 
-    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    asked = str(name)
+    if len(asked) > 100:  # no slip of the fingers, and difflib is quadratic in its length
+        return ""
+    close = difflib.get_close_matches(asked, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+class WrongType(str):
+    """An offence that is about a type: with one among them `raise_all` raises a TypeError."""
+
+
+_MOST_OFFENCES = 100
+
+
 def raise_all(asked: str, offences: list[str], *, wrong_type: bool = False) -> None:
-    """Raise one error that names all offences, or return if there are none."""
+    """Raise one error that names all offences, or return if there are none.
+
+    It is a UsageTypeError if `wrong_type` or if one of the offences is a `WrongType`. Of more
+    than a hundred offences, which no hand wrote, the first hundred are named.
+    """
     if not offences:
         return
+    wrong_type = wrong_type or any(isinstance(offence, WrongType) for offence in offences)
     kind = UsageTypeError if wrong_type else UsageError
     if len(offences) == 1:
         raise kind(f"{asked}: {offences[0]}")
-    listed = "\n".join(f"  - {offence}" for offence in offences)
+    lines = offences[:_MOST_OFFENCES]
+    if len(offences) > len(lines):
+        lines = [*lines, f"and {len(offences) - len(lines)} more"]
+    listed = "\n".join(f"  - {offence}" for offence in lines)
     raise kind(f"{asked}: {len(offences)} problems\n{listed}")

@@ -61,7 +61,7 @@ def number(name: str) -> int | None:
     value = text(name)
     if not value:
         return None
-    if not value.isascii() or not value.isdigit():
+    if not value.isascii() or not value.isdigit() or len(value) > 18:
         raise _bad(name, value, "a whole number, not negative")
     return int(value)
 

@@ -6,6 +6,8 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from shoal.runtime.jax_runtime import cpu_threads
+
 __all__ = ["Addresses", "free_port", "variables"]
 
 # Words of an outer launcher that would contradict ours, or that JAX would add to them.
@@ -65,6 +67,7 @@ def variables(
             "SHOAL_VIRTUAL_DEVICES": str(devices),
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(devices),
+            **cpu_threads(devices, outer),
         }
     return env | ours
 

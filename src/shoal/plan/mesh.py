@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,9 +13,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shoal.colour import local
-from shoal.errors import UsageError, nearest, raise_all
+from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 from shoal.plan import mesh_text
-from shoal.plan.mesh_checks import check_axes, check_axis_types, check_ids, check_processes
+from shoal.plan.mesh_checks import (
+    check_axes,
+    check_axis_types,
+    check_ids,
+    check_name,
+    check_processes,
+)
 from shoal.plan.text import Words
 
 __all__ = ["Mesh"]
@@ -81,14 +88,13 @@ class Mesh:
     ) -> None:
         offences: list[str] = []
         names, sizes = check_axes(axes, offences)
-        shape = sizes if not offences else None
+        shape = None if offences else sizes
         ids = check_ids(device_ids, shape, offences)
         owners = check_processes(processes, shape, offences)
         explicit = check_axis_types(axis_types, names, offences)
-        for label, value in (("kind", kind), ("name", name)):
-            if not isinstance(value, str) or (label == "kind" and not value):
-                offences.append(f"{label}={value!r} must be a string")
-        raise_all("Mesh", offences, wrong_type=any("must be a" in line for line in offences))
+        kind = check_name(kind, "kind", offences)
+        name = check_name(name, "name", offences, may_be_empty=True)
+        raise_all("Mesh", offences)
         self._fill(names, sizes, ids, owners, kind, name, explicit)
 
     def _fill(
@@ -101,23 +107,16 @@ class Mesh:
         name: str,
         explicit: frozenset[str],
     ) -> None:
-        """Set the fields of a value that is known to be right."""
-        if not isinstance(processes, int) and (processes == processes.flat[0]).all():
-            processes = int(processes.flat[0])
-        content = (
-            names,
-            sizes,
-            None if ids is None else ids.tobytes(),
-            processes if isinstance(processes, int) else processes.tobytes(),
-            kind,
-            name,
-            explicit,
-        )
+        """Set the fields of a value that is known to be right, in its normal form."""
+        if ids is not None:
+            ids = None if (ids.ravel() == np.arange(ids.size)).all() else _freeze(ids, sizes)
+        if not isinstance(processes, int):
+            first = int(processes.flat[0])
+            processes = first if (processes == first).all() else _freeze(processes, sizes)
+        content = (names, sizes, _bytes_of(ids), _bytes_of(processes), kind, name, explicit)
         fields = (names, sizes, ids, processes, kind, name, explicit, hash(content))
         order = ("_names", "_sizes", "_ids", "_processes", "_kind", "_name", "_explicit", "_hash")
         for field, value in zip(order, fields, strict=True):
-            if isinstance(value, np.ndarray):
-                value.flags.writeable = False
             object.__setattr__(self, field, value)
 
     @classmethod
@@ -189,9 +188,6 @@ class Mesh:
             return (self._processes,)
         return tuple(np.unique(self._processes).tolist())
 
-    def _has_one_process(self, process: int) -> bool:
-        return isinstance(self._processes, int) and self._processes == process
-
     def position(self, device_id: int) -> int:
         """Return the row-major position of a device. Local.
 
@@ -204,8 +200,9 @@ class Mesh:
         else:
             found = np.flatnonzero(self._ids.ravel() == wanted)[:1].tolist()
         if not found:
-            ids = mesh_text.short_runs(self.device_ids)
-            raise UsageError(f"device {device_id} is not in {self!r}; its ids: {ids}")
+            last = f"0..{self.size - 1}" if self.size > 1 else "0"
+            ids = last if self._ids is None else mesh_text.short_runs(self._ids)
+            raise UsageError(f"device {wanted} is not in {self!r}; its ids: {ids}")
         return int(found[0])
 
     def coords(self, device_id: int) -> tuple[int, ...]:
@@ -235,7 +232,7 @@ class Mesh:
             self._names, self._sizes, self._ids, self._processes, "cpu", self._name, self._explicit
         )
 
-    def submesh(self, **picks: int | slice) -> Mesh:
+    def submesh(self, /, **picks: int | slice) -> Mesh:
         """Return part of the mesh: an int drops the axis, a slice keeps it. Local.
 
         Args:
@@ -252,22 +249,23 @@ class Mesh:
         for name, pick in picks.items():
             offences += self._pick_offences(name, pick)
         raise_all("submesh", offences)
-        index = tuple(picks.get(name, slice(None)) for name in self._names)
-        ids = np.asarray(self.device_ids[index])
-        kept = [(n, s) for n, s in zip(self._names, index, strict=True) if isinstance(s, slice)]
-        names = tuple(name for name, _ in kept)
+        index = [picks.get(name, slice(None)) for name in self._names]
+        index = [pick if isinstance(pick, slice) else operator.index(pick) for pick in index]
+        ids = self._positions(index) if self._ids is None else np.asarray(self._ids[tuple(index)])
+        kept = [isinstance(pick, slice) for pick in index]
+        names = tuple(itertools.compress(self._names, kept))
         processes = self._processes
         if not isinstance(processes, int):
-            processes = np.ascontiguousarray(processes[index])
-        return Mesh._of(
-            names,
-            ids.shape,
-            _unless_iota(np.ascontiguousarray(ids)),
-            processes,
-            self._kind,
-            self._name,
-            self._explicit & set(names),
-        )
+            processes = np.asarray(processes[tuple(index)])
+        explicit = self._explicit & set(names)
+        return Mesh._of(names, ids.shape, ids, processes, self._kind, self._name, explicit)
+
+    def _positions(self, index: Sequence[int | slice]) -> IntArray:
+        """The positions that an index picks; costs what it picks, not what the mesh has."""
+        positions: IntArray = np.zeros((), dtype=np.int64)
+        for size, pick in zip(self._sizes, index, strict=True):
+            positions = np.add.outer(positions * size, np.arange(size, dtype=np.int64)[pick])
+        return np.asarray(positions)
 
     def _pick_offences(self, name: str, pick: object) -> list[str]:
         if name not in self._names:
@@ -283,7 +281,9 @@ class Mesh:
         try:
             index = operator.index(pick)  # type: ignore[arg-type]
         except TypeError:
-            return [f"{name}={pick!r} must be an int or a slice"]
+            return [WrongType(f"{name}={pick!r} must be an int or a slice")]
+        if isinstance(pick, bool):
+            return [WrongType(f"{name}={pick!r} must be an int or a slice")]
         return [] if -size <= index < size else [f"{name}={index} is not below its size {size}"]
 
     @property
@@ -292,7 +292,7 @@ class Mesh:
         return mesh_text.write(
             self.axes,
             None if self._ids is None else self._ids.ravel(),
-            None if self._has_one_process(0) else self.processes.ravel(),
+            self._processes if isinstance(self._processes, int) else self._processes.ravel(),
             self._kind,
             self._name,
             self._explicit,
@@ -367,11 +367,16 @@ def _index(value: object, what: str) -> int:
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        raise UsageError(f"{what} must be an integer, not {value!r}") from None
+        raise UsageTypeError(f"{what} must be an integer, not {value!r}") from None
 
 
-def _unless_iota(ids: IntArray) -> IntArray | None:
-    return None if (ids.ravel() == np.arange(ids.size)).all() else ids
+def _freeze(array: IntArray, shape: tuple[int, ...]) -> IntArray:
+    """Copy into bytes, under an array that nobody can make writable again."""
+    return np.frombuffer(array.tobytes(), dtype=np.int64).reshape(shape)
+
+
+def _bytes_of(array: IntArray | int | None) -> bytes | int | None:
+    return array.tobytes() if isinstance(array, np.ndarray) else array
 
 
 def _same(one: IntArray | int | None, other: IntArray | int | None) -> bool:

@@ -123,6 +123,7 @@ def configure_devices(virtual_devices: int | None, local_device_ids: Sequence[in
     if virtual_devices is not None:
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", virtual_devices)
+        os.environ.update(cpu_threads(virtual_devices, os.environ))
         return
     if local_device_ids is not None:
         visible = ",".join(str(i) for i in local_device_ids)
@@ -137,6 +138,20 @@ def configure_devices(virtual_devices: int | None, local_device_ids: Sequence[in
         twins = min(twins, len(local_device_ids))
     if twins > 1:
         jax.config.update("jax_num_cpu_devices", twins)
+        os.environ.update(cpu_threads(twins, os.environ))
+
+
+def cpu_threads(devices: int, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that gives XLA's CPU client two threads a device.
+
+    It has as many as cores or devices. Once 32 steps are in flight on a device, starting the next
+    one blocks a thread; with none to spare, the collective that all wait for never runs, and the
+    program hangs. Must be set before the backend exists.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if "PJRT_NPROC" in env or 2 * devices <= (cores or 1):
+        return {}
+    return {"PJRT_NPROC": str(2 * devices)}
 
 
 _DEVICES_FLAG = "xla_force_host_platform_device_count"

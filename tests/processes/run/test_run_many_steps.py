@@ -1,0 +1,31 @@
+"""Programs that start many steps before they look at one."""
+
+from __future__ import annotations
+
+import pytest
+
+STEPS = """
+    import numpy as np
+    import jax
+    import shoal
+
+    shoal.initialize(%s)
+    layout = shoal.Layout(shoal.make_mesh({"data": -1}), "data")
+    ones = shoal.put(np.ones(8, np.float32), layout)
+    step = jax.jit(lambda total, x: total + x.sum())
+    total = shoal.put(np.float32(0), layout.replicated(layout.mesh, 0))
+    for _ in range(300):
+        total = step(total, ones)
+    print(f"total {int(total)}")
+    shoal.shutdown()
+"""
+
+
+@pytest.mark.parametrize(
+    ("processes", "arguments", "options"),
+    [(2, ("--devices", "4"), ""), (1, (), "virtual_devices=8")],
+)
+def test_steps_in_flight_do_not_wait_for_each_other(launch, processes, arguments, options):
+    finished = launch.run("-n", str(processes), *arguments, script=STEPS % options)
+    assert finished.code == 0, finished.err
+    assert finished.out.count("total 2400") == processes  # among what gloo's threads print
