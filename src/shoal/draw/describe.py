@@ -9,7 +9,7 @@ from shoal.colour import local
 from shoal.draw.layout import draw_layout
 from shoal.draw.mesh import draw_mesh
 from shoal.draw.terminal import to_text
-from shoal.errors import UsageError
+from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
@@ -30,7 +30,7 @@ def describe(x: Any, shape: Sequence[int] | None = None) -> str:
       shape: for a layout, the shape to show [rank]; default: one index for each shard.
 
     Raises:
-      UsageError: `x` is none of these, or the shape does not fit.
+      UsageError: `x` is none of these, it is inside `jit`, or the shape does not fit.
 
     Example:
       >>> from shoal import Layout, Mesh
@@ -48,10 +48,24 @@ def describe(x: Any, shape: Sequence[int] | None = None) -> str:
     if isinstance(x, Layout):
         return to_text(draw_layout(x, shape))
     if not hasattr(x, "sharding") and not hasattr(x, "spec"):
-        raise UsageError(f"describe takes an array, a Layout, a sharding or a Mesh, not {x!r}")
-    from shoal.arrays.sharding import layout_of
+        raise UsageTypeError(_no_placement(x))
+    from shoal.arrays.sharding import layout_of, layout_of_sharding
 
     if not hasattr(x, "dtype"):
-        return to_text(draw_layout(layout_of(x), shape))
+        rank = len(x.spec if shape is None else shape)
+        return to_text(draw_layout(layout_of_sharding(x, rank), shape))
+    if shape is not None and tuple(shape) != tuple(x.shape):
+        raise UsageError(f"describe: the array has shape {tuple(x.shape)}, not {tuple(shape)}")
     itemsize = getattr(x.dtype, "itemsize", 0)
     return to_text(draw_layout(layout_of(x), x.shape, itemsize, name=str(x.dtype)))
+
+
+def _no_placement(x: Any) -> str:
+    kind, text = type(x).__name__, repr(x)
+    if "Tracer" in kind:
+        return f"describe: {text} is a value inside jit: the compiler has not placed it yet"
+    shown = text if len(text) <= 60 and "\n" not in text else f"a {kind}"
+    return (
+        f"describe takes an array on devices, a Layout, a NamedSharding or a Mesh, not {shown}; "
+        "of a tree, describe each leaf"
+    )
