@@ -209,3 +209,38 @@ def test_all_that_is_wrong_is_said_while_tracing():
         jax.jit(lambda x: constrain(x, Layout(MIXED, ("data", "model"), None)))(whole(MIXED))
     with pytest.raises(UsageError, match=r"\['n'\]: float64 would become float32"):
         jax.jit(lambda: constrain({"n": np.ones(8)}, Layout(AUTO, "data")))()
+
+
+@pytest.mark.parametrize("axes", [{"data"}, {"data", "model"}], ids=["partly", "wholly"])
+@pytest.mark.parametrize("mesh", [AUTO, Mesh({"x": 8})], ids=["same", "other"])
+def test_inside_shard_map_none_clears_too(axes, mesh):
+    mapped = jax.shard_map(
+        lambda x: constrain(x * 2, None), mesh=jax_mesh(AUTO), in_specs=P("data"),
+        out_specs=P("data"), axis_names=axes,
+    )  # fmt: skip
+    with use_mesh(mesh):
+        y = jax.jit(mapped)(whole(AUTO))
+    np.testing.assert_array_equal(y, np.asarray(whole(AUTO)) * 2)
+
+
+def test_inside_shard_map_layouts_are_of_its_mesh():
+    mapped = jax.shard_map(
+        lambda x: constrain(x, Layout(Mesh({"x": 8}), "x", None)), mesh=jax_mesh(AUTO),
+        in_specs=P("data"), out_specs=P("data"), axis_names={"data"},
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=r"this shard_map over data=4, model=2 .* \(Mesh\(x=8"):
+        jax.jit(mapped)(whole(AUTO))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_the_compiled_cotangent_lies_as_pinned(gradient):
+    x = whole(AUTO, (16, 8))
+
+    def back(ct):
+        return jax.vjp(lambda x: constrain(x, Layout(AUTO, "data", None), gradient=gradient), x)[1](
+            jnp.sin(ct)
+        )
+
+    text = jax.jit(back).lower(x).compile().as_text()
+    assert ("f32[4,8]" in text) is gradient
+    assert "all-gather" not in text

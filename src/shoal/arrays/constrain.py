@@ -83,6 +83,13 @@ def _check(leaf: Leaf, offences: list[str]) -> None:
     used = {axis for dim in leaf.layout.axes_of_dims for axis in dim}
     if manual := sorted(used & _manual(_mesh_here(leaf))):
         offences.append(f"{leaf.path}: axes {', '.join(manual)} are Manual inside this shard_map")
+    here = jax.sharding.get_abstract_mesh()
+    if used and _manual(here) and dict(here.shape) != dict(leaf.layout.mesh.axes):
+        axes = ", ".join(f"{axis}={size}" for axis, size in here.shape.items())
+        offences.append(
+            f"{leaf.path}: inside this shard_map over {axes} a layout on another mesh "
+            f"({leaf.layout.mesh!r}) cannot be named"
+        )
     if "explicit" in types.values() or not isinstance(leaf.value, jax.core.Tracer):
         must_divide(leaf, offences)
 
@@ -94,11 +101,11 @@ def _constrain(leaf: Leaf, gradient: bool) -> jax.Array:
         else jnp.asarray(native(as_numpy(leaf.value)))
     )
     if leaf.layout is None:
-        mesh = default_mesh()
-        if mesh is None or "explicit" in mesh.axis_types.values():
+        clear = _mesh_to_clear()
+        if clear is None or set(clear.axis_types) & {AxisType.Explicit}:
             return value
         free = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * value.ndim)
-        return _pinned(value, NamedSharding(jax_mesh(mesh), free), gradient)
+        return _pinned(value, NamedSharding(clear, free), gradient)
     mesh = _mesh_here(leaf)
     types = leaf.layout.mesh.axis_types
     if "explicit" in types.values():
@@ -106,6 +113,15 @@ def _constrain(leaf: Leaf, gradient: bool) -> jax.Array:
         if "auto" not in types.values():
             return value
     return _pinned(value, _only("auto", leaf, mesh), gradient)
+
+
+def _mesh_to_clear() -> AnyMesh | None:
+    """Return the mesh on which the compiler is free again, or None if there is none to name."""
+    here = jax.sharding.get_abstract_mesh()
+    if _manual(here):
+        return here if AxisType.Auto in here.axis_types else None
+    mesh = default_mesh()
+    return None if mesh is None else jax_mesh(mesh)
 
 
 def _mesh_here(leaf: Leaf) -> AnyMesh:
