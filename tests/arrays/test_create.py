@@ -131,3 +131,29 @@ def test_arguments_are_not_narrowed():
 
 def test_nothing_to_create():
     assert create(lambda: {"a": []}, layouts={"a": []}) == {"a": []}
+
+
+def test_arguments_are_as_strongly_typed_as_they_run():
+    def scale(by):
+        return jnp.ones(8, jnp.bfloat16).astype(jnp.float32) * by, by
+
+    made, by = create(scale, jnp.asarray(2.0), layouts=lambda path, leaf: Layout.replicated(
+        MESH, leaf.ndim))  # fmt: skip
+    assert (made.dtype, by.weak_type) == (np.float32, False)
+
+
+def test_arguments_that_lie_in_another_order_are_named():
+    backwards = put(np.ones(8, np.float32), Layout(Mesh({"x": 8}, range(7, -1, -1)), "x"))
+    with pytest.raises(UsageError, match=r"args\[1\]\['w'\]: lies on other devices .*relayout it"):
+        create(lambda key, t: t["w"], jax.random.key(0), {"w": backwards},
+               layouts=Layout(MESH, "data"))  # fmt: skip
+    few = put(np.ones(8, np.float32), Layout(Mesh({"x": 2}, [3, 5]), "x"))
+    made = create(lambda x: x * 2, few, layouts=Layout(MESH, "data"))
+    np.testing.assert_array_equal(made, 2)
+
+
+def test_deleted_arguments_are_named():
+    gone = put(np.ones(8, np.float32), Layout(MESH, "data"))
+    gone.delete()
+    with pytest.raises(UsageError, match=r"args\[0\]: was deleted"):
+        create(lambda x: x, gone, layouts=Layout(MESH, "data"))

@@ -162,3 +162,29 @@ def test_all_offenders_are_in_one_message():
     assert "['n'], ['v']: shape () has rank 0" in message
     assert "dim 0 of (7, 3) has size 7, which 4 shards (data=4) do not divide; 4 or 8" in message
     assert "dim 1 of (7, 3) has size 3, which 2 shards (model=2) do not divide; 2 or 4" in message
+
+
+def test_names_are_suggested_only_where_they_are_near_and_free():
+    x, whole = np.zeros(8, np.float32), Layout(MESH, None)
+    with pytest.raises(UsageError) as caught:
+        put({"kernel": x, "a": x, "b": x}, {"kernal": whole, "b": whole, "c": whole})
+    assert str(caught.value).splitlines()[1:] == [
+        "  - ['c']: a layout, but no leaf",
+        "  - ['kernal']: a layout, but no leaf; did you mean 'kernel'?",
+        "  - ['a']: a leaf, but no layout",
+        "  - ['kernel']: a leaf, but no layout; did you mean 'kernal'?",
+    ]
+
+
+def test_what_holds_no_leaf_needs_no_layout():
+    x, whole = np.zeros(8, np.float32), Layout(MESH, None)
+    assert put({"w": x, "bias": None, "more": {}}, {"w": whole})["bias"] is None
+
+
+def test_an_array_in_a_message_takes_one_line():
+    with pytest.raises(UsageError) as caught:
+        put({"w": np.zeros((8, 8), np.float32)}, {"w": ["x", None]})
+    assert str(caught.value) == (
+        "put: ['w']: one ndarray float32[8, 8] here, but a list of layouts; "
+        "write one layout (a tuple of axis names, not a list)"
+    )

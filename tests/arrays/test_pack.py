@@ -129,3 +129,32 @@ def test_an_array_on_one_device_has_one_piece():
     array = jax.device_put(np.arange(3, dtype=np.float32), jax.devices()[2])
     (piece,) = unpack(array)
     assert piece.unsafe_buffer_pointer() == array.unsafe_buffer_pointer()
+
+
+def test_deleted_arrays_and_pieces_are_named():
+    gone = put(np.zeros(8, np.float32), Layout(MESH, "x"))
+    pieces = unpack(gone)
+    gone.delete()
+    with pytest.raises(UsageError, match=r"unpack: \['a'\]: was deleted"):
+        unpack({"a": gone})
+    assert pieces[2].is_deleted()  # one buffer, under two names
+    pieces[1] = np.zeros(4, np.float32)
+    with pytest.raises(UsageError, match=r"pack: 3 problems\n.*piece 0: was deleted.*\n.*piece 2"):
+        pack(pieces, Layout(MESH, "x"))
+
+
+def test_pieces_in_other_memory_are_refused():
+    device = jax.devices()[MESH.device_ids.ravel()[1]]
+    pinned = jax.device_put(
+        np.zeros(2, np.float32),
+        jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host"),
+    )
+    pieces = [np.zeros(2, np.float32)] * 4
+    pieces[1] = pinned
+    with pytest.raises(UsageError, match="piece 1 lies in pinned_host memory"):
+        pack(pieces, Layout(MESH, ("x", "y")))
+
+
+def test_pieces_are_packed_outside_jit():
+    with pytest.raises(UsageError, match="inside jit no value is on a device yet"):
+        jax.jit(lambda x: x + pack([np.zeros(2, np.float32)] * 4, Layout(MESH, None)))(jnp.ones(2))

@@ -212,3 +212,35 @@ def test_inside_jit():
 
 def test_an_empty_tree():
     assert put({"a": [], "b": None}, Layout(MESH)) == {"a": [], "b": None}
+
+
+@pytest.mark.parametrize("dtype", [">f8", ">i8", ">u8", ">c16"])
+def test_nothing_is_narrowed_in_any_byte_order(dtype):
+    with pytest.raises(UsageError, match=r"\['w'\]: \w+64 would become|128 would become"):
+        put({"w": np.zeros(8, dtype)}, Layout(MESH, None))
+    with jax.enable_x64(True):
+        array = put({"w": np.arange(8).astype(dtype)}, Layout(MESH, "data"))["w"]
+    assert array.dtype == np.dtype(dtype).newbyteorder("=")
+    np.testing.assert_array_equal(np.asarray(array), np.arange(8))
+
+
+@pytest.mark.parametrize("dims", [("data", None), (None, "model")])
+def test_deleted_arrays_are_named(dims):
+    gone = put(np.zeros((8, 2), np.float32), Layout(MESH, "data", None))
+    gone.delete()
+    with pytest.raises(UsageError, match=r"\['w'\]\[1\]: was deleted \(donated or given up\)"):
+        put({"w": [np.zeros((8, 2), np.float32), gone]}, Layout(MESH, *dims))
+
+
+@pytest.mark.parametrize("value", [np.ones(8, np.float32), 2.0])
+def test_host_values_are_placed_outside_jit(value):
+    layout = Layout.replicated(MESH, np.ndim(value))
+    with pytest.raises(UsageError, match="inside jit no value is on a device yet; place host"):
+        jax.jit(lambda x: x + put(value, layout))(jnp.zeros(8))
+
+
+def test_an_array_that_moves_is_of_its_dtype_and_not_weak():
+    weak = jnp.asarray(2.0)  # jobs lose the weakness on the way over the host: so does one process
+    assert weak.weak_type
+    array = put(weak, Layout(MESH))
+    assert (array.dtype, array.weak_type) == (np.float32, False)

@@ -133,3 +133,11 @@ def test_all_that_is_wrong_is_said():
     assert "['a']: shape (8, 8) has rank 2" in message
     assert "['b']: a ndarray is not on devices yet; put places host values" in message
     assert "['c']: dim 0 of (3, 3) has size 3, which 4 shards (data=4) do not divide; 4" in message
+
+
+@pytest.mark.parametrize("target", [ROWS, COLUMNS])
+def test_deleted_arrays_are_named(target):
+    gone = put(np.ones((8, 8), np.float32), ROWS)
+    gone.delete()
+    with pytest.raises(UsageError, match=r"\['a'\]: was deleted \(donated or given up\)"):
+        relayout({"a": gone}, target)

@@ -7,9 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
-from shoal.arrays.put import dtype_offences, place
+from shoal.arrays.move import row_of
+from shoal.arrays.put import dtype_offences, place, strong
 from shoal.arrays.sharding import sharding
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
@@ -34,7 +36,8 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
       init: a function of arrays that returns a tree of arrays. Pass the same function object
         again and nothing is compiled twice.
       args: its arguments: trees of arrays, PRNG keys, scalars; equal on all processes. Those that
-        a process holds alone are placed on the mesh, replicated.
+        a process holds alone are placed on the mesh, replicated; their dtype is their own (not
+        weak), but Python's numbers stay weak.
       layouts: one layout, or a prefix tree of them, for the result, as for `put`; a function gets
         the path (such as "params/w") and the `jax.ShapeDtypeStruct` of a leaf.
 
@@ -61,6 +64,7 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
     )
     raise_all("create", offences)
+    args = jax.tree.map(strong, args)  # what is traced here must be what runs
     leaves, treedef = leaf_layouts(jax.eval_shape(init, *args), layouts, offences)
     for leaf in leaves:
         must_divide(leaf, offences)
@@ -70,6 +74,7 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
         return init(*args)
     targets = [sharding(leaf.layout) for leaf in leaves]
     mesh = _one_mesh(leaves)
+    raise_all("create", _apart(args, targets[0]))
     program = jax.jit(init, out_shardings=jax.tree.unflatten(treedef, targets))
     return program(*_on_mesh(args, mesh))
 
@@ -95,6 +100,19 @@ def _one_mesh(leaves: list[Leaf]) -> Mesh:
             + ", ".join(f"{leaf.path} on {leaf.layout.mesh!r}" for leaf in others)
         )
     return first.layout.mesh
+
+
+def _apart(args: tuple[Any, ...], target: NamedSharding) -> list[str]:
+    """Name the arguments on several devices that one program with the results cannot take."""
+    row = tuple(target.mesh.devices.flat)
+    return [
+        f"args{jax.tree_util.keystr(path)}: lies on other devices than the layouts, or on them in "
+        "another order; relayout it first"
+        for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
+        if isinstance(value, jax.Array)
+        and (not value.is_fully_addressable or value.sharding.device_set == target.device_set)
+        and (row_of(value.sharding) or row) != row
+    ]
 
 
 def _on_mesh(args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:

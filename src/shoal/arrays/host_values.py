@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["as_numpy", "cannot_hold", "is_key", "narrowed", "native"]
+__all__ = ["as_numpy", "cannot_hold", "deleted", "is_key", "narrowed", "native"]
 
 SCALARS = (bool, int, float, complex)
 NO_ARRAYS = (np.longdouble, np.clongdouble)  # JAX has no 80-bit or 128-bit floats
@@ -22,7 +22,7 @@ def is_key(value: Any) -> bool:
 def cannot_hold(value: Any) -> str:
     """Return why a value cannot become an array, or an empty string."""
     if isinstance(value, jax.Array):
-        return ""
+        return deleted(value)
     if type(value) in SCALARS:
         return _does_not_fit(value)
     if isinstance(value, np.ma.MaskedArray):
@@ -36,12 +36,20 @@ def cannot_hold(value: Any) -> str:
     return ""
 
 
+def deleted(array: jax.Array) -> str:
+    """Return that an array is gone, or an empty string."""
+    if isinstance(array, jax.core.Tracer) or not array.is_deleted():
+        return ""
+    return "was deleted (donated or given up); use what came out instead"
+
+
 def narrowed(value: Any) -> str:
     """Return the dtype that JAX would quietly give a value instead of its own, or ""."""
     if isinstance(value, jax.Array) or not isinstance(value, np.ndarray | np.generic):
         return ""
-    kept = jax.dtypes.canonicalize_dtype(value.dtype)
-    return "" if kept == value.dtype else f"{value.dtype} would become {kept}"
+    own = value.dtype.newbyteorder("=")  # JAX calls no other byte order too wide
+    kept = jax.dtypes.canonicalize_dtype(own)
+    return "" if kept == own else f"{own} would become {kept}"
 
 
 def as_numpy(value: Any) -> np.ndarray[Any, Any]:

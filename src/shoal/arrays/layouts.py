@@ -112,13 +112,17 @@ def _pair(
             "write one layout (a tuple of axis names, not a list)"
         )
     else:
-        for key in [key for key in wanted if key not in found]:
-            offences.append(f"{keystr(path)}{key}: a layout, but no leaf{nearest(key, found)}")
+        no_leaf = [key for key in wanted if key not in found]
+        no_layout = [key for key in found if key not in wanted and jax.tree.leaves(found[key][1])]
+        for key in no_leaf:
+            near = nearest(_bare(key), map(_bare, no_layout))
+            offences.append(f"{keystr(path)}{key}: a layout, but no leaf{near}")
+        for key in no_layout:
+            near = nearest(_bare(key), map(_bare, no_leaf))
+            offences.append(f"{keystr(path)}{key}: a leaf, but no layout{near}")
         for key, (step, value) in found.items():
             if key in wanted:
                 _pair(value, wanted[key][1], path + step, pairs, offences)
-            else:
-                offences.append(f"{keystr(path)}{key}: a leaf, but no layout{nearest(key, wanted)}")
 
 
 def _children(node: Any) -> Mapping[str, tuple[Path, Any]] | None:
@@ -127,6 +131,11 @@ def _children(node: Any) -> Mapping[str, tuple[Path, Any]] | None:
     if len(pairs) == 1 and not pairs[0][0]:
         return None
     return {keystr(path): (path, child) for path, child in pairs}
+
+
+def _bare(key: str) -> str:
+    """['w'] → w: brackets and quotes make all short keys look alike."""
+    return key.strip(".[]'\"")
 
 
 def _is_one(given: Any) -> bool:
@@ -177,12 +186,17 @@ def _dims(given: str | tuple[Any, ...] | None) -> tuple[Any, ...]:
 def _of_sharding(given: Sharding, rank: int) -> Layout:
     layout = layout_of_sharding(given, rank)
     kind = given.memory_kind
-    usual = {device.default_memory().kind for device in given.addressable_devices}
-    if kind is not None and usual and kind not in usual:
+    platform = next(iter(given.device_set)).platform
+    own = jax.local_devices(backend=platform)  # all processes must refuse, those without it too
+    if kind is not None and kind not in {device.default_memory().kind for device in own}:
         raise UsageError(f"memory kind {kind!r}: arrays of shoal live in their devices' memory")
     return layout
 
 
 def _what(value: Any) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:59] + '…'}"
+    """Return a value in a few words on one line."""
+    kind = type(value).__name__
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{kind} {value.dtype}{list(value.shape)}"
+    text = " ".join(repr(value).split())
+    return f"{kind} {text if len(text) <= 60 else text[:59] + '…'}"

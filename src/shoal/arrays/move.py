@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-__all__ = ["Move", "move", "relabelled"]
+__all__ = ["Move", "move", "relabelled", "row_of"]
 
 
 class Move(NamedTuple):
@@ -43,8 +43,8 @@ def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
     for number, (each, done) in enumerate(zip(moves, moved, strict=True)):
         if done is not None:
             continue
-        if _devices(each.array.sharding) == _devices(each.target):
-            programs.setdefault(_devices(each.target), []).append(number)
+        if row_of(each.array.sharding) == row_of(each.target):
+            programs.setdefault(row_of(each.target), []).append(number)
         else:
             others.append(number)
     for numbers in programs.values():
@@ -85,7 +85,7 @@ def _run(moves: list[Move], donate: bool) -> tuple[jax.Array, ...]:
     return results
 
 
-def _devices(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
+def row_of(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
     """Return the devices in mesh order; () where it is not known."""
     return tuple(sharding.mesh.devices.flat) if isinstance(sharding, NamedSharding) else ()
 

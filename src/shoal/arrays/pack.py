@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from shoal.arrays.devices import jax_mesh
-from shoal.arrays.host_values import as_numpy, native
+from shoal.arrays.host_values import as_numpy, deleted, native
 from shoal.arrays.layouts import Layouts, Leaf, leaf_layouts, shown
 from shoal.arrays.put import dtype_offences
 from shoal.arrays.sharding import layout_of_sharding, sharding
@@ -77,7 +77,8 @@ def unpack(tree: Any) -> list[Any]:
 
     Local.
 
-    Nothing is copied: a piece is the buffer that its device holds.
+    Nothing is copied: a piece is the buffer that its device holds, so that donating or deleting
+    the array gives up its pieces too.
 
     Args:
       tree: an array, or a tree of arrays on the same number of this process's devices.
@@ -106,6 +107,7 @@ def unpack(tree: Any) -> list[Any]:
         ],
         wrong_type=True,
     )
+    raise_all("unpack", [f"{shown(path)}: {why}" for path, v in paths if (why := deleted(v))])
     columns = [_unpack(value) for _, value in paths]
     counts = {len(column) for column in columns}
     if len(counts) > 1:
@@ -170,9 +172,22 @@ def _offences(leaf: Leaf, column: Sequence[Any]) -> list[str]:
                 f"{leaf.path}: piece {number} is {value.dtype}{list(value.shape)}, "
                 f"piece 0 is {values[0].dtype}{list(values[0].shape)}"
             )
-        if isinstance(value, jax.Array) and len(value.sharding.device_set) != 1:
-            offences.append(f"{leaf.path}: piece {number} is spread over several devices")
+        if isinstance(value, jax.Array) and (why := _cannot_be_piece(value)):
+            offences.append(f"{leaf.path}: piece {number} {why}")
     return offences or _unequal_replicas(leaf, values, [n for n, _ in positions])
+
+
+def _cannot_be_piece(array: jax.Array) -> str:
+    """Return why an array cannot be the buffer of one device of this process, or ""."""
+    device, *others = array.sharding.device_set
+    if others:
+        return "is spread over several devices"
+    if not array.is_fully_addressable:
+        return f"lies on a device of process {device.process_index}; give one of your own"
+    kind, usual = array.sharding.memory_kind, device.default_memory().kind
+    if kind in (None, usual):
+        return ""
+    return f"lies in {kind} memory; arrays of shoal live in their devices' memory"
 
 
 def _unequal_replicas(leaf: Leaf, values: Sequence[Any], positions: Sequence[int]) -> list[str]:

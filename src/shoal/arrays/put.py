@@ -68,10 +68,8 @@ def put(tree: Any, layouts: Layouts) -> Any:
     for leaf in leaves:
         must_divide(leaf, offences)
         cannot_be_pending(leaf, offences)
-        if _is_spread(leaf.value) and relabelled(leaf.value, sharding(leaf.layout)) is None:
-            offences.append(
-                f"{leaf.path}: is spread over processes in another layout; relayout moves it"
-            )
+        if _is_elsewhere(leaf.value) and relabelled(leaf.value, sharding(leaf.layout)) is None:
+            offences.append(f"{leaf.path}: {_where(leaf.value)}")
     offences += dtype_offences(
         (jax.tree_util.keystr(path) or "the array", value)
         for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]
@@ -134,21 +132,38 @@ def place(leaves: list[Leaf]) -> list[jax.Array]:
     return placed
 
 
-def _is_spread(value: Any) -> bool:
+def strong(value: Any) -> Any:
+    """Return an array without JAX's weak type, which a way over the host would lose as well."""
+    return value.astype(value.dtype) if getattr(value, "weak_type", False) else value
+
+
+def _is_elsewhere(value: Any) -> bool:
+    """True for an array of which other processes hold devices."""
     return (
         isinstance(value, jax.Array)
         and not isinstance(value, jax.core.Tracer)
         and not value.is_fully_addressable
+        and not value.is_deleted()
     )
+
+
+def _where(array: jax.Array) -> str:
+    owners = sorted({device.process_index for device in array.sharding.device_set})
+    if len(owners) > 1:
+        return "is spread over processes in another layout; relayout moves it"
+    return f"lies on devices of process {owners[0]} alone; put needs it as a host value here too"
 
 
 def _already(value: Any, target: NamedSharding) -> jax.Array | None:
     """Return an array that is on devices and need not pass through the host, else None."""
     if not isinstance(value, jax.Array):
         return None
+    if (array := relabelled(value, target)) is not None:
+        return array
     if target.is_fully_addressable and value.is_fully_addressable:
+        value = strong(value)
         return move([Move(value, value, target)])[0]
-    return relabelled(value, target)
+    return None
 
 
 def _cut(value: np.ndarray[Any, Any], target: NamedSharding) -> _Cut:

@@ -8,6 +8,7 @@ import jax
 from jax.extend.core import concrete_or_error
 from jax.sharding import NamedSharding
 
+from shoal.arrays.host_values import deleted
 from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
 from shoal.arrays.move import Move, move
 from shoal.arrays.sharding import sharding
@@ -73,10 +74,14 @@ def _concrete(leaf: Leaf, offences: list[str]) -> jax.Array | None:
         offences.append(f"{leaf.path}: a {kind} is not on devices yet; put places host values")
         return None
     try:
-        return concrete_or_error(None, leaf.value)
+        array = concrete_or_error(None, leaf.value)
     except jax.errors.ConcretizationTypeError:
         offences.append(f"{leaf.path}: is a value inside jit or vmap; constrain pins it there")
         return None
+    if why := deleted(array):
+        offences.append(f"{leaf.path}: {why}")
+        return None
+    return array
 
 
 def _obstacle(array: jax.Array, target: NamedSharding) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from shoal.errors import UsageError
+
 __all__ = ["upload"]
 
 
@@ -17,10 +19,18 @@ def upload(views: Sequence[np.ndarray[Any, Any]], devices: Sequence[jax.Device])
     On CPU, JAX takes the memory of an aligned host array for its own, whatever `may_alias` says
     (jax 0.10 to 0.12), so that a later change of the host array changes the result. Such buffers
     are copied once, and nothing is held twice: the buffer that shared memory had none of its own.
+
+    Raises:
+      UsageError: inside `jit`.
     """
     if not views:
         return []
     buffers = jax.device_put(list(views), list(devices))
+    if isinstance(buffers[0], jax.core.Tracer):
+        raise UsageError(
+            "put, pack: inside jit no value is on a device yet; place host values outside, and "
+            "pass them in; constrain pins a value inside"
+        )
     shared = [
         place
         for place, (view, buffer) in enumerate(zip(views, buffers, strict=True))
