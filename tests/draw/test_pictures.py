@@ -24,7 +24,7 @@ def devices_of(text):
     ids = []
     for line in text.splitlines():
         words = Words(line.rpartition(": ")[2], "Cell")
-        ids += words.runs(10**6)
+        ids += words.runs(10**6).tolist()
     return ids
 
 

@@ -2,6 +2,7 @@
 
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,6 +56,7 @@ def test_shorthands():
     assert Layout.batch_sharded(MESH, "data", 3) == Layout(MESH, "data", None, None)
     assert Layout.inner_sharded(MESH, ("data", "seq"), 2) == Layout(MESH, None, ("data", "seq"))
     assert Layout.replicated(MESH, 0).rank == 0
+    assert Layout.replicated(MESH, np.int64(2)) == Layout(MESH, None, None)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,7 @@ def test_shorthands():
         lambda: Layout.batch_sharded(MESH, "data", 0),
         lambda: Layout.inner_sharded(MESH, "data", 0),
         lambda: Layout.inner_sharded(MESH, "data", 1.5),
+        lambda: Layout.replicated(MESH, True),
         lambda: Layout.batch_sharded(MESH, "dat", 1),
     ],
 )
@@ -88,6 +91,7 @@ def test_text_reads_well():
     assert pending.text == "- | max over model, sum over seq @ data=4 model=2 seq=2"
     assert Layout(MESH).text == "() @ data=4 model=2 seq=2"
     assert len(repr(Layout(Mesh({"x": 4096}, range(1, 4097)), "x"))) < 120
+    assert len(repr(Layout(Mesh({"x": 4096}, processes=np.arange(4096) % 7), "x"))) < 120
 
 
 BAD = [
@@ -103,6 +107,8 @@ BAD = [
     (lambda: Layout(MESH, partial={"data": "avg"}), ["must be one of sum, prod, min, max, mean"]),
     (lambda: Layout(MESH, partial={"q": "sum"}), ["partial: no axis 'q'"]),
     (lambda: Layout(MESH, partial=["data"]), ["must be a dict"]),
+    (lambda: Layout(MESH, partial={"data": np.array(["sum", "max"])}), ["must be one of"]),
+    (lambda: Layout(MESH, *[f"d{i}" for i in range(5000)]), ["dim 0: no axis 'd0'", "4900 more"]),
     (lambda: Layout({"x": 2}, "x"), ["the first argument must be a Mesh"]),
     (lambda: Layout(MESH, "data").shard_shape((2, 3)), ["rank 2", "rank 1"]),
     (lambda: Layout(MESH, "data").shard_shape((-2,)), ["negative"]),
@@ -138,6 +144,7 @@ def test_with_mesh_keeps_the_split():
         "", "data", "data @", "data, @ data=2", "data + @ data=2", "@ data=2", "data @ data=2 |",
         "data | sum data @ data=2", "data | avg over data @ data=2", "data @ data=2 @ data=2",
         "data; - @ data=2", "(), - @ data=2", "- - @ data=2",
+        "- | sum over x, max over x @ x=2", '"\\ud800" @ x=2',
     ],
 )  # fmt: skip
 def test_parse_refuses(text):

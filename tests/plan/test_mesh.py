@@ -1,13 +1,17 @@
 """Meshes: a value with one validator, an exact text form, and positions apart from ids."""
 
+import copy
+import enum
 import pickle
 import sys
 
 import numpy as np
 import pytest
 from hypothesis import example, given
+from hypothesis import strategies as st
 
 from shoal.errors import UsageError, UsageTypeError
+from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.testing.strategies import meshes
 
@@ -68,7 +72,10 @@ def test_submesh_drops_or_keeps_an_axis_like_numpy():
     assert (picked.device_ids == grid[1]).all()
     assert (mesh.submesh(x=slice(1, None, 2)).device_ids == grid[1::2]).all()
     assert (mesh.submesh(x=-1, y=slice(1)).device_ids == grid[-1, :1]).all()
-    assert mesh.submesh(x=0, y=0).shape == ()
+    assert mesh.submesh(x=0, y=0) == Mesh({}, 7)
+    assert mesh.submesh(x=0, y=0).device_ids.shape == ()
+    assert mesh.submesh(x=np.array(1)) == mesh.submesh(x=np.int8(1)) == picked
+    assert Mesh({"self": 2, "x": 2}).submesh(self=1) == Mesh({"x": 2}, [2, 3])
     assert mesh.submesh(x=slice(2, 4)).processes.tolist() == [[1, 1], [2, 2]]
     assert mesh.submesh() == mesh
     iota = Mesh({"x": 4, "y": 2})
@@ -87,6 +94,21 @@ def test_values_that_say_the_same_are_equal():
     assert plain != Mesh({"x": 2, "y": 2}, axis_types="explicit")
     assert plain != Mesh({"x": 2, "y": 2}, [3, 2, 1, 0])
     assert (plain == 3) is False
+
+
+@pytest.mark.parametrize(("device_ids", "processes"), [([3, 1, 0, 2], [0, 1, 0, 1])])
+def test_nothing_that_a_mesh_hands_out_can_be_made_writable(device_ids, processes):
+    mesh = Mesh({"x": 4}, device_ids, processes)
+    for again in (mesh, pickle.loads(pickle.dumps(mesh)), copy.deepcopy(mesh)):
+        for view in (again.device_ids, again.processes):
+            while isinstance(view, np.ndarray):
+                with pytest.raises(ValueError, match="WRITEABLE"):
+                    view.flags.writeable = True
+                view = view.base
+    source = np.array([[3, 9], [1, 9], [0, 9], [2, 9]])[:, 0]  # strided, and somebody else's
+    aliased = Mesh({"x": 4}, source)
+    source[:] = 7
+    assert aliased.device_ids.tolist() == [3, 1, 0, 2]
 
 
 def test_a_mesh_cannot_be_changed():
@@ -148,10 +170,23 @@ BAD = [
     (lambda: Mesh({"x": 2}, processes=[0, -1]), ["negative: -1"]),
     (lambda: Mesh({"x": 2}, processes=[[0], [1, 2]]), ["row of integers"]),
     (lambda: Mesh({"x": 2}, axis_types="manual"), ["'manual' is neither"]),
+    (lambda: Mesh({}, axis_types="manual"), ["'manual' is neither"]),
+    (lambda: Mesh({"x": 2}, axis_types=np.array(["auto"] * 2)), ["is neither"]),
+    (lambda: Mesh({"x": 2}, axis_types={0: "explicit", "": "auto"}), ["axis 0", "axis ''"]),
+    (lambda: Mesh({"x": 1, "y": 1}, axis_types={"x": 1, "y": "a"}), ["['x']=1", "['y']='a'"]),
+    (lambda: Mesh([([1], 2)]), ["axis name [1] must be a string"]),
+    (lambda: Mesh({"x": 2}, np.array([1, 0], "m8[s]")), ["row of integers"]),
+    (lambda: Mesh({"x": 2}, [2**63, 0]), ["integers"]),
+    (lambda: Mesh({f"a{i}": 1 for i in range(65)}), ["65 axes", "64"]),
+    (lambda: Mesh({"x": 2**32, "y": 2**32}), ["4294967296x4294967296", "64 bits"]),
+    (lambda: Mesh({"a\ud800": 2}), ["surrogate"]),
     (lambda: Mesh({"data": 2}, axis_types={"dat": "auto"}), ["did you mean 'data'"]),
-    (lambda: Mesh({"x": 2}, kind=""), ["kind='' must be a string"]),
+    (lambda: Mesh({"x": 2}, kind=""), ["a kind is empty"]),
     (lambda: Mesh(7), ["axes=7 must be a dict"]),
-    (lambda: Mesh({3: 2, "": 1.5}, kind=4), ["3 must be a string", "empty", "1.5", "kind=4"]),
+    (
+        lambda: Mesh({3: 2, "": 1.5}, kind=4),
+        ["3 must be a string", "empty", "1.5", "kind 4 must be"],
+    ),
     (
         lambda: Mesh({"x": 2}, [-1, -1], [1, 2, 3]),
         ["negative: -1", "repeated: -1", "3 processes for 2"],
@@ -165,6 +200,17 @@ def test_all_that_is_wrong_is_named(make, parts):
         make()
     for part in parts:
         assert part in str(caught.value)
+
+
+def test_wrong_values_are_no_type_errors():
+    for make in (
+        lambda: Mesh({"x": 0}),
+        lambda: Mesh([("must be a", 1)] * 2),
+        lambda: Mesh({"": 1}),
+    ):
+        with pytest.raises(UsageError) as caught:
+            make()
+        assert not isinstance(caught.value, TypeError)
 
 
 def test_wrong_types_are_type_errors_too():
@@ -182,6 +228,7 @@ def test_wrong_types_are_type_errors_too():
         ({"model": -3}, "model=-3"),
         ({"model": slice(1, 1)}, "leaves nothing of its 2 positions"),
         ({"model": 1.0}, "must be an int or a slice"),
+        ({"model": True}, "model=True must be an int or a slice"),
         ({"model": slice("a", None)}, "slice"),
     ],
 )
@@ -196,12 +243,61 @@ def test_submesh_refuses(picks, part):
     [
         "", "x", "x=", "x=a", "=3", "x=2 | ids 0", "x=2 | ids 0..99999999999999", "x=2 | color 3",
         "x=2 | ids 0,1 | ids 0,1", "x=2 y=2;", "x=2 |", "x=2 trailing", 'x=2 | name "a', "() ()",
-        "x=2 | processes 0x9", "x=2 x=2", "x=-2", "x=2 | explicit y", "x=2.5",
+        "x=2 | processes 0x9", "x=9" * 3000, "x=" + "9" * 5000, "x=2 | ids 0," + "9" * 20,
+        "x=2 | processes 0x" + "9" * 5000, "x=\u0663", "x=1000000000 | ids 999999999..0",
+        "x=1000000000 | processes 0x1,1x999999999", 'x=2 | name "\\ud800"', " ".join(["x=2"] * 65),
+        "x=2 x=2", "x=-2", "x=2 | explicit y", "x=2.5",
     ],
 )  # fmt: skip
 def test_parse_refuses(text):
     with pytest.raises(UsageError):
         Mesh.parse(text)
+
+
+@given(st.text(alphabet='xy=+-|@ 0123456789.,"\\()\n\u0663', max_size=40) | st.text(max_size=20))
+@pytest.mark.parametrize("parse", [Mesh.parse, Layout.parse])
+def test_any_text_is_read_or_refused(parse, text):
+    for candidate in (text, f"x=2 | {text}", f"x @ x=2 | ids {text}", f"- | {text} @ x=2"):
+        try:
+            value = parse(candidate)
+        except UsageError:
+            continue
+        assert parse(value.text) == value
+
+
+def test_long_texts_are_read_in_linear_time():
+    ids = np.random.RandomState(0).permutation(200_000)
+    mesh = Mesh({"x": 200_000}, ids, ids)
+    assert Mesh.parse(mesh.text) == mesh  # minutes, if each word copied what is left
+
+
+@pytest.mark.parametrize("kind", [str, np.str_, type("Text", (str,), {"__str__": lambda s: "no"})])
+def test_names_are_plain_whatever_they_came_as(kind):
+    mesh = Mesh(
+        {kind("data"): 2}, kind=kind("gpu"), name=kind("a"), axis_types={kind("data"): "auto"}
+    )
+    assert {type(mesh.axis_names[0]), type(mesh.kind), type(mesh.name)} == {str}
+    assert mesh.text == "data=2 | kind gpu | name a"
+
+
+def test_axes_may_be_members_of_an_enum():
+    axis = enum.Enum("axis", {"DATA": "data"}, type=str)  # whose str() is "axis.DATA"
+    layout = Layout(Mesh({axis.DATA: 2}), axis.DATA)
+    assert layout.text == "data @ data=2"
+    assert {type(name) for name in layout.axes_of_dims[0]} == {str}
+
+
+def test_large_meshes_cost_nothing_per_device():
+    mesh = Mesh({"x": 1 << 20, "y": 1 << 20}, processes=3)
+    assert mesh.submesh(x=5, y=slice(2, 4)).device_ids.tolist() == [(5 << 20) + 2, (5 << 20) + 3]
+    assert mesh.text == "x=1048576 y=1048576 | processes 3x1099511627776"
+    assert Mesh.parse(mesh.text) == mesh
+    with pytest.raises(UsageError, match=r"its ids: 0\.\.1099511627775"):
+        mesh.position(-1)
+
+
+def test_a_repr_stays_on_one_line():
+    assert "\n" not in repr(Mesh({"a\nb": 1}, kind="c\nd", name="e\nf"))
 
 
 def test_unknown_devices_are_refused():

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
+from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 from shoal.plan.mesh import Mesh
 from shoal.plan.text import Words, quote
 
@@ -62,10 +62,10 @@ class Layout:
             raise UsageTypeError(f"Layout: the first argument must be a Mesh, not {mesh!r}")
         offences: list[str] = []
         split = tuple(_check_dim(number, dim, offences) for number, dim in enumerate(dims))
-        wrong_type = bool(offences)
         terms = _check_partial(partial, offences)
         _check_axes(mesh, split, terms, offences)
-        raise_all(f"Layout{_shown(dims)} on {mesh!r}", offences, wrong_type=wrong_type)
+        if offences:
+            raise_all(f"Layout{_shown(dims)} on {mesh!r}", offences)
         ordered = tuple((axis, terms[axis]) for axis in mesh.axis_names if axis in terms)
         fields = {"_mesh": mesh, "_dims": split, "_partial": ordered}
         for field, value in (*fields.items(), ("_hash", hash((mesh, split, ordered)))):
@@ -188,9 +188,12 @@ class Layout:
     @property
     def text(self) -> str:
         """The text form, exact: `Layout.parse(layout.text) == layout`."""
+        return f"{self._dims_text()} @ {self._mesh.text}"
+
+    def _dims_text(self) -> str:
         dims = ", ".join("+".join(map(quote, dim)) or "-" for dim in self._dims) or "()"
         partial = ", ".join(f"{reduction} over {quote(axis)}" for axis, reduction in self._partial)
-        return f"{dims}{' | ' + partial if partial else ''} @ {self._mesh.text}"
+        return f"{dims}{' | ' + partial if partial else ''}"
 
     @classmethod
     def parse(cls, text: str) -> Layout:
@@ -208,11 +211,9 @@ class Layout:
         return cls(mesh, *dims, partial=partial)
 
     def __repr__(self) -> str:
-        return f"Layout({self.text})" if self._mesh.is_iota else f"Layout({self._brief()})"
-
-    def _brief(self) -> str:
-        """The text form without the rows of ids."""
-        return f"{self.text.partition(' @ ')[0]} @ {self._mesh!r}"
+        mesh = self._mesh  # whose text lists its ids and processes: few enough for a line?
+        is_short = mesh.is_iota and (mesh.size <= 64 or len(mesh.process_indices) == 1)
+        return f"Layout({self._dims_text()} @ {mesh.text if is_short else repr(mesh)})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
@@ -237,9 +238,12 @@ class Layout:
 
 
 def _check_rank(what: str, rank: object, least: int) -> int:
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < least:
-        raise UsageError(f"Layout.{what}: rank {rank!r} must be an integer of at least {least}")
-    return rank
+    if isinstance(rank, bool) or not hasattr(rank, "__index__"):
+        raise UsageTypeError(f"Layout.{what}: rank {rank!r} must be an integer")
+    number = operator.index(rank)
+    if number < least:
+        raise UsageError(f"Layout.{what}: rank {number} must be at least {least}")
+    return number
 
 
 def _check_dim(number: int, dim: object, offences: list[str]) -> tuple[str, ...]:
@@ -249,24 +253,29 @@ def _check_dim(number: int, dim: object, offences: list[str]) -> tuple[str, ...]
     axes = dim if isinstance(dim, tuple) else (dim,)
     for axis in axes:
         if isinstance(axis, tuple):
-            offences.append(f"dim {number}: {dim!r} nests tuples; write one tuple of axis names")
+            hint = "write one tuple of axis names"
+            offences.append(WrongType(f"dim {number}: {dim!r} nests tuples; {hint}"))
         elif not isinstance(axis, str):
             wanted = "an axis name" if isinstance(dim, tuple) else "None, an axis name or a tuple"
-            offences.append(f"dim {number}: {axis!r} must be {wanted}")
-    return tuple(axis for axis in axes if isinstance(axis, str))
+            offences.append(WrongType(f"dim {number}: {axis!r} must be {wanted}"))
+    return tuple(str.__str__(axis) for axis in axes if isinstance(axis, str))
 
 
 def _check_partial(partial: Mapping[str, str] | None, offences: list[str]) -> dict[str, str]:
     if partial is None:
         return {}
     if not isinstance(partial, Mapping):
-        offences.append(f"partial={partial!r} must be a dict of axis: reduction")
+        offences.append(WrongType(f"partial={partial!r} must be a dict of axis: reduction"))
         return {}
+    terms = {}
     for axis, reduction in partial.items():
-        if reduction not in REDUCTIONS:
+        if not isinstance(reduction, str) or reduction not in REDUCTIONS:
             known = ", ".join(REDUCTIONS)
             offences.append(f"partial[{axis!r}]={reduction!r} must be one of {known}")
-    return dict(partial)
+        else:
+            reduction = str.__str__(reduction)
+        terms[str.__str__(axis) if isinstance(axis, str) else axis] = reduction
+    return terms
 
 
 def _check_axes(
@@ -282,17 +291,19 @@ def _check_axes(
             places.setdefault(axis, []).append(f"dim {number}")
     for axis in partial:
         places.setdefault(axis, []).append("partial")
+    known = ", ".join(mesh.axis_names)
     for axis, where in places.items():
-        if axis not in mesh.axes:
-            known = ", ".join(mesh.axis_names)
-            hint = nearest(axis, mesh.axis_names)
+        if axis not in mesh.axis_names:
+            hint = nearest(axis, mesh.axis_names) if len(offences) < 100 else ""
             offences.append(f"{where[0]}: no axis {axis!r} (axes: {known}){hint}")
         if len(where) > 1:
-            offences.append(f"axis {axis!r} is used {len(where)} times: {', '.join(where)}")
+            shown = ", ".join(where[:8]) + (", …" if len(where) > 8 else "")
+            offences.append(f"axis {axis!r} is used {len(where)} times: {shown}")
 
 
 def _shown(dims: tuple[object, ...]) -> str:
-    return "(" + ", ".join(map(repr, dims)) + ")"
+    text = "(" + ", ".join(map(repr, dims)) + ")"
+    return text if len(text) <= 200 else text[:199] + "…"
 
 
 def _read_dims(words: Words) -> list[Dim]:
@@ -317,6 +328,8 @@ def _read_partial(words: Words) -> dict[str, str]:
     while True:
         reduction = words.name()
         words.expect("over")
-        partial[words.name()] = reduction
+        if (axis := words.name()) in partial:
+            raise words.error(f"axis {axis!r} stands twice,")
+        partial[axis] = reduction
         if not words.skip(","):
             return partial

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.errors import nearest
+from shoal.errors import WrongType, nearest
 
-__all__ = ["check_axes", "check_axis_types", "check_ids", "check_processes"]
+__all__ = ["check_axes", "check_axis_types", "check_ids", "check_name", "check_processes"]
 
 IntArray = NDArray[np.int64]
+
+_MOST_AXES = 64  # the dims of a NumPy array
+_MOST_DEVICES = 2**63 - 1  # the positions that 64 bits count
 
 
 def check_axes(axes: object, offences: list[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -22,30 +25,47 @@ def check_axes(axes: object, offences: list[str]) -> tuple[tuple[str, ...], tupl
     pairs: list[tuple[Any, Any]] = (
         list(axes.items()) if isinstance(axes, Mapping) else _pairs(axes, offences)
     )
+    if len(pairs) > _MOST_AXES:
+        offences.append(f"{len(pairs)} axes are more than a mesh can have: {_MOST_AXES}")
+        return (), ()
     names: list[str] = []
     sizes: list[int] = []
-    for name, size in pairs:
-        if not isinstance(name, str):
-            offences.append(f"axis name {name!r} must be a string")
-        elif not name:
-            offences.append("an axis name is empty")
-        elif name in names:
+    for given, size in pairs:
+        name = check_name(given, "axis name", offences)
+        if name and name in names:
             offences.append(f"axis {name!r} is repeated")
         if isinstance(size, bool) or not isinstance(size, numbers.Integral):
-            offences.append(f"axis {name!r}: size {size!r} must be an integer")
+            offences.append(WrongType(f"axis {given!r}: size {size!r} must be an integer"))
         elif size < 1:
-            offences.append(f"axis {name!r}: size {size} must be at least 1")
+            offences.append(f"axis {given!r}: size {size} must be at least 1")
         else:
             sizes.append(int(size))
         names.append(name)
+    if math.prod(sizes) > _MOST_DEVICES:
+        offences.append(f"{'x'.join(map(str, sizes))} positions do not fit in 64 bits")
     return tuple(names), tuple(sizes)
+
+
+def check_name(name: object, what: str, offences: list[str], *, may_be_empty: bool = False) -> str:
+    """Return a name as a plain `str`, whatever subclass was given; "" if it is refused."""
+    if not isinstance(name, str):
+        offences.append(WrongType(f"{what} {name!r} must be a string"))
+        return ""
+    if not name and not may_be_empty:
+        offences.append(f"{'an' if what[0] in 'aeiou' else 'a'} {what} is empty")
+    if any("\ud800" <= char <= "\udfff" for char in name):
+        offences.append(f"{what} {name!r} has half of a surrogate pair, which no text can hold")
+        return ""
+    return str.__str__(name)
 
 
 def _pairs(axes: object, offences: list[str]) -> list[tuple[Any, Any]]:
     try:
         return [(name, size) for name, size in axes]  # type: ignore[attr-defined]
     except (TypeError, ValueError):
-        offences.append(f"axes={axes!r} must be a dict of name: size, or pairs of them")
+        offences.append(
+            WrongType(f"axes={_shown(axes)} must be a dict of name: size, or pairs of them")
+        )
         return []
 
 
@@ -82,19 +102,21 @@ def check_processes(
     return 0 if array is None else array
 
 
-def check_axis_types(types: object, names: Iterable[str], offences: list[str]) -> frozenset[str]:
+def check_axis_types(types: object, names: tuple[str, ...], offences: list[str]) -> frozenset[str]:
     """Return the names of the explicit axes."""
-    names = tuple(names)
-    asked = types if isinstance(types, Mapping) else dict.fromkeys(names, types)
-    if not names and not isinstance(types, Mapping):
-        asked = {"": types}
-    for name, value in asked.items():
-        if value not in ("auto", "explicit"):
-            offences.append(f"axis_types: {value!r} is neither 'auto' nor 'explicit'")
-            break
-        if name and name not in names:
-            offences.append(f"axis_types: no axis {name!r}{nearest(name, map(str, names))}")
-    return frozenset(name for name, value in asked.items() if name and value == "explicit")
+    by_name = dict(types) if isinstance(types, Mapping) else dict.fromkeys(names, types)
+    for name in by_name:
+        if name not in names:
+            hint = nearest(name, names)
+            offences.append(f"axis_types: no axis {name!r} (axes: {', '.join(names)}){hint}")
+    shown = {"axis_types": types}
+    if isinstance(types, Mapping):
+        shown = {f"axis_types[{name!r}]": value for name, value in types.items()}
+    for place, value in shown.items():
+        if not isinstance(value, str) or value not in ("auto", "explicit"):
+            offences.append(f"{place}={value!r} is neither 'auto' nor 'explicit'")
+    explicit = [n for n, value in by_name.items() if isinstance(value, str) and value == "explicit"]
+    return frozenset(name for name in names if name in explicit)
 
 
 def _integers(values: object, what: str, offences: list[str]) -> IntArray | None:
@@ -102,8 +124,8 @@ def _integers(values: object, what: str, offences: list[str]) -> IntArray | None
         array = np.asarray(values)
     except ValueError:  # rows of unequal length
         array = np.empty(1, dtype=object)
-    if array.size and not np.issubdtype(array.dtype, np.integer):
-        offences.append(f"{what} must be a row of integers, not {_shown(values)}")
+    if array.size and array.dtype.kind not in "iu":
+        offences.append(WrongType(f"{what} must be a row of integers, not {_shown(values)}"))
         return None
     if array.size and array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
         offences.append(f"{what} must be a row of 64-bit signed integers, not {_shown(values)}")

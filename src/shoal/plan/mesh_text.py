@@ -25,17 +25,20 @@ IntArray = NDArray[np.int64]
 def write(
     axes: Mapping[str, int],
     ids: IntArray | None,
-    processes: IntArray | None,
+    processes: IntArray | int,
     kind: str,
     name: str,
     explicit: Set[str],
 ) -> str:
-    """Return the text form; `ids` None means 0..n-1, `processes` None means all 0."""
+    """Return the text form; `ids` None means 0..n-1; `processes` may be one for all."""
     parts = [" ".join(f"{quote(axis)}={size}" for axis, size in axes.items()) or "()"]
     if ids is not None:
         parts.append(f"ids {runs_to_text(ids)}")
-    if processes is not None:
+    if not isinstance(processes, int):
         parts.append(f"processes {repeats_to_text(processes)}")
+    elif processes:
+        size = math.prod(axes.values())
+        parts.append(f"processes {processes}x{size}" if size > 1 else f"processes {processes}")
     if kind != "cpu":
         parts.append(f"kind {quote(kind)}")
     if name:
@@ -76,7 +79,8 @@ def _read_field(words: Words, size: int) -> Any:
     if words.skip("ids"):
         return words.runs(size)
     if words.skip("processes"):
-        return words.repeats(size)
+        values, counts = words.repeats(size)
+        return values[0] if counts == [size] else np.repeat(values, counts)
     if words.skip("kind") or words.skip("name"):
         return words.name()
     if words.skip("explicit"):
@@ -98,7 +102,7 @@ def show(
     """Return the one-line `repr`."""
     size = math.prod(axes.values())
     facts = [
-        f"{size} {kind} device{'s' * (size != 1)}",
+        f"{size} {quote(kind)} device{'s' * (size != 1)}",
         f"{num_processes} process{'es' * (num_processes != 1)}",
     ]
     if ids is not None:

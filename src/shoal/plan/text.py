@@ -17,7 +17,11 @@ from shoal.errors import UsageError
 __all__ = ["Words", "quote", "repeats_to_text", "runs_to_text"]
 
 _WORD = r"[A-Za-z_][A-Za-z0-9_.]*"
-_TOKEN = re.compile(rf'\s*("(?:[^"\\]|\\.)*"|{_WORD}|\d+|\.\.|[-+,=@|:()])')
+_TOKEN = re.compile(rf'\s*("(?:[^"\\]|\\.)*"|{_WORD}|\d+|\.\.|[-+,=@|:()])', re.ASCII)
+
+_MOST_LISTED = (
+    1 << 24
+)  # a few words can stand for any number of ids: what is made of them ends here
 
 
 def quote(name: str) -> str:
@@ -56,6 +60,15 @@ def _runs(values: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         start = stop
 
 
+def _expand(firsts: NDArray[np.int64], lasts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The ids of runs: [0, 9], [2, 7] → [0, 1, 2, 9, 8, 7]."""
+    counts = np.abs(lasts - firsts) + 1
+    steps = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    ids: NDArray[np.int64] = np.repeat(np.sign(lasts - firsts), counts) * steps
+    ids += np.repeat(firsts, counts)
+    return ids
+
+
 def repeats_to_text(values: ArrayLike) -> str:
     """Write values as counts of repeats.
 
@@ -81,8 +94,8 @@ class Words:
             raise UsageError(f"{kind}.parse takes the text of a {kind}, not {text!r}")
         self._text, self._kind = text, kind
         self._words: list[tuple[str, int]] = []
-        place = 0
-        while text[place:].strip():
+        place, end = 0, len(text.rstrip())
+        while place < end:
             match = _TOKEN.match(text, place)
             if match is None:
                 raise self._error(place, "no word of a text form begins here")
@@ -129,36 +142,49 @@ class Words:
         return self.take()
 
     def integer(self) -> int:
-        """A number, not negative."""
+        """A number of at most 64 bits, not negative."""
         if not self.peek().isdigit():
             raise self.error("a number expected")
-        return int(self.take())
+        return self._number(self.peek())
 
-    def runs(self, limit: int) -> list[int]:
+    def _number(self, digits: str) -> int:
+        """The next word, which ends in these digits."""
+        if len(digits) > 19 or int(digits) >= 1 << 63:
+            raise self.error("a number below 2^63 expected")
+        self._at += 1
+        return int(digits)
+
+    def runs(self, limit: int) -> NDArray[np.int64]:
         """The ids of `runs_to_text`; at most `limit` of them."""
-        ids: list[int] = []
+        limit = min(limit, _MOST_LISTED)
+        firsts: list[int] = []
+        lasts: list[int] = []
+        total = 0
         while True:
-            first = self.integer()
-            last = self.integer() if self.skip("..") else first
-            if len(ids) + abs(last - first) >= limit:
+            firsts.append(self.integer())
+            lasts.append(self.integer() if self.skip("..") else firsts[-1])
+            total += abs(lasts[-1] - firsts[-1]) + 1
+            if total > limit:
                 raise self.error(f"more than {limit} ids")
-            ids.extend(range(first, last + 1) if first <= last else range(first, last - 1, -1))
             if not self.skip(","):
-                return ids
+                return _expand(np.array(firsts), np.array(lasts))
 
-    def repeats(self, limit: int) -> list[int]:
-        """The values of `repeats_to_text`; at most `limit` of them."""
+    def repeats(self, limit: int) -> tuple[list[int], list[int]]:
+        """The values of `repeats_to_text` and their counts, in all at most `limit`."""
         values: list[int] = []
+        counts: list[int] = []
+        total = 0
         while True:
-            value = self.integer()
+            values.append(self.integer())
             # `0x3` reads as the number 0 and the word x3
-            repeat = re.fullmatch(r"x(\d+)", self.peek())
-            count = int(self.take()[1:]) if repeat else 1
-            if len(values) + count > limit:
-                raise self.error(f"more than {limit} values")
-            values.extend([value] * count)
+            repeat = re.fullmatch(r"x(\d+)", self.peek(), re.ASCII)
+            counts.append(self._number(repeat[1]) if repeat else 1)
+            total += counts[-1]
+            most = min(limit, _MOST_LISTED) if len(counts) > 1 else limit
+            if total > most:
+                raise self.error(f"more than {most} values")
             if not self.skip(","):
-                return values
+                return values, counts
 
     def end(self) -> None:
         """Nothing may be left."""
