@@ -99,6 +99,22 @@ def test_large_things_are_cut_to_what_people_can_see():
     assert "each block on 4096 devices" in describe(Layout(mesh, "x"))
 
 
+def test_a_mesh_costs_what_is_drawn_of_it():
+    text = describe(Mesh({"x": 1 << 20, "y": 1 << 20}, processes=3))
+    assert "1099511627775" in text
+    with pytest.raises(UsageError, match="cannot be drawn"):
+        describe(Layout(Mesh({"x": 1 << 40}), "x"))
+
+
+def test_names_that_terminals_obey_are_quoted():
+    mesh = Mesh({"a\nb\x1b[31m": 2, "x\ny": 2})
+    texts = [describe(mesh), describe(mesh.submesh()), describe(Layout(mesh, *mesh.axis_names))]
+    texts.append(describe(Layout(mesh, None, partial={"a\nb\x1b[31m": "sum"})))
+    for text in texts:
+        assert "\x1b" not in text
+        assert "\nb" not in text.replace("\\n", "")
+
+
 def test_scalars_rows_and_pending_sums():
     mesh = Mesh({"x": 4})
     assert re.search(r"│ 0\.\.3 │", describe(Layout(mesh)))

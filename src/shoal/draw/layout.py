@@ -9,13 +9,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.draw.picture import GAP, Cell, Panel, Picture, elide
+from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh_text import short_runs
 from shoal.plan.shards import owners
+from shoal.plan.text import quote
 
 __all__ = ["draw_layout"]
 
 _MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 16, 8, 4
+_MOST_DEVICES = 1 << 24
 
 
 def draw_layout(
@@ -31,6 +34,8 @@ def draw_layout(
     """
     given = layout.global_shape((1,) * layout.rank) if shape is None else shape
     sizes = layout.check_shape(given)
+    if layout.mesh.size > _MOST_DEVICES:
+        raise UsageError(f"{layout!r} cannot be drawn: {_MOST_DEVICES} devices are the most")
     blocks = _Blocks(Layout(layout.mesh, *layout.dims), sizes)  # what is pending moves nothing
     outer = [range(count) for count in blocks.counts[:-2]]
     places = list(itertools.islice(itertools.product(*outer), 1 + _MOST_PANELS))
@@ -47,7 +52,9 @@ class _Blocks:
 
     def __init__(self, layout: Layout, sizes: Sequence[int]) -> None:
         held = owners(layout, sizes)
-        self._mesh, self._axes = layout.mesh, layout.axes_of_dims
+        self._ids, self._axes = layout.mesh.device_ids.reshape(-1), layout.axes_of_dims
+        has_owners = len(layout.mesh.process_indices) > 1
+        self._processes = layout.mesh.processes.reshape(-1) if has_owners else None
         self.counts = [layout.num_shards(d) if n else 1 for d, n in enumerate(sizes)]
         self._held = held
         self._order = np.argsort(held.box, kind="stable")
@@ -86,7 +93,7 @@ class _Blocks:
         return f"{self._held.start[position, dim]}:{self._held.stop[position, dim]}"
 
     def _name(self, dim: int | None) -> str:
-        axes = "+".join(self._axes[dim]) if dim is not None else ""
+        axes = "+".join(map(quote, self._axes[dim])) if dim is not None else ""
         return f"dim {dim} ({axes or 'whole'})"
 
     def _cell(self, numbers: tuple[int | None, ...]) -> Cell:
@@ -96,10 +103,10 @@ class _Blocks:
         for number, count in zip(numbers, self.counts, strict=True):
             box = box * count + (number or 0)
         positions = self._order[self._begin[box] : self._begin[box + 1]]
-        ids = self._mesh.device_ids.reshape(-1)[positions]
-        if len(self._mesh.process_indices) == 1:
+        ids = self._ids[positions]
+        if self._processes is None:
             return Cell(short_runs(ids), box)
-        processes = self._mesh.processes.reshape(-1)[positions]
+        processes = self._processes[positions]
         lines = [f"p{p}: {short_runs(ids[processes == p])}" for p in np.unique(processes).tolist()]
         return Cell("\n".join(elide(lines, 4, "…")), box)
 
@@ -113,7 +120,7 @@ def _notes(layout: Layout, sizes: Sequence[int], item_bytes: float) -> list[str]
         note = f"{own} per device, {_bytes(math.prod(sizes) * item_bytes)} in all; {note}"
     notes = [note]
     if layout.partial:
-        terms = ", ".join(f"{how} over {axis}" for axis, how in layout.partial.items())
+        terms = ", ".join(f"{how} over {quote(axis)}" for axis, how in layout.partial.items())
         notes.append(f"still to be done: {terms}")
     return notes
 

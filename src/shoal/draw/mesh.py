@@ -7,49 +7,71 @@ import math
 
 from shoal.draw.picture import GAP, Cell, Panel, Picture, elide
 from shoal.plan.mesh import Mesh
+from shoal.plan.text import quote
 
 __all__ = ["draw_mesh"]
 
 _MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 16, 16, 4
+_MOST_CHARACTERS = 160
 
 
 def draw_mesh(mesh: Mesh) -> Picture:
     """Return the grid of device ids; the last two axes are rows and columns of each panel."""
     outer = mesh.shape[:-2]
     places = list(itertools.islice(itertools.product(*map(range, outer)), 1 + _MOST_PANELS))
-    panels = [_panel(mesh, place) for place in places[:_MOST_PANELS]]
+    has_owners = len(mesh.process_indices) > 1
+    panels = [_panel(mesh, place, has_owners) for place in places[:_MOST_PANELS]]
     notes = []
-    if len(mesh.process_indices) > 1:
+    if has_owners:
         notes.append("p: the process that owns the device")
     if len(places) > len(panels):
         notes.append(f"{len(panels)} of {math.prod(outer)} panels are shown")
     return Picture(repr(mesh), panels, notes)
 
 
-def _panel(mesh: Mesh, place: tuple[int, ...]) -> Panel:
+def _panel(mesh: Mesh, place: tuple[int, ...], has_owners: bool) -> Panel:
     names, inner = mesh.axis_names, mesh.shape[-2:]
     row_axis = names[-2] if len(inner) == 2 else ""
     column_axis = names[-1] if inner else ""
     rows = elide(range(inner[0]), _MOST_ROWS, None) if row_axis else [-1]
-    columns = elide(range(inner[-1]), _MOST_COLUMNS, None) if column_axis else [-1]
+    columns = elide(range(inner[-1]), _fitting(mesh), None) if column_axis else [-1]
     body = [
-        (_label(row_axis, row), [_cell(mesh, place, row, column) for column in columns])
+        (
+            _label(row_axis, row),
+            [_cell(mesh, (*place, row, column), has_owners) for column in columns],
+        )
         for row in rows
     ]
-    title = ", ".join(f"{axis} {number}" for axis, number in zip(names, place, strict=False))
+    title = ", ".join(f"{quote(axis)} {number}" for axis, number in zip(names, place, strict=False))
     return Panel(title, "", [_label(column_axis, column) for column in columns], body)
 
 
-def _cell(mesh: Mesh, place: tuple[int, ...], row: int | None, column: int | None) -> Cell:
-    if row is None or column is None:
+def _fitting(mesh: Mesh) -> int:
+    """How many columns fit in a line, as wide as the widest label or id can be."""
+    largest = mesh.size - 1 if mesh.is_iota else int(mesh.device_ids.max())
+    owner = f" p{mesh.process_indices[-1]}"
+    widest = max(len(_label(mesh.axis_names[-1], mesh.shape[-1])), len(f"{largest}{owner}"))
+    return max(3, min(_MOST_COLUMNS, _MOST_CHARACTERS // (widest + 3)))
+
+
+def _cell(mesh: Mesh, place: tuple[int | None, ...], has_owners: bool) -> Cell:
+    """The device at a place, where None is a gap and -1 stands for an axis that is not there."""
+    index = tuple(number for number in place if number is not None and number >= 0)
+    if None in place:
         return GAP
-    index = (*place, *(number for number in (row, column) if number >= 0))
     process = int(mesh.processes[index])
-    owner = f" p{process}" if len(mesh.process_indices) > 1 else ""
-    return Cell(f"{mesh.device_ids[index]}{owner}", process)
+    device_id = _position(mesh, index) if mesh.is_iota else mesh.device_ids[index]
+    return Cell(f"{device_id} p{process}" if has_owners else f"{device_id}", process)
+
+
+def _position(mesh: Mesh, index: tuple[int, ...]) -> int:
+    position = 0
+    for size, number in zip(mesh.shape, index, strict=True):
+        position = position * size + number
+    return position
 
 
 def _label(axis: str, number: int | None) -> str:
     if not axis:
         return ""
-    return "…" if number is None else f"{axis} {number}"
+    return "…" if number is None else f"{quote(axis)} {number}"

@@ -32,6 +32,8 @@ __all__ = ["Owners", "Uneven", "owners", "region", "replica_index"]
 IntArray = NDArray[np.int64]
 Uneven = Literal["ceil", "axis_by_axis"]
 
+_MOST_INDICES = 1 << 62  # so that edges past the end of a dim fit in 64 bits
+
 
 @local
 def region(
@@ -158,20 +160,22 @@ def owners(layout: Layout, shape: Sequence[int], uneven: Uneven = "ceil") -> Own
     if layout.partial:
         raise UsageError(f"owners: {layout!r} is partial: reduce it first, then somebody owns it")
     mesh, rank = layout.mesh, layout.rank
-    start = np.empty((*mesh.shape, rank), dtype=np.int64)
-    stop = np.empty((*mesh.shape, rank), dtype=np.int64)
-    box: IntArray = np.zeros(mesh.shape, dtype=np.int64)
-    elements: IntArray = np.ones(1, dtype=np.int64)
+    if max(sizes, default=0) > _MOST_INDICES:
+        raise UsageError(f"owners: shape {sizes} has a dim of more than 2^62 indices")
+    start = np.empty((mesh.size, rank), dtype=np.int64)
+    stop = np.empty((mesh.size, rank), dtype=np.int64)
+    box: IntArray = np.zeros((1,) * len(mesh.shape), dtype=np.int64)
+    share = np.ones(1)  # of the array, by box: large arrays have more elements than 64 bits count
     splits = _splits(layout, sizes)
     for dim, (axes, size) in enumerate(zip(splits, sizes, strict=True)):
         starts, stops = _cuts([mesh.axes[axis] for axis in axes], size, uneven)
         shard = _shard_numbers(mesh, axes)
-        start[..., dim], stop[..., dim] = starts[shard], stops[shard]
+        start[:, dim] = _spread(starts[shard], mesh)
+        stop[:, dim] = _spread(stops[shard], mesh)
         box = box * len(starts) + shard
-        elements = np.multiply.outer(elements, stops - starts).reshape(-1)
-    writer = choose_writers(_holders(mesh, splits), elements)
-    start, stop = start.reshape(mesh.size, rank), stop.reshape(mesh.size, rank)
-    return Owners(start, stop, box.reshape(-1), _replicas(mesh, splits), writer)
+        share = np.multiply.outer(share, (stops - starts) / max(size, 1)).reshape(-1)
+    writer = choose_writers(_holders(mesh, splits), share)
+    return Owners(start, stop, _spread(box, mesh), _replicas(mesh, splits), writer)
 
 
 def _coords_by_axis(layout: Layout, device_id: int) -> dict[str, int]:
@@ -182,7 +186,7 @@ def _coords_by_axis(layout: Layout, device_id: int) -> dict[str, int]:
 
 def _rule(uneven: str) -> Callable[[int, Sequence[int], Sequence[int]], tuple[int, int]]:
     rules = {"ceil": _cut_at_once, "axis_by_axis": _cut_in_turn}
-    if uneven not in rules:
+    if not isinstance(uneven, str) or uneven not in rules:
         known = " or ".join(map(repr, rules))
         raise UsageError(f"uneven={uneven!r} must be {known}{nearest(uneven, rules)}")
     return rules[uneven]
@@ -219,15 +223,18 @@ def _splits(layout: Layout, sizes: Sequence[int]) -> list[tuple[str, ...]]:
 
 def _cuts(counts: Sequence[int], size: int, uneven: str) -> tuple[IntArray, IntArray]:
     """Start and stop of every shard of a dim that axes of these sizes split, by shard number."""
-    cut = _rule(uneven)
-    if cut is _cut_in_turn and len(counts) > 1:
-        rows = [cut(size, counts, coords) for coords in np.ndindex(*counts)]
-        pairs = np.array(rows, dtype=np.int64)
-        return pairs[:, 0].copy(), pairs[:, 1].copy()
-    shards = math.prod(counts)
-    number = np.arange(shards, dtype=np.int64)
-    length = -(-size // shards)
-    return np.minimum(number * length, size), np.minimum((number + 1) * length, size)
+    start, stop = np.zeros(1, dtype=np.int64), np.full(1, size, dtype=np.int64)
+    for count in counts if _rule(uneven) is _cut_in_turn else [math.prod(counts)]:
+        length = -((start - stop) // count)  # the ceiling of each piece's share
+        edges = np.multiply.outer(length, np.arange(count + 1, dtype=np.int64))
+        edges = np.minimum(start[:, None] + edges, stop[:, None])
+        start, stop = edges[:, :-1].reshape(-1), edges[:, 1:].reshape(-1)
+    return np.where(start < stop, start, size), np.where(start < stop, stop, size)
+
+
+def _spread(values: IntArray, mesh: Mesh) -> IntArray:
+    """Values that broadcast to the mesh's shape, as a row over its devices [devices]."""
+    return np.broadcast_to(values, mesh.shape).reshape(-1)
 
 
 def _shard_numbers(mesh: Mesh, axes: Sequence[str]) -> IntArray:
@@ -248,7 +255,7 @@ def _replicas(mesh: Mesh, splits: Sequence[Sequence[str]]) -> IntArray:
     split = {axis for axes in splits for axis in axes}
     free = [1 if axis in split else size for axis, size in mesh.axes.items()]
     numbers = np.arange(math.prod(free), dtype=np.int64).reshape(free)
-    return np.broadcast_to(numbers, mesh.shape).reshape(-1)
+    return _spread(numbers, mesh)
 
 
 def _holders(mesh: Mesh, splits: Sequence[Sequence[str]]) -> IntArray:

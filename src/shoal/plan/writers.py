@@ -4,10 +4,13 @@ Boxes that the same processes hold form a class. Where the classes share no proc
 mesh whose processes are sub-grids, each class is dealt out by itself: largest box first, back and
 forth over its processes, which is as even as boxes of one size can be. Where classes overlap, the
 boxes go one by one, largest first, to the holder with the least so far (R. L. Graham, *Bounds on
-multiprocessing timing anomalies*, SIAM J. Appl. Math. 17, 1969).
+multiprocessing timing anomalies*, SIAM J. Appl. Math. 17, 1969), and among equals to the one that
+the fewest other boxes can go to.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +20,12 @@ __all__ = ["choose_writers"]
 IntArray = NDArray[np.int64]
 
 
-def choose_writers(holders: IntArray, size: IntArray) -> IntArray:
+def choose_writers(holders: IntArray, size: NDArray[Any]) -> IntArray:
     """Return the process that writes each box [boxes].
 
     Args:
       holders: the processes of the devices that hold each box [boxes, replicas].
-      size: elements or bytes of each box [boxes].
+      size: elements, bytes or share of each box [boxes].
 
     Example:
       >>> choose_writers(np.array([[0, 1], [0, 1], [2, 2]]), np.array([9, 4, 9]))
@@ -38,7 +41,7 @@ def choose_writers(holders: IntArray, size: IntArray) -> IntArray:
     return _least_loaded(holders, size) if writer is None else writer
 
 
-def _deal_classes(holders: IntArray, lowest: IntArray, size: IntArray) -> IntArray | None:
+def _deal_classes(holders: IntArray, lowest: IntArray, size: NDArray[Any]) -> IntArray | None:
     """Deal each class to its processes, or return None where classes overlap.
 
     Classes that share no process are told apart by their lowest process. They are such if every
@@ -75,14 +78,20 @@ def _rank_in_class(kinds: IntArray) -> IntArray:
     return rank
 
 
-def _least_loaded(holders: IntArray, size: IntArray) -> IntArray:
+def _least_loaded(holders: IntArray, size: NDArray[Any]) -> IntArray:
     """Give each box, those with fewest holders and then largest first, to its idlest holder."""
     candidates = [sorted(set(row)) for row in holders.tolist()]
-    load = dict.fromkeys(np.unique(holders).tolist(), 0)
+    # what is written so far; then how many boxes it may yet be given, which breaks ties
+    load = {process: [0.0, 0] for row in candidates for process in row}
+    for row in candidates:
+        for process in row:
+            load[process][1] += 1
     writer = np.empty(len(size), dtype=np.int64)
     choice = np.array([len(row) for row in candidates])
     for box in np.lexsort((-size, choice)).tolist():
         chosen = min(candidates[box], key=load.__getitem__)
-        load[chosen] += int(size[box])
+        load[chosen][0] += float(size[box])
+        for process in candidates[box]:
+            load[process][1] -= 1
         writer[box] = chosen
     return writer
