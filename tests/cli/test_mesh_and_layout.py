@@ -45,6 +45,16 @@ def test_layout_draws(arguments):
     assert "8 B per device, 64 B in all" in result.output
 
 
+def test_names_may_hold_an_at_sign():
+    result = shoal("layout", '"a@b" @ "a@b"=2', "--json")
+    assert json.loads(result.output)["layout"] == '"a@b" @ "a@b"=2'
+
+
+def test_pending_sums_as_json():
+    facts = json.loads(shoal("layout", " - | sum over x @ x=2", "--json").output)
+    assert facts["boxes"] == [{"start": [0], "stop": [1], "devices": [0, 1], "writer": 0}]
+
+
 def test_layout_as_json():
     facts = json.loads(shoal("layout", "y, - @ x=2 y=2", "--shape", "4,3", "--json").output)
     assert facts["hlo"] == "{devices=[2,1,2]<=[2,2]T(1,0) last_tile_dim_replicate}"
@@ -58,6 +68,11 @@ def test_layout_as_json():
         (["mesh", '{"data": '], "is not JSON"),
         (["mesh", '{"data": [4]}'], "size [4] must be an integer"),
         (["mesh", "data=4", "-n", "3"], "cannot be spread evenly over 3"),
+        (["mesh", '{"a":' * 20_000], "is not JSON"),
+        (["mesh", "x=1099511627776", "-n", "2"], "16777216 devices are the most"),
+        (["layout", "x @ x=1099511627776"], "16777216 devices are the most"),
+        (["layout", "data, - @ data=4", "--shape", "4,,4"], "must be numbers"),
+        (["layout", "data @ data=4", "--shape", "4", "--dtype", "f4,("], "not a dtype"),
         (["mesh", "data=4", "-n", "0"], "cannot be spread evenly over 0"),
         (["layout", "dat @ data=4"], "did you mean 'data'?"),
         (["layout", "data"], "give the mesh once"),
@@ -79,6 +94,14 @@ def test_errors_are_one_sentence_and_code_2(arguments, part):
     assert part in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("text", ["-, n @ n=2", "-,n@ n=2", "- @ h=2", "-|sum over n @ n=2"])
+def test_a_first_dim_that_is_whole_is_no_option(text):
+    command = [sys.executable, "-m", "shoal", "layout", text]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "dim 0 (whole)" in done.stdout
 
 
 def test_they_work_where_jax_does_not_import():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated
 
 import numpy as np
@@ -18,6 +19,8 @@ from shoal.plan.layout import Layout
 from shoal.plan.shards import owners
 
 __all__ = ["layout"]
+
+_HALVES = re.compile(r'((?:"(?:[^"\\]|\\.)*"|[^@])*?)(?:(@)(.*))?', re.DOTALL)  # "@" in names aside
 
 
 def layout(
@@ -47,7 +50,7 @@ def layout(
 
 
 def _read(dims: str, mesh: str, processes: int) -> Layout:
-    text, at, inner = dims.partition("@")
+    text, at, inner = _HALVES.fullmatch(dims).groups(default="")  # type: ignore[union-attr]
     if bool(at) == bool(mesh):
         raise UsageError(f"layout {dims!r}: give the mesh once, after '@' or with --mesh")
     grid = read_mesh(inner.strip() if at else mesh, processes)
@@ -56,7 +59,8 @@ def _read(dims: str, mesh: str, processes: int) -> Layout:
 
 def _read_shape(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(size) for size in text.replace("x", ",").split(",") if size.strip())
+        sizes = text.replace("x", ",").removesuffix(",")
+        return tuple(int(size) for size in sizes.split(",")) if sizes else ()
     except ValueError:
         raise UsageError(f"--shape {text!r} must be numbers with commas, as 1024,512") from None
 
@@ -66,17 +70,18 @@ def _item_bytes(name: str) -> int:
 
     try:
         return np.dtype(getattr(ml_dtypes, name, name)).itemsize
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):
         raise UsageError(f"--dtype {name!r} is not a dtype of NumPy or ml_dtypes") from None
 
 
 def _facts(chosen: Layout, sizes: tuple[int, ...] | None) -> dict[str, object]:
     shape = chosen.global_shape((1,) * chosen.rank) if sizes is None else sizes
-    held = owners(chosen, shape)
+    held = owners(Layout(chosen.mesh, *chosen.dims), shape)  # what is pending moves nothing
     ids = chosen.mesh.device_ids.reshape(-1)
+    order = np.argsort(held.box, kind="stable")
+    ends = np.searchsorted(held.box[order], np.arange(1, held.num_boxes))
     boxes = []
-    for box in range(held.num_boxes):
-        positions = np.flatnonzero(held.box == box)
+    for box, positions in enumerate(np.split(order, ends)):
         boxes.append(
             {
                 "start": held.start[positions[0]].tolist(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -53,12 +54,20 @@ def _about() -> None:
     """Launch, agree, place, move and save; and be told who when it goes wrong."""
 
 
+def _arguments() -> list[str]:
+    """The arguments; a layout whose first dim is whole, as '-, model', is no option."""
+    given = sys.argv[1:]
+    if given[:1] != ["layout"]:
+        return given
+    return [f" {text}" if re.match(r"-\s*[,|@]", text) else text for text in given]
+
+
 def main() -> None:
     """Run the command line of this process and exit with its code."""
     asked = sys.argv[1:2]
     app = build(asked if asked and asked[0] in COMMANDS else COMMANDS)
     try:
-        app(prog_name="shoal")
+        app(_arguments(), prog_name="shoal")
     except ShoalError as error:
         print(f"shoal: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

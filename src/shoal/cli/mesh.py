@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import Console
 
@@ -14,6 +15,8 @@ from shoal.errors import UsageError
 from shoal.plan.mesh import Mesh
 
 __all__ = ["mesh", "read_mesh"]
+
+_MOST_DEVICES = 1 << 24
 
 
 def mesh(
@@ -33,6 +36,8 @@ def mesh(
     """
     grid = read_mesh(axes, processes)
     if as_json:
+        if grid.size > _MOST_DEVICES:
+            raise UsageError(f"{grid!r}: {_MOST_DEVICES} devices are the most that are listed here")
         print(json.dumps(_facts(grid)))
     else:
         Console().print(render(draw_mesh(grid)))
@@ -43,9 +48,11 @@ def read_mesh(text: str, processes: int = 1) -> Mesh:
     grid = Mesh(_read_json(text)) if text.lstrip().startswith("{") else Mesh.parse(text)
     if processes == 1:
         return grid
+    if grid.size > _MOST_DEVICES:
+        raise UsageError(f"{grid!r}: {_MOST_DEVICES} devices are the most that are spread here")
     if processes < 1 or grid.size % processes:
         raise UsageError(f"{grid.size} devices cannot be spread evenly over {processes} processes")
-    owners = [position * processes // grid.size for position in range(grid.size)]
+    owners = np.repeat(np.arange(processes), grid.size // processes)
     return Mesh(
         grid.axes, grid.device_ids, owners, grid.kind, grid.name, axis_types=grid.axis_types
     )
@@ -55,7 +62,7 @@ def _read_json(text: str) -> list[tuple[str, int]]:
     try:
         # pairs, so that a repeated name is seen
         pairs: list[tuple[str, int]] = json.loads(text, object_pairs_hook=list)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"mesh {text!r} is not JSON: {error}") from None
     return pairs
 

@@ -51,7 +51,7 @@ def _fitting(mesh: Mesh) -> int:
     largest = mesh.size - 1 if mesh.is_iota else int(mesh.device_ids.max())
     owner = f" p{mesh.process_indices[-1]}"
     widest = max(len(_label(mesh.axis_names[-1], mesh.shape[-1])), len(f"{largest}{owner}"))
-    return max(3, min(_MOST_COLUMNS, _MOST_CHARACTERS // (widest + 3)))
+    return max(6, min(_MOST_COLUMNS, _MOST_CHARACTERS // (widest + 3)))
 
 
 def _cell(mesh: Mesh, place: tuple[int | None, ...], has_owners: bool) -> Cell:

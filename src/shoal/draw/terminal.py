@@ -19,7 +19,9 @@ _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", 
 def render(picture: Picture) -> RenderableType:
     """Return what a `rich` console prints."""
     parts: list[RenderableType] = [Text(picture.title, style="bold")]
-    parts += [_table(panel) for panel in picture.panels]
+    for panel in picture.panels:  # a table's own title would be wrapped to the table's width
+        parts += [Text(panel.title, style="italic")] if panel.title else []
+        parts.append(_table(panel))
     parts += [Text(note, style="dim") for note in picture.notes]
     return Group(*parts)
 
@@ -34,8 +36,6 @@ def to_text(picture: Picture, width: int = 200) -> str:
 
 def _table(panel: Panel) -> Table:
     table = Table(
-        title=Text(panel.title) if panel.title else None,
-        title_justify="left",
         box=box.SQUARE,
         show_lines=True,
         show_header=any(panel.columns),
