@@ -17,6 +17,7 @@ _STALE = (
     "JAX_LOCAL_DEVICE_IDS",
     "JAX_PARTITION_INDEX",
     "JAX_SLICE_INDEX",
+    "TORCHELASTIC_USE_AGENT_STORE",  # torch would wait for a store that only torchrun starts
 )
 
 
