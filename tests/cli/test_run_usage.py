@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from shoal.errors import UsageError
 def folder(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print('trained')")
+    (tmp_path / "python_train.py").write_text("")
     (tmp_path / "tool.sh").write_text("#!/bin/sh\ntrue\n")
     (tmp_path / "tool").write_bytes(b"\x7fELF\2\1")
     (tmp_path / "launch").write_text("#!/usr/bin/env python3\n")
@@ -61,6 +64,7 @@ def test_all_offenders_are_named_at_once():
         (("tool.sh",), "is no Python program"),
         (("empty",), "holds no __main__.py"),
         (("nowhere/train.py",), "there is no directory 'nowhere'"),
+        (("python_trian.py",), "there is no script 'python_trian.py'; did you mean"),
         (("completely_different",), "there is no script 'completely_different'"),
     ],
 )
@@ -82,6 +86,18 @@ def test_who_is_not_there_cannot_be_shown(only):
 @pytest.mark.parametrize("count", ["two", "1.5", "", "²"])
 def test_counts_are_whole_numbers(count):
     assert "must be a whole number, at least 1" in refusal("train.py", processes=count)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="a place that takes no files")
+def test_a_log_dir_that_takes_no_files_is_refused():
+    with pytest.raises(UsageError, match="--log-dir '/proc/self': "):
+        command.run(["train.py"], log_dir="/proc/self")
+
+
+def test_without_a_place_for_temporary_logs_a_log_dir_is_asked_for(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "nowhere")
+    with pytest.raises(UsageError, match=r"no temporary directory for the logs .*--log-dir"):
+        command.run(["train.py"])
 
 
 def test_windows_is_refused_in_a_sentence(monkeypatch):

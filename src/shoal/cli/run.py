@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -162,21 +163,33 @@ def _launch(request: Request) -> int:
     checked = check(request)
     grace_s = settings.seconds("SHOAL_GRACE_S")
     aftermath_s = settings.seconds("SHOAL_AFTERMATH_S")
-    log_dir = request.log_dir or tempfile.mkdtemp(prefix="shoal-run-")
-    try:
-        os.makedirs(log_dir, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"run: --log-dir {log_dir!r}: {error.strerror}") from None
+    log_dir = _open_log_dir(request.log_dir)
     order = Order(
         (("-m",) if request.module else ()) + request.program,
         *checked,
-        os.path.abspath(log_dir),
+        log_dir,
         request.log_dir is not None,
         aftermath_s,
         grace_s,
         request.prefix,
     )
     return run_kept(lambda orders_fd: Job(order).run(orders_fd))
+
+
+def _open_log_dir(asked: str | None) -> str:
+    """Return the absolute path of a directory that takes files; None: a new temporary one."""
+    if asked is None:
+        try:
+            return os.path.abspath(tempfile.mkdtemp(prefix="shoal-run-"))
+        except OSError as error:
+            words = f"no temporary directory for the logs ({error.strerror}); give --log-dir"
+            raise UsageError(f"run: {words}") from None
+    try:
+        os.makedirs(asked, exist_ok=True)
+        tempfile.TemporaryFile(dir=asked).close()
+    except OSError as error:
+        raise UsageError(f"run: --log-dir {asked!r}: {error.strerror}") from None
+    return os.path.abspath(asked)
 
 
 def _count(option: str, value: str, offences: list[str]) -> int | None:
@@ -209,7 +222,7 @@ def _wrong_script(script: str) -> list[str]:
     if os.path.isfile(script):
         return _wrong_content(script)
     name = os.path.basename(script)
-    if name.startswith("python"):
+    if re.fullmatch(r"python[\d.]*", name):
         return [f"{script!r} is Python itself, which shoal run starts: leave it out"]
     directory = os.path.dirname(script)
     try:
