@@ -111,6 +111,17 @@ def test_a_terminal_redraws_in_place_until_another_speaks(terminal):
     assert bytes(terminal.waiting).endswith(b"\x1b[K\np1| a line\np0| 30%\n")
 
 
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_a_line_that_another_has_ended_is_not_shown_twice(terminal, end):
+    first, second = (Voice(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
+    first.hear(b"\r100%", 1.0)
+    first.show_unfinished()
+    second.hear(b"done\n", 2.0)
+    first.hear(end, 3.0)
+    first.close()
+    assert bytes(terminal.waiting) == b"p0| 100%\np1| done\n"
+
+
 def test_a_terminal_shows_a_prompt_and_goes_on_behind_it(terminal):
     voice = Voice(terminal, b"p0| ", Memory())
     for dots in (b".", b"."):
@@ -151,8 +162,18 @@ def test_an_outlet_without_a_reader_is_broken_and_forgets():
     os.close(read_fd)
     outlet.write_some()
     outlet.put(b"more")
-    assert (outlet.broken, bytes(outlet.waiting)) == (True, b"")
+    assert (outlet.broken, bytes(outlet.waiting)) == ("nobody reads the output", b"")
     os.close(write_fd)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="it needs /dev/full")
+def test_an_outlet_on_a_full_disk_says_so():
+    fd = os.open("/dev/full", os.O_WRONLY)
+    outlet = Outlet(fd, {})
+    outlet.put(b"x")
+    outlet.write_some()
+    assert outlet.broken == "the output cannot be written: No space left on device"
+    os.close(fd)
 
 
 def test_prefixes_are_aligned_and_coloured_apart():
@@ -172,3 +193,16 @@ def test_what_gloo_says_of_its_connections_is_logged_and_not_shown():
     shown, log = speak(a_pipe(), [b"a\n", text % 3 + b"\nb\n", text % 2 + b"\n"])
     assert shown == b"p0| a\np0| b\np0| " + text % 2 + b"\n"
     assert text % 3 in log.data
+
+
+def test_what_several_of_its_threads_have_mixed_is_not_shown():
+    mixed = [
+        b"[Gloo] Rank [Gloo] Rank 2 is connected to 3 peer ranks. "
+        b"Expected number of connected peer ranks is : 3",
+        b"3 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3",
+        b" peer ranks. Expected number of connected peer ranks is : 33",
+    ]
+    told = b"I am connected to 3 peer ranks. "
+    shown, log = speak(a_pipe(), [line + b"\n" for line in [*mixed, told, b"12"]])
+    assert shown == b"p0| " + told + b"\np0| 12\n"
+    assert all(line in log.data for line in mixed)

@@ -147,7 +147,7 @@ class Job:
             deadlines = (end_s, self._terminate_at_s, self._kill_at_s)
             self._loop.turn(min(*deadlines, time.monotonic() + poll_s))
             self._reap()
-            if any(outlet.broken for outlet in self._loop.outlets) and not self._interrupted:
+            if self._loop.broken and not self._interrupted:
                 self._interrupt(signal.SIGPIPE)  # as `python script | head` ends
             if time.monotonic() >= self._terminate_at_s:
                 self._end(signal.SIGTERM)
@@ -192,7 +192,7 @@ class Job:
         else:
             self._interrupted = self._interrupted or number
             if self._processes.alive:
-                why = "nobody reads the output" if number == signal.SIGPIPE else number.name
+                why = self._loop.broken if number == signal.SIGPIPE else number.name
                 again = "; Ctrl-C again kills them now" if number == signal.SIGINT else ""
                 self._say(f"{why}: the processes have {self._order.grace_s:g} s to end{again}")
             self._end(number if number == signal.SIGINT else signal.SIGTERM)

@@ -45,6 +45,11 @@ class Loop:
         """Whether any of what `listen` was given is still open."""
         return bool(self._sources)
 
+    @property
+    def broken(self) -> str:
+        """Why one of our streams takes no more, or an empty string."""
+        return next((outlet.broken for outlet in self.outlets if outlet.broken), "")
+
     def obey(self, fd: int, obey: Callable[[bytes], None]) -> None:
         """Call `obey` with what is written to `fd`; with b"" once, at its end. Never paused."""
 

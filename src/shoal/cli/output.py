@@ -7,6 +7,7 @@ out unchanged, decodable or not.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Mapping
@@ -23,7 +24,11 @@ _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # red is for errors
 # gloo says so to stdout for every new group of devices, and has no switch: kept in the logs only
 _NOTICE = re.compile(
     rb"\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\. "
-    rb"Expected number of connected peer ranks is : \1"
+    rb"Expected number of connected peer ranks is : (\d+)"
+)
+_PIECES_OF_NOTICES = re.compile(
+    rb"(?:\[Gloo\] Rank | is connected to | peer ranks\. |"
+    rb"Expected number of connected peer ranks is : |\d)+"
 )
 _RESET = b"\x1b[0m"
 _CLEAR_REST = b"\x1b[K"
@@ -51,7 +56,7 @@ class Outlet:
         self.colour = self.terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
         self.waiting = bytearray()
         self.open_by: Voice | None = None  # whose unfinished line the cursor stands behind
-        self.broken = False  # nobody reads any more
+        self.broken = ""  # why nothing can be written any more
 
     def put(self, data: bytes) -> None:
         """Queue bytes."""
@@ -70,8 +75,10 @@ class Outlet:
             written = os.write(self.fd, self.waiting[:_ATOMIC_BYTES])
         except BlockingIOError:
             return
-        except OSError:
-            self.broken = True
+        except OSError as error:
+            self.broken = "nobody reads the output"
+            if error.errno != errno.EPIPE:
+                self.broken = f"the output cannot be written: {error.strerror}"
             self.waiting.clear()
         else:
             del self.waiting[:written]
@@ -162,13 +169,15 @@ class Voice:
 
     def _finish(self, outlet: Outlet, line: bytes) -> None:
         text = _visible(line)
-        if _NOTICE.fullmatch(text) and not self._shown:
+        if _is_notice(text) and not self._shown:
             return
-        if outlet.terminal:
+        if self._shown and text == self._shown and outlet.open_by is not self:
+            pass  # it stands there, as a line: in a file, or since another spoke
+        elif outlet.terminal:
             self._draw(outlet, text)
             outlet.put(_RESET + b"\n" if b"\x1b" in text else b"\n")
             outlet.open_by = None
-        elif not self._shown or text != self._shown:
+        else:
             outlet.put(self._prefix + text + b"\n")
         self._shown, self._redraws, self.due_s = b"", False, None
 
@@ -181,6 +190,14 @@ class Voice:
             outlet.put(text[len(self._shown) :])
         else:
             outlet.put(b"\r" + self._prefix + text + _CLEAR_REST)
+
+
+def _is_notice(text: bytes) -> bool:
+    """Return whether it is gloo's: one with equal counts, or some that its threads have mixed."""
+    if b"connected" not in text:
+        return False
+    whole = _NOTICE.fullmatch(text)
+    return whole[1] == whole[2] if whole else _PIECES_OF_NOTICES.fullmatch(text) is not None
 
 
 def _visible(line: bytes) -> bytes:
