@@ -244,3 +244,14 @@ def test_an_array_that_moves_is_of_its_dtype_and_not_weak():
     assert weak.weak_type
     array = put(weak, Layout(MESH))
     assert (array.dtype, array.weak_type) == (np.float32, False)
+
+
+@pytest.mark.parametrize("ids", [range(8), [0, 3], [5, 0, 2, 1]])
+def test_arrays_that_are_donated_later_take_nothing_with_them(ids):
+    mesh = Mesh({"x": len(ids)}, ids)
+    for source in (jax.device_put(np.ones(8, np.float32), jax.devices()[0]),
+                   put(np.ones(8, np.float32), Layout(Mesh({"a": 2}, [3, 0]), None))):  # fmt: skip
+        arrays = [put(source, Layout(mesh, None)), put(source, Layout(mesh, "x"))]
+        source.delete()
+        for array in arrays:
+            np.testing.assert_array_equal(np.asarray(array), 1)

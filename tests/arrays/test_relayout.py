@@ -141,3 +141,14 @@ def test_deleted_arrays_are_named(target):
     gone.delete()
     with pytest.raises(UsageError, match=r"\['a'\]: was deleted \(donated or given up\)"):
         relayout({"a": gone}, target)
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_what_moves_to_other_devices_shares_nothing(donate):
+    source = jax.device_put(np.arange(8, dtype=np.float32), jax.devices()[0])
+    moved = relayout(source, Layout(MESH, None), donate=donate)
+    assert source.is_deleted() is donate
+    source.delete()
+    np.testing.assert_array_equal(moved, np.arange(8))
+    for shard in moved.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), np.arange(8))

@@ -127,6 +127,28 @@ errors.append(refused(lambda: shoal.pack([value[:2]] * 3, rows)))
 nothing = refused(lambda: shoal.pack([], Layout(first, "x", None)))
 assert ("for the 4 devices" if index == 0 else "owns no device here") in nothing, nothing
 
+# what only one process could see is the same on both: weak types, memory, other orders
+weak = jnp.asarray(2.0)
+assert weak.weak_type and not shoal.put(weak, Layout(mesh)).weak_type
+half = shoal.create(lambda by: jnp.ones(8, jnp.bfloat16) * by, weak, layouts=Layout(mesh, "data"))
+assert half.dtype == np.float32
+pinned = jax.sharding.NamedSharding(shoal.sharding(Layout(first)).mesh, P("x"),
+                                    memory_kind="pinned_host")
+errors.append(refused(lambda: shoal.put(value, pinned)))
+backwards = shoal.put(value, Layout(mixed, "rows", None))
+errors.append(refused(lambda: shoal.create(lambda x: x, {"x": backwards}, layouts=rows)))
+gone = shoal.put(value, rows)
+gone.delete()
+errors.append(refused(lambda: shoal.put({"w": gone}, rows)))
+source = shoal.put(value, Layout(first, None, None))
+if index == 1:  # process 0 holds it alone: there it is a host value
+    assert "lies on devices of process 0 alone" in refused(lambda: shoal.put(source, rows))
+    foreign = "piece 3 lies on a device of process 0; give one of your own"
+    far = shoal.put(value[:4], Layout(shoal.Mesh({}, [ids[0]], 0), None, None))
+    assert foreign in refused(lambda: shoal.pack([far] * 4, rows))
+else:
+    shoal.put(value[:4], Layout(shoal.Mesh({}, [ids[0]], 0), None, None))
+
 # constrain, with a default mesh
 with shoal.use_mesh(mesh):
     doubled = jax.jit(lambda x: shoal.constrain(x * 2, (None, "data")))(array)
@@ -176,7 +198,7 @@ def test_two_processes_place_move_and_refuse_alike(job):
     assert shown == (
         "Mesh(data=4, model=2; 8 cpu devices, 2 processes, ids 0..3,2048..2051, auto axes)"
     )
-    spread, uneven, apart, back, rank, absent, count = errors
+    spread, uneven, apart, back, rank, absent, count, memory, order, gone = errors
     assert spread == (
         "put: the array: is spread over processes in another layout; relayout moves it"
     )
@@ -188,6 +210,9 @@ def test_two_processes_place_move_and_refuse_alike(job):
     assert "no cpu device has the id 7" in absent
     assert "2048 (process 1)" in absent
     assert "3 pieces for the 4 devices that this process owns in Mesh(data=4" in count
+    assert "memory kind 'pinned_host'" in memory
+    assert "args[0]['x']: lies on other devices than the layouts, or on them in another" in order
+    assert "['w']: was deleted" in gone
 
 
 @pytest.mark.parametrize("count", [2, 4])

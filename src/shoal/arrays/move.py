@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 __all__ = ["Move", "move", "relabelled", "row_of"]
@@ -53,7 +54,9 @@ def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
             moved[number] = array
     values, targets = [moves[n].value for n in others], [moves[n].target for n in others]
     for number, array in zip(others, jax.device_put(values, targets), strict=True):
-        moved[number] = array
+        moved[number] = _unshared(array, moves[number].array)
+        if donate:
+            _give_up(moves[number])
     return moved
 
 
@@ -80,9 +83,33 @@ def _run(moves: list[Move], donate: bool) -> tuple[jax.Array, ...]:
     )
     results = _program(sources, targets, fits)(*[each.value for each in moves])
     for each in moves if donate else []:
-        if each.value is each.array and not each.array.is_deleted():
-            each.array.delete()  # donating it would only warn that its memory fits no result
+        _give_up(each)  # donating it would only warn that its memory fits no result
     return results
+
+
+def _unshared(array: jax.Array, source: jax.Array) -> jax.Array:
+    """Copy the buffers that an array shares with its source: to donate one would delete both.
+
+    JAX shares the buffer of a device that holds the same shard before and after, whatever
+    `may_alias` says (jax 0.10 to 0.12).
+    """
+    if isinstance(array, jax.core.Tracer) or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return array
+    held = {shard.data.unsafe_buffer_pointer() for shard in source.addressable_shards}
+    own = [shard.data for shard in array.addressable_shards]
+    shared = [n for n, each in enumerate(own) if each.unsafe_buffer_pointer() in held]
+    if not shared:
+        return array
+    for n in shared:
+        own[n] = jax.device_put(own[n], own[n].sharding, may_alias=False)
+    return jax.make_array_from_single_device_arrays(
+        array.shape, array.sharding, own, dtype=array.dtype
+    )
+
+
+def _give_up(each: Move) -> None:
+    if each.value is each.array and not each.array.is_deleted():
+        each.array.delete()
 
 
 def row_of(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:

@@ -43,7 +43,8 @@ def put(tree: Any, layouts: Layouts) -> Any:
     Args:
       tree: numpy arrays (memory-mapped ones are read only where needed), numpy and Python scalars,
         jax.Arrays. Python's numbers get JAX's default dtypes. A jax.Array that already lies as
-        asked is not copied; one that this process holds alone counts as a host value.
+        asked is not copied, so that donating one gives up both; any other that this process holds
+        alone counts as a host value, and the result shares no memory with it.
       layouts: one layout, or a prefix tree of them: Layouts, NamedShardings, PartitionSpecs;
         inside `use_mesh` also tuples of axis names and None, a name, or None (split nothing); or a
         function of (path such as "params/w", leaf) that returns one.

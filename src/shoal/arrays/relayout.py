@@ -26,8 +26,9 @@ def relayout(tree: Any, layouts: Layouts, *, donate: bool = False) -> Any:
 
     Any layout to any layout of the same devices, in any order and under any axes; between
     different devices as long as one process owns them all (then by way of its host memory).
-    Arrays that lie right already are not copied. Differentiable: cotangents travel the way back.
-    Inside `jit` use `constrain`.
+    Arrays that lie right already are not copied; those that move share no memory with what they
+    were. XLA chooses the way, and may gather an array on each device before it cuts it again.
+    Differentiable: cotangents travel the way back. Inside `jit` use `constrain`.
 
     Args:
       tree: jax.Arrays. A pending sum is carried out.
