@@ -126,10 +126,10 @@ class Job:
                 found.append(int(folder.name))
         return found
 
-    def leaves_no_orphan(self, within_s: float = 15.0) -> bool:
-        """Wait, event-driven, until every descendant has ended."""
+    def leaves_no_orphan(self, within_s: float = 15.0, of: str = "") -> bool:
+        """Wait, event-driven, until every descendant that runs module `of` has ended."""
         deadline = time.monotonic() + within_s
-        while pids := self.descendants():
+        while pids := self.descendants(of):
             try:
                 handle = os.pidfd_open(pids[0])
             except ProcessLookupError:

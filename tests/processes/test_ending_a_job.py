@@ -239,6 +239,26 @@ def test_a_forked_child_is_no_member(job, said):
     assert job.leaves_no_orphan()
 
 
+def test_a_forked_child_ends_as_it_wants_to(job, said):
+    script = """
+    import warnings
+    warnings.simplefilter("ignore")
+    initialize()
+    global_sum()
+    for end in (lambda: sys.exit(7), lambda: 1 / 0):
+        child = os.fork()
+        if child == 0:
+            end()
+        say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    barrier("after")
+    """
+    for one in job.run(2, script):
+        assert one.code == 0, one
+        assert said(one).split() == ["7", "1"]
+        assert one.err.count("ZeroDivisionError") == 1
+    assert job.leaves_no_orphan()
+
+
 def test_a_dead_meeting_place_is_a_python_error(job):
     script = """
     initialize()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 
@@ -62,7 +64,7 @@ def test_a_program_that_just_ends_needs_no_shutdown(job, said):
     ids=["missing peer", "wrong count"],
 )
 def test_what_is_wrong_with_a_job_is_an_error_on_every_process(job, who, words):
-    script = "initialize(timeout_s=2)\n"
+    script = "initialize(timeout_s=8)\n"
     for index, count in who.items():
         job.start(index, count, script)
     for one in job.wait():
@@ -154,6 +156,65 @@ def test_attach_to_a_job_that_jax_joined(job, said):
             f"{index} 2 6.0",
         ]
     assert job.leaves_no_orphan()
+
+
+def test_one_job_after_the_other_at_one_address(job, said):
+    script = """
+    for number in range(3):
+        initialize()
+        barrier("here")
+        process.shutdown()
+        say(number)
+    """
+    for one in job.run(2, script):
+        assert (one.code, one.err) == (0, ""), one
+        assert said(one).split() == ["0", "1", "2"]
+    assert job.leaves_no_orphan()
+
+
+def test_process_0_dies_before_anybody_could_meet(job):
+    script = """
+    from shoal.runtime import membership
+    membership.join = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    initialize()
+    """
+    job.start(0, 2, script)
+    job.start(1, 2, "initialize(timeout_s=45)\n")
+    _, waiting = job.wait()
+    assert waiting.code == 74, waiting
+    assert "process 0 did not" in waiting.err
+    assert waiting.ended_s < 30
+    assert job.leaves_no_orphan()
+
+
+def test_who_catches_a_failed_start_lives_on_without_the_services(job):
+    script = """
+    from shoal.runtime import jax_runtime
+    install = jax_runtime.install
+    def install_and_die(*who):
+        install(*who)
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    jax_runtime.install = install_and_die
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    try:
+        initialize()
+    except InitializeError as error:
+        say("caught", *error.missing)
+    signal.sigwait([signal.SIGUSR1])
+    say(global_sum())
+    """
+    survivor = job.start(0, 2, script)
+    job.start(1, 2, script)
+    for text in survivor.stdout:
+        if text.startswith("> caught"):
+            break
+    assert text == "> caught 1\n"
+    assert job.leaves_no_orphan(of="shoal.runtime.")
+    survivor.send_signal(signal.SIGUSR1)
+    one, _ = job.wait()
+    assert (one.code, one.err) == (0, ""), one
+    assert "> 1.0" in one.out
 
 
 def test_a_peer_that_dies_before_the_devices_are_connected(job, said):

@@ -91,6 +91,15 @@ def test_a_process_that_dies_while_others_wait_ends_it():
     assert "process 1 (host1, pid 101) died" in reply.refusal
 
 
+def test_a_meeting_place_that_is_given_up_tells_those_who_wait():
+    joining = Joining(3)
+    joining.hello(0.0, hello(1), "b")
+    [reply] = joining.abandon(1.0)
+    assert (reply.to, reply.missing) == ("b", (0, 2))
+    assert "processes 0, 2 did not" in reply.refusal
+    assert joining.abandon(2.0) == []
+
+
 def test_a_wrong_token_hurts_nobody_else_but_is_mentioned():
     joining = Joining(2, token="right")
     assert joining.stranger({"token": "right"}, "1.2.3.4") is None

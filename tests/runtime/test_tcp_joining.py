@@ -133,6 +133,16 @@ def test_who_has_left_may_come_for_the_next_job_while_others_are_still_in_the_la
         old = new
 
 
+def test_who_comes_for_the_next_job_waits_until_the_place_of_the_last_is_gone(fresh_place, come):
+    address = fresh_place(2, "--until-empty")
+    first, second = come(address, 2, {"process": 0}, {"process": 1})
+    first.close()
+    [error] = come(address, 2, {"process": 0, "timeout_s": 0.3})
+    assert type(error) is InitializeError
+    assert "an earlier job is still ending there" in str(error)
+    second.close()
+
+
 def test_nobody_listening_is_said_at_the_deadline(come):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = address_text(*server.getsockname()[:2])

@@ -132,8 +132,11 @@ class ExitGuard:
 
     def _on_exit(self) -> None:
         coordinator = self._coordinator
-        if coordinator is None or not self._is_mine():
+        if coordinator is None:
             return
+        if not self._is_mine():
+            # JAX's teardown waits for threads that a fork does not have.
+            _end(self._code or self._asked_code)
         if self._code is not None:
             _end(self._code)
         if self._asked_code:

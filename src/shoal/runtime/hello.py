@@ -7,7 +7,7 @@ import math
 import os
 import time
 from importlib import metadata
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.channel import Channel, connect
@@ -20,6 +20,7 @@ __all__ = ["Card", "Welcome", "say_hello"]
 _MARGIN_S = 1.0  # how much later than the deadline the meeting place may answer
 _FIRST_PAUSE_S = 0.02  # between two knocks at a meeting place that does not listen yet
 _LAST_PAUSE_S = 0.5
+_ENDING_S = 1.0  # an end without a word within this is that of an earlier job
 
 
 class Welcome(NamedTuple):
@@ -56,24 +57,78 @@ def say_hello(address: str, card: Card, timeout_s: float) -> tuple[Channel, Welc
         raise UsageError(f"{card}: cannot join the job: {error}") from None
     limit = time.monotonic() + timeout_s
     max_body_bytes = card.processes * (MAX_PAYLOAD_BYTES + 4) + (64 << 20)
-    channel = _knock(address, asked, limit, timeout_s, max_body_bytes)
     incarnation = os.urandom(8).hex()
+    try:
+        channel, frame = _knock(address, card, incarnation, limit, max_body_bytes)
+    except TimeoutError:
+        told = f"it accepted the connection, but did not answer within {timeout_s:g} s"
+    except _Absent as error:
+        told = f"{error.args[0]}; tried for {timeout_s:g} s{error.args[1]}"
+    except (OSError, FrameError) as error:
+        told = f"who listens there ended the connection, or is no meeting place ({error})"
+    else:
+        return channel, _welcome_of(asked, channel, frame, incarnation, max_body_bytes)
+    raise InitializeError(f"{asked}: {told}")
+
+
+class _Absent(Exception):
+    """No meeting place that takes a HELLO of this job was there by the deadline."""
+
+
+def _knock(
+    address: str, card: Card, incarnation: str, limit: float, max_body_bytes: int
+) -> tuple[Channel, Frame]:
+    """Say HELLO again and again until the deadline: the meeting place may start later than we,
+    and that of an earlier job at the same address may be about to end."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        try:
+            channel = connect(split_address(address), limit, max_body_bytes=max_body_bytes)
+        except OSError as error:
+            told = ("nobody listens there", f" ({error})")
+        else:
+            frame = _speak(channel, card, incarnation, limit)
+            if frame is not None:
+                return channel, frame
+            told = ("an earlier job is still ending there, or it is no meeting place", "")
+        left_s = limit - time.monotonic()
+        if left_s <= 0:
+            raise _Absent(*told)
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+
+
+def _speak(channel: Channel, card: Card, incarnation: str, limit: float) -> Frame | None:
+    """Say HELLO and wait for the answer. None: the meeting place is one that ends."""
+    began = time.monotonic()
     try:
         channel.send(_hello_frame(card, incarnation, limit), limit + _MARGIN_S)
         frame = channel.receive(limit + _MARGIN_S)
-        if text_field(frame.header, "is") != "welcome":
-            _refused(asked, frame)
-        service = text_field(frame.header, "jax_service")
-        hosts = tuple(json.loads(frame.body))
-        return channel, Welcome(hosts, service, incarnation, max_body_bytes)
     except BaseException as error:
         channel.close()
-        if not isinstance(error, OSError | FrameError):
-            raise
-        told = f"who listens there ended the connection, or is no meeting place ({error})"
-        if isinstance(error, TimeoutError):
-            told = f"it accepted the connection, but did not answer within {timeout_s:g} s"
-        raise InitializeError(f"{asked}: {told}") from None
+        if isinstance(error, ConnectionError) and time.monotonic() < began + _ENDING_S:
+            return None
+        raise
+    if frame.header.get("is") != "later":
+        return frame
+    channel.close()
+    return None
+
+
+def _welcome_of(
+    asked: str, channel: Channel, frame: Frame, incarnation: str, max_body_bytes: int
+) -> Welcome:
+    try:
+        if text_field(frame.header, "is") != "welcome":
+            missing = frame.header.get("missing", [])
+            raise InitializeError(
+                f"{asked}: {frame.body.decode(errors='replace')}", missing=missing
+            )
+        service = text_field(frame.header, "jax_service")
+        return Welcome(tuple(json.loads(frame.body)), service, incarnation, max_body_bytes)
+    except BaseException:
+        channel.close()
+        raise
 
 
 def _hello_frame(card: Card, incarnation: str, limit: float) -> bytes:
@@ -87,28 +142,6 @@ def _hello_frame(card: Card, incarnation: str, limit: float) -> bytes:
     hello["incarnation"] = incarnation
     hello["timeout_s"] = None if left_s == math.inf else left_s
     return pack_frame(hello)
-
-
-def _refused(asked: str, frame: Frame) -> NoReturn:
-    missing = frame.header.get("missing", [])
-    raise InitializeError(f"{asked}: {frame.body.decode(errors='replace')}", missing=missing)
-
-
-def _knock(
-    address: str, asked: str, limit: float, timeout_s: float, max_body_bytes: int
-) -> Channel:
-    """Connect, again and again until the deadline: the meeting place may start later than we."""
-    pause_s = _FIRST_PAUSE_S
-    while True:
-        try:
-            return connect(split_address(address), limit, max_body_bytes=max_body_bytes)
-        except OSError as error:
-            left_s = limit - time.monotonic()
-            if left_s <= 0:
-                told = f"nobody listens there; tried for {timeout_s:g} s ({error})"
-                raise InitializeError(f"{asked}: {told}") from None
-            time.sleep(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
 
 def _versions() -> str:

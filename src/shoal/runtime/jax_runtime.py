@@ -30,6 +30,7 @@ __all__ = [
     "configure_devices",
     "connect",
     "count_accelerators",
+    "disconnect",
     "install",
     "is_idle",
     "leave",
@@ -215,6 +216,11 @@ def connect(address: str, process: int) -> Any:
     )
     client.connect()
     return client
+
+
+def disconnect(client: Any) -> None:
+    """Leave JAX's service with a client that was not installed."""
+    client.shutdown()
 
 
 def install(client: Any, address: str, process: int, num_processes: int) -> None:

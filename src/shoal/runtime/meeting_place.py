@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import math
 import os
@@ -44,6 +45,8 @@ from shoal.runtime.joining import Hello, Joining, JoinReply, parse_hello
 from shoal.runtime.meeting import Answer, Meeting, Reply
 
 __all__ = ["MeetingPlace", "main"]
+
+_LETTING_GO_S = 5.0  # how long an earlier job may take to give its address back
 
 
 class _Life:
@@ -99,6 +102,7 @@ class MeetingPlace:
         self._clock = clock
         self._connections = Connections(server, self, clock)
         self._who: dict[Connection, _Life] = {}
+        self._is_for_one_job = False
         self._earlier: list[_Job] = []  # with somebody in them still
         self._job = self._new_job()  # the one that a HELLO is for
 
@@ -107,14 +111,16 @@ class MeetingPlace:
     ) -> None:
         """Serve until the other end of the pipe `until_closed` is closed, or nobody is left.
 
-        With `until_empty` it also ends when nobody has come within `idle_s`.
+        With `until_empty` it serves one job, and also ends when nobody has come within `idle_s`.
         """
+        self._is_for_one_job = until_empty
         if until_closed is not None:
             self._connections.hold_leash(until_closed)
         now = quiet_since = self._clock()
         while True:
             due = min(self._due(), quiet_since + idle_s if until_empty else math.inf)
             if not self._connections.poll(None if due == math.inf else max(0.0, due - now)):
+                self._answer_joining(self._job, self._job.joining.abandon(now))
                 break
             now = self._clock()
             if now >= due:
@@ -193,6 +199,9 @@ class MeetingPlace:
     def _on_hello(self, connection: Connection, hello: Hello) -> None:
         now = self._clock()
         if self._job.ended_for(hello.process, now):
+            if self._is_for_one_job:
+                self._connections.send(connection, pack_frame({"is": "later"}), then_close=True)
+                return
             self._earlier.append(self._job)
             self._job = self._new_job()
         job = self._job
@@ -302,8 +311,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.until_stdin_closes or options.until_empty:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the job; its end ends us
     _allow_many_connections()
-    family = socket.AF_INET6 if ":" in options.bind else socket.AF_INET
-    listener = socket.create_server((options.bind, options.port), family=family, backlog=4096)
+    listener = _listen(options.bind, options.port, min(options.idle_s, _LETTING_GO_S))
     place = MeetingPlace(
         listener,
         options.processes,
@@ -323,6 +331,19 @@ def main(arguments: list[str] | None = None) -> int:
         print("--until-stdin-closes: standard input must be a pipe", file=sys.stderr)
         return 2
     return 0
+
+
+def _listen(host: str, port: int, patience_s: float) -> socket.socket:
+    """Listen there; an earlier job of the same address may be about to end."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    limit = time.monotonic() + patience_s
+    while True:
+        try:
+            return socket.create_server((host, port), family=family, backlog=4096)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() >= limit:
+                raise
+        time.sleep(0.02)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

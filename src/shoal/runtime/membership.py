@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from concurrent.futures import Future, wait
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError
 from shoal.runtime import jax_runtime, services
@@ -127,16 +127,20 @@ def become_member(
             timeout_s=_left(deadline),
             jax_service=place.jax_service,
         )
-    except InitializeError:
+    except BaseException:
         if place.services is not None:
             services.retire(place.services)
         raise
+    if place.services is not None:
+        services.release(place.services)
     try:
         if not is_attached:
             _connect_devices(joined, joined.jax_service, deadline)
         joined.arrive(Point("initialize", site=callsite()), timeout_s=_left(deadline))
     except BaseException as error:
         joined.tell("failed", f"initialize: {error}")
+        if not is_attached:  # before the services end, for JAX's client aborts when its does
+            jax_runtime.leave(process_ends=False)
         joined.close()
         if isinstance(error, ShoalError) and not isinstance(error, InitializeError):
             missing = error.lost if isinstance(error, ProcessLostError) else ()
@@ -203,7 +207,7 @@ def _connect_devices(joined: Coordinator, jax_service: str, deadline: float) -> 
     """
     if not jax_service:
         raise InitializeError("nobody told where JAX's service is: is SHOAL_JAX_SERVICE set?")
-    result: Future[object] = Future()
+    result: Future[Any] = Future()
 
     def run() -> None:
         try:
@@ -212,12 +216,21 @@ def _connect_devices(joined: Coordinator, jax_service: str, deadline: float) -> 
             result.set_exception(error)
 
     threading.Thread(target=run, name=_CONNECTING, daemon=True).start()
-    while wait([result], min(pause_s(joined), _left(deadline))).not_done:
-        _check_living(joined, deadline, "connecting the devices")
+    try:
+        while wait([result], min(pause_s(joined), _left(deadline))).not_done:
+            _check_living(joined, deadline, "connecting the devices")
+    except BaseException:
+        result.add_done_callback(_disconnect)  # now, or when it connects after all
+        raise
     if (error := result.exception()) is not None:
         raise InitializeError(f"JAX's service at {jax_service}: {error}") from error
     connection = result.result()
     jax_runtime.install(connection, jax_service, joined.process, joined.num_processes)
+
+
+def _disconnect(connected: Future[Any]) -> None:
+    if connected.exception() is None:
+        jax_runtime.disconnect(connected.result())
 
 
 def is_connecting() -> bool:
