@@ -152,3 +152,27 @@ def test_what_moves_to_other_devices_shares_nothing(donate):
     np.testing.assert_array_equal(moved, np.arange(8))
     for shard in moved.addressable_shards:
         np.testing.assert_array_equal(np.asarray(shard.data), np.arange(8))
+
+
+@pytest.mark.parametrize(
+    ("layout", "stays"),
+    [(ROWS, True), (Layout(Mesh({"a": 4, "b": 2}), "a", None), True),
+     (COLUMNS, False), (Layout(Mesh({"x": 2}, [5, 1]), "x", None), False)],
+)  # fmt: skip
+def test_donated_arrays_that_stand_twice_in_a_tree(layout, stays):
+    tied = put(np.ones((8, 8), np.float32), ROWS)
+    moved = relayout([tied, tied], [COLUMNS, layout], donate=True)
+    assert [layout_of(array) for array in moved] == [COLUMNS, layout]
+    for array in moved:
+        np.testing.assert_array_equal(np.asarray(array), 1)
+    assert tied.is_deleted() is not stays
+
+
+def test_donated_terms_of_a_sum_are_gone():
+    mesh = Mesh({"x": 4, "y": 2}, axis_types="explicit")
+    for target in (Layout(mesh, "x"), Layout(MESH, "model")):
+        terms = pack([np.full(2, n, np.float32) for n in range(8)],
+                     Layout(mesh, "x", partial={"y": "sum"}))  # fmt: skip
+        whole = relayout(terms, target, donate=True)
+        assert terms.is_deleted()
+        assert np.asarray(whole).tolist() == [1, 1, 5, 5, 9, 9, 13, 13]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -37,8 +38,10 @@ def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
     What stays on a row of devices moves in one program. `jax.device_put` would gather an array
     that one process owns whole on the host instead (`shard_sharded_device_array_slow_path`).
     """
-    moves = [_without_pending_sum(each) for each in moves]
+    asked, moves = moves, [_without_pending_sum(each) for each in moves]
     moved = [_unmoved(each) for each in moves]
+    kept = [each.array for each, done in zip(moves, moved, strict=True) if done is not None]
+    uses = Counter(id(each.array) for each in moves if donate)
     programs: dict[tuple[jax.Device, ...], list[int]] = {}
     others: list[int] = []
     for number, (each, done) in enumerate(zip(moves, moved, strict=True)):
@@ -49,14 +52,14 @@ def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
         else:
             others.append(number)
     for numbers in programs.values():
-        results = _run([moves[number] for number in numbers], donate)
+        results = _run([moves[number] for number in numbers], uses)
         for number, array in zip(numbers, results, strict=True):
             moved[number] = array
     values, targets = [moves[n].value for n in others], [moves[n].target for n in others]
     for number, array in zip(others, jax.device_put(values, targets), strict=True):
         moved[number] = _unshared(array, moves[number].array)
-        if donate:
-            _give_up(moves[number])
+    if donate:
+        _give_up(asked, {id(array) for array in kept})
     return moved
 
 
@@ -72,19 +75,17 @@ def _unmoved(each: Move) -> jax.Array | None:
     return relabelled(array, target)
 
 
-def _run(moves: list[Move], donate: bool) -> tuple[jax.Array, ...]:
-    """Move arrays within one row of devices."""
+def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
+    """Move arrays within one row of devices; those used once, and so named, are donated."""
     sources = tuple(each.array.sharding for each in moves)
     targets = tuple(each.target for each in moves)
     fits = tuple(
         number
         for number, (_, array, target) in enumerate(moves)
-        if donate and array.sharding.shard_shape(array.shape) == target.shard_shape(array.shape)
+        if uses.get(id(array)) == 1
+        and array.sharding.shard_shape(array.shape) == target.shard_shape(array.shape)
     )
-    results = _program(sources, targets, fits)(*[each.value for each in moves])
-    for each in moves if donate else []:
-        _give_up(each)  # donating it would only warn that its memory fits no result
-    return results
+    return _program(sources, targets, fits)(*[each.value for each in moves])
 
 
 def _unshared(array: jax.Array, source: jax.Array) -> jax.Array:
@@ -107,9 +108,11 @@ def _unshared(array: jax.Array, source: jax.Array) -> jax.Array:
     )
 
 
-def _give_up(each: Move) -> None:
-    if each.value is each.array and not each.array.is_deleted():
-        each.array.delete()
+def _give_up(moves: Sequence[Move], kept: set[int]) -> None:
+    """Delete what moved. To donate what fits no result would only warn; tied arrays may stay."""
+    for value, array, _ in moves:
+        if value is array and id(array) not in kept and not array.is_deleted():
+            array.delete()
 
 
 def row_of(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
