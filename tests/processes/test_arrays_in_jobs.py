@@ -61,6 +61,7 @@ for layout in layouts:
     assert holds(shoal.put(jax.device_put(value, jax.local_devices()[3]), layout), value, layout)
 keys = jax.random.split(jax.random.key(3), 16)
 placed = shoal.put(keys, Layout(mesh, "data"))
+assert shoal.layout_of(placed) == Layout(mesh, "data")
 holds(jax.random.key_data(placed), np.asarray(jax.random.key_data(keys)), rows)
 assert holds(shoal.put(value, Layout(first, "x", None)), value, Layout(first, "x", None)) == (
     4 if index == 0 else 0)
@@ -92,6 +93,10 @@ for layout in [whole, columns, Layout(mixed, None, "rows"), Layout(mixed, "rows"
     moved = shoal.relayout({"a": array, "b": [array]}, layout)
     assert holds(moved["a"], value, layout) == holds(moved["b"][0], value, layout) == 4
     holds(shoal.relayout(moved["a"], rows, donate=True), value, rows)
+turned = shoal.relayout(placed, Layout(mixed, "rows"))  # keys, to another order of the devices
+assert shoal.layout_of(turned) == Layout(mixed, "rows")
+holds(jax.random.key_data(turned), np.asarray(jax.random.key_data(keys)),
+      Layout(mixed, "rows", None))
 slope = jax.grad(lambda x: (shoal.relayout(x, columns) ** 2).sum())(array)
 holds(slope, 2 * value, rows)
 # between different devices of one process; the other holds nothing before and after

@@ -8,8 +8,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
+
+from shoal.arrays.host_values import is_key
 
 __all__ = ["Move", "move", "relabelled", "row_of"]
 
@@ -55,8 +56,7 @@ def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
         results = _run([moves[number] for number in numbers], uses)
         for number, array in zip(numbers, results, strict=True):
             moved[number] = array
-    values, targets = [moves[n].value for n in others], [moves[n].target for n in others]
-    for number, array in zip(others, jax.device_put(values, targets), strict=True):
+    for number, array in zip(others, _put([moves[n] for n in others]), strict=True):
         moved[number] = _unshared(array, moves[number].array)
     if donate:
         _give_up(asked, {id(array) for array in kept})
@@ -88,13 +88,28 @@ def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
     return _program(sources, targets, fits)(*[each.value for each in moves])
 
 
+def _put(moves: Sequence[Move]) -> list[jax.Array]:
+    """Move arrays between rows of devices."""
+    spread = [is_key(m.array) and not m.target.is_fully_addressable for m in moves]
+    # Between processes `jax.device_put` knows no keys. Their data has one dim more, and is whole.
+    values = [
+        jax.random.key_data(m.array) if bits else m.value
+        for m, bits in zip(moves, spread, strict=True)
+    ]
+    arrays = jax.device_put(values, [m.target for m in moves])
+    return [
+        jax.random.wrap_key_data(a, impl=jax.random.key_impl(m.array)) if bits else a
+        for a, m, bits in zip(arrays, moves, spread, strict=True)
+    ]
+
+
 def _unshared(array: jax.Array, source: jax.Array) -> jax.Array:
     """Copy the buffers that an array shares with its source: to donate one would delete both.
 
     JAX shares the buffer of a device that holds the same shard before and after, whatever
     `may_alias` says (jax 0.10 to 0.12).
     """
-    if isinstance(array, jax.core.Tracer) or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if isinstance(array, jax.core.Tracer) or is_key(array):
         return array
     held = {shard.data.unsafe_buffer_pointer() for shard in source.addressable_shards}
     own = [shard.data for shard in array.addressable_shards]
