@@ -157,3 +157,12 @@ def test_deleted_arguments_are_named():
     gone.delete()
     with pytest.raises(UsageError, match=r"args\[0\]: was deleted"):
         create(lambda x: x, gone, layouts=Layout(MESH, "data"))
+
+
+@pytest.mark.parametrize("ids", [range(7, -1, -1), [6, 1]])
+def test_the_mesh_of_jax_set_mesh_does_not_matter(ids):
+    own, key = Mesh({"x": len(ids)}, ids), jax.random.key(0)
+    with jax.set_mesh(sharding(Layout(MESH)).mesh):
+        made = create(lambda k: jax.random.bits(k, (8,)), key, layouts=Layout(own, "x"))
+    assert layout_of(made) == Layout(own, "x")
+    np.testing.assert_array_equal(made, jax.random.bits(key, (8,)))

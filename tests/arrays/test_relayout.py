@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arrays.grids import grids
+from shoal.arrays.devices import jax_mesh
 from shoal.arrays.pack import pack
 from shoal.arrays.put import put
 from shoal.arrays.relayout import relayout
@@ -176,3 +177,14 @@ def test_donated_terms_of_a_sum_are_gone():
         whole = relayout(terms, target, donate=True)
         assert terms.is_deleted()
         assert np.asarray(whole).tolist() == [1, 1, 5, 5, 9, 9, 13, 13]
+
+
+@pytest.mark.parametrize("ids", [range(7, -1, -1), [6, 1]])
+def test_the_mesh_of_jax_set_mesh_does_not_matter(ids):
+    own = Mesh({"x": len(ids)}, ids)
+    with jax.set_mesh(jax_mesh(MESH)):
+        array = put(np.ones((8, 8), np.float32), Layout(own, "x", None))
+        moved = relayout(array, Layout(own, None, "x"))
+        assert jax.sharding.get_mesh() is jax_mesh(MESH)
+    assert layout_of(moved) == Layout(own, None, "x")
+    np.testing.assert_array_equal(moved, 1)

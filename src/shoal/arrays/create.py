@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
-from shoal.arrays.move import row_of
+from shoal.arrays.move import on_row, row_of
 from shoal.arrays.put import dtype_offences, place, strong
 from shoal.arrays.sharding import sharding
 from shoal.colour import collective
@@ -76,7 +76,8 @@ def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:
     mesh = _one_mesh(leaves)
     raise_all("create", _apart(args, targets[0]))
     program = jax.jit(init, out_shardings=jax.tree.unflatten(treedef, targets))
-    return program(*_on_mesh(args, mesh))
+    with on_row(row_of(targets[0])):
+        return program(*_on_mesh(args, mesh))
 
 
 def _one_mesh(leaves: list[Leaf]) -> Mesh:

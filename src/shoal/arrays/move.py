@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shoal.arrays.host_values import is_key
 
-__all__ = ["Move", "move", "relabelled", "row_of"]
+__all__ = ["Move", "move", "on_row", "relabelled", "row_of"]
 
 
 class Move(NamedTuple):
@@ -85,7 +86,8 @@ def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
         if uses.get(id(array)) == 1
         and array.sharding.shard_shape(array.shape) == target.shard_shape(array.shape)
     )
-    return _program(sources, targets, fits)(*[each.value for each in moves])
+    with on_row(row_of(targets[0])):
+        return _program(sources, targets, fits)(*[each.value for each in moves])
 
 
 def _put(moves: Sequence[Move]) -> list[jax.Array]:
@@ -128,6 +130,20 @@ def _give_up(moves: Sequence[Move], kept: set[int]) -> None:
     for value, array, _ in moves:
         if value is array and id(array) not in kept and not array.is_deleted():
             array.delete()
+
+
+def on_row(row: tuple[jax.Device, ...]) -> AbstractContextManager[Any]:
+    """Leave a `jax.set_mesh` of other devices: programs under it may run on its devices only.
+
+    While JAX traces (under `grad`) it lets nobody leave.
+    """
+    try:
+        here = jax.sharding.get_mesh()
+    except ValueError:
+        return nullcontext()
+    if here.empty or tuple(here.devices.flat) == row:
+        return nullcontext()
+    return jax.set_mesh(None)
 
 
 def row_of(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
