@@ -93,9 +93,27 @@ def test_a_progress_bar_in_a_file_leaves_a_line_now_and_then():
 
 
 def test_an_unfinished_line_without_progress_waits_in_a_file():
-    voice = Voice(a_pipe(), b"p0| ", Memory())
+    outlet, log = a_pipe(), Memory()
+    voice = Voice(outlet, b"p0| ", log)
     voice.hear(b"loading", 100.0)
-    assert voice.due_s is None
+    assert (voice.due_s, log.data) == (105.0, b"")
+    voice.show_unfinished()
+    assert (voice.due_s, log.data, bytes(outlet.waiting)) == (None, b"loading", b"")
+    voice.hear(b" done\n", 106.0)
+    assert (voice.due_s, log.data) == (None, b"loading done\n")
+    assert bytes(outlet.waiting) == b"p0| loading done\n"
+
+
+@pytest.mark.parametrize("outlet", [a_pipe(), None])
+def test_two_streams_do_not_mix_within_a_line_of_the_log(outlet):
+    log = Memory()
+    words, errors = Voice(outlet, b"", log), Voice(outlet, b"", log)
+    for piece in (b"a", b" ", b"1", b"\nb"):
+        words.hear(piece, 1.0)
+        errors.hear(b"x" + piece, 1.0)
+    words.close()
+    errors.close()
+    assert log.data == b"a 1\nxax x1x\nbb"
 
 
 def test_a_terminal_redraws_in_place_until_another_speaks(terminal):
@@ -142,6 +160,7 @@ def test_who_is_not_shown_is_still_logged_and_remembered():
     voice = Voice(None, b"", log)
     voice.hear(b"Traceback (most", 1.0)
     voice.hear(b" recent call last):\n", 2.0)
+    assert voice.due_s is None
     assert log.data == voice.tail == b"Traceback (most recent call last):\n"
     assert voice.traceback_s == 2.0
 

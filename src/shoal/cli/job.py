@@ -82,6 +82,7 @@ class Job:
             self._flush()
         except _LauncherDiedError:
             self._kill()
+            self._loop.silence()
             return 128 + signal.SIGKILL
         return code
 

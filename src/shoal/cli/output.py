@@ -19,7 +19,7 @@ _LINE_BYTES = 65536  # a longer line is shown in pieces
 _TAIL_BYTES = 32768
 _TRACEBACK = b"Traceback (most recent call last)"
 _TERMINAL_PAUSE_S = 0.1  # an unfinished line (a prompt, a progress bar) is shown after so long
-_FILE_PAUSE_S = 5.0  # in a file or pipe, a progress bar leaves one line in so long
+_FILE_PAUSE_S = 5.0  # in a file or pipe, a progress bar leaves one line in so long; in a log, all
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # red is for errors
 # gloo says so to stdout for every new group of devices, and has no switch: kept in the logs only
 _NOTICE = re.compile(
@@ -85,7 +85,7 @@ class Outlet:
 
 
 class Log:
-    """One process's file: both of its streams, as they came. A full disk does not stop the job."""
+    """One process's file: both of its streams, byte for byte. A full disk does not stop the job."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -109,7 +109,8 @@ class Voice:
     """One stream of one process, cut into lines.
 
     A carriage return goes back to the start of its line: of `10%\\r20%\\r` only `20%` is shown. On
-    a terminal it is redrawn in place, as long as nobody else speaks.
+    a terminal it is redrawn in place, as long as nobody else speaks. The log gets whole lines: an
+    unbuffered `print("a", 1)` writes four times, and the other stream would come between.
 
     Args:
       outlet: where it is shown; None: nowhere.
@@ -119,53 +120,68 @@ class Voice:
     def __init__(self, outlet: Outlet | None, prefix: bytes, log: Log) -> None:
         self.tail = b""  # the last that was said, for the report of a failure
         self.traceback_s: float | None = None  # when the last traceback began
-        self.due_s: float | None = None  # when the unfinished line is to be shown, if one is
+        self.due_s: float | None = None  # when the unfinished line is to be dealt with
         self._outlet, self._prefix, self._log = outlet, prefix, log
+        self._unlogged = b""  # of the unfinished line
         self._rest = b""  # the unfinished line
         self._shown = b""  # how much of it is shown
         self._redraws = False  # it is a progress bar
 
     def hear(self, data: bytes, now_s: float) -> None:
-        """Take bytes: log them, show the lines that they complete."""
-        self._log.write(data)
+        """Take bytes: log and show the lines that they complete."""
+        lines, newline, self._unlogged = (self._unlogged + data).rpartition(b"\n")
+        self._log.write(lines + newline)
+        if len(self._unlogged) > _LINE_BYTES:
+            self._log_unfinished()
         self.tail = (self.tail + data)[-_TAIL_BYTES:]
         if _TRACEBACK in self.tail[-len(data) - len(_TRACEBACK) + 1 :]:
             self.traceback_s = now_s
-        if self._outlet is None:
-            return
+        if self._outlet is not None:
+            self._show_lines(self._outlet, data)
+        if not self._rest and not self._unlogged:
+            self.due_s = None
+        elif self.due_s is None:
+            at_once = self._outlet is not None and self._outlet.terminal
+            self.due_s = now_s + (_TERMINAL_PAUSE_S if at_once else _FILE_PAUSE_S)
+
+    def _show_lines(self, outlet: Outlet, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._finish(self._outlet, line)
+            self._finish(outlet, line)
         self._redraws = self._redraws or b"\r" in self._rest
         if self._redraws:
             self._rest = self._rest[self._rest.rstrip(b"\r").rfind(b"\r") + 1 :]
         while len(self._rest) > _LINE_BYTES:
             cut = _cut_between_characters(self._rest, _LINE_BYTES)
-            self._finish(self._outlet, self._rest[:cut])
+            self._finish(outlet, self._rest[:cut])
             self._rest = self._rest[cut:]
-        if not self._rest:
-            self.due_s = None
-        elif self.due_s is None and (self._redraws or self._outlet.terminal):
-            self.due_s = now_s + (_TERMINAL_PAUSE_S if self._outlet.terminal else _FILE_PAUSE_S)
 
     def show_unfinished(self) -> None:
-        """Show the line that is not finished yet."""
+        """Log the line that is not finished yet, and show it; in a file, only a progress bar."""
         self.due_s = None
+        self._log_unfinished()
         text = _visible(self._rest)
         if self._outlet is None or not text or text == self._shown:
             return
         if self._outlet.terminal:
             self._draw(self._outlet, text)
             self._outlet.open_by = self
-        else:
+        elif self._redraws:
             self._outlet.put(self._prefix + text + b"\n")
+        else:
+            return
         self._shown = text
 
     def close(self) -> None:
-        """Show what is left as a line."""
+        """Log what is left, and show it as a line."""
+        self._log_unfinished()
         if self._rest and self._outlet is not None:
             self._finish(self._outlet, self._rest)
         self._rest, self.due_s = b"", None
+
+    def _log_unfinished(self) -> None:
+        self._log.write(self._unlogged)
+        self._unlogged = b""
 
     def _finish(self, outlet: Outlet, line: bytes) -> None:
         text = _visible(line)
