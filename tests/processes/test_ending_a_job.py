@@ -54,6 +54,33 @@ barrier("never")
     assert job.leaves_no_orphan()
 
 
+def test_a_code_that_python_shows_to_nobody_is_not_turned_into_success(job):
+    script = (
+        IN_FLIGHT
+        + """
+barrier("ready")
+if index == 1:
+    say("ready")
+    while True:
+        total(array).block_until_ready()
+pending = [total(array)]
+try:
+    barrier("never")
+except ProcessLostError:
+    raise SystemExit(3)
+"""
+    )
+    job.start(0, 2, script)
+    victim = job.start(1, 2, script)
+    line(victim, "ready")
+    victim.kill()
+    survivor, _ = job.wait()
+    # 71 if the sum can neither end nor fail: then no teardown, in which Python would keep the 3.
+    assert survivor.code in (3, 71), survivor
+    assert ("without JAX's teardown" in survivor.err) == (survivor.code == 71), survivor
+    assert job.leaves_no_orphan()
+
+
 def test_an_error_of_the_runtime_is_explained(job):
     script = IN_FLIGHT.replace("timeout_s=30", "timeout_s=30, virtual_devices=1") + (
         "barrier('ready')\nsay('ready')\nwhile True:\n    total(array).block_until_ready()\n"
@@ -142,6 +169,27 @@ def test_a_program_that_handles_the_loss_ends_well(job, said):
     survivor, _ = job.run(2, script)
     assert (survivor.code, survivor.err) == (0, ""), survivor
     assert said(survivor).splitlines() == ["saved what I have; lost 1"]
+    assert job.leaves_no_orphan()
+
+
+def test_the_loss_of_a_process_ends_an_attached_job_too(job, said):
+    script = """
+    import jax
+    jax.distributed.initialize(address, count, index)
+    process.initialize(timeout_s=30)
+    barrier("ready")
+    if index == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        barrier("after")
+    except ProcessLostError as error:
+        say("lost", *error.lost)
+    """
+    survivor, _ = job.run(2, script)
+    assert survivor.code == 71, survivor
+    assert said(survivor) == "lost 1"
+    assert "without JAX's teardown" in survivor.err
+    assert survivor.ended_s < 30
     assert job.leaves_no_orphan()
 
 

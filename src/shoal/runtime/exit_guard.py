@@ -63,6 +63,7 @@ class ExitGuard:
         self._coordinator: Coordinator | None = None
         self._is_idle: Callable[[], bool] = lambda: True
         self._leave: Callable[[], None] = lambda: None
+        self._parts_together = False
         self._code: int | None = None  # of the uncaught exception
         self._asked_code = 0  # of the last sys.exit()
         self._limit: tuple[float, int] | None = None  # when the thread ends us, with which code
@@ -75,15 +76,22 @@ class ExitGuard:
         self._exit, sys.exit = sys.exit, self._on_sys_exit
 
     def watch(
-        self, coordinator: Coordinator, *, is_idle: Callable[[], bool], leave: Callable[[], None]
+        self,
+        coordinator: Coordinator,
+        *,
+        is_idle: Callable[[], bool],
+        leave: Callable[[], None],
+        parts_together: bool,
     ) -> None:
         """From now on tell `coordinator`; `leave` is how this process parts when all is well.
 
-        `is_idle` says whether its devices have finished what they were given.
+        `is_idle` says whether its devices have finished what they were given; `parts_together`
+        whether JAX's teardown waits for all processes even then, as in a job that JAX joined.
 
         Must be called after JAX was imported: exit handlers run in the reverse order.
         """
         self._coordinator, self._is_idle, self._leave = coordinator, is_idle, leave
+        self._parts_together = parts_together
         self._wake = wake = threading.Event()
         atexit.register(self._on_exit)
         # Started now, for an interpreter that ends starts no threads (since Python 3.12).
@@ -143,11 +151,15 @@ class ExitGuard:
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.tell("failed", f"it ended by sys.exit({self._asked_code})")
         # Only now can a teardown hang; else Python's own end keeps its exit code, which is not
-        # known here for certain: a program may have caught the SystemExit.
-        if not self._is_idle() and (self._asked_code or gone_members(coordinator)):
+        # known here for certain: a program may have caught the SystemExit, or raised one itself.
+        is_idle = self._is_idle()
+        gone = gone_members(coordinator) if self._parts_together or not is_idle else {}
+        if gone or (self._asked_code and not is_idle):
+            code = self._asked_code & 0xFF or _report_cut(coordinator)
+            _flush()  # before the services may end, for JAX's client aborts when they do
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.close()
-            _end(self._asked_code & 0xFF)
+            os._exit(code)
         self._is_leaving = True
         self._wake.set()
         self._leave()
@@ -209,11 +221,25 @@ def _report_stuck(coordinator: Coordinator) -> None:
     )
 
 
+def _report_cut(coordinator: Coordinator) -> int:
+    """Say why the end is not Python's own; return the exit code."""
+    print(
+        f"shoal: process {coordinator.process} of {coordinator.num_processes} ends without JAX's "
+        "teardown, which would wait for a process that is gone",
+        file=sys.stderr,
+    )
+    return ProcessLostError.exit_code
+
+
 def _end(code: int) -> NoReturn:
     """Flush what Python buffers, and end without any teardown."""
+    _flush()
+    os._exit(code)
+
+
+def _flush() -> None:
     with contextlib.suppress(Exception):
         logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(code)

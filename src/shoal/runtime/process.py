@@ -121,7 +121,7 @@ def _enter(arguments: Arguments, deadline: float, guard: ExitGuard) -> None:
         raise
     _RECORD.pid, _RECORD.joined, _RECORD.is_attached = os.getpid(), joined, is_attached
     if cluster.num_processes > 1:
-        guard.watch(joined, is_idle=jax_runtime.is_idle, leave=_part)
+        guard.watch(joined, is_idle=jax_runtime.is_idle, leave=_part, parts_together=is_attached)
 
 
 @collective()
