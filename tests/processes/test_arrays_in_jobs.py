@@ -191,7 +191,7 @@ print("RESULT", json.dumps(added))
 def results(job, count, script):
     ended = job.run(count, JOIN + script)
     for one in ended:
-        assert one.code == 0, one.err
+        assert one.code == 0, "\n".join(each.err for each in ended)
     marked = [line for one in ended for line in one.out.splitlines() if line.startswith("RESULT ")]
     assert len(marked) == count
     return [json.loads(line.removeprefix("RESULT ")) for line in marked]

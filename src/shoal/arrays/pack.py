@@ -13,7 +13,7 @@ from shoal.arrays.host_values import as_numpy, deleted, native
 from shoal.arrays.layouts import Layouts, Leaf, leaf_layouts, shown
 from shoal.arrays.put import dtype_offences
 from shoal.arrays.sharding import layout_of_sharding, sharding
-from shoal.arrays.upload import upload
+from shoal.arrays.upload import refuse_inside_jit, upload
 from shoal.colour import local, logically_collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout
@@ -67,6 +67,7 @@ def pack(pieces: Sequence[Any], layouts: Layouts, *, like: Any = None) -> Any:
     for leaf, column in zip(leaves, columns if len(leaves) == len(columns) else [], strict=False):
         offences += _offences(leaf, column)
     raise_all("pack", offences)
+    refuse_inside_jit()
     packed = [_pack(leaf, column) for leaf, column in zip(leaves, columns, strict=True)]
     return jax.tree.unflatten(treedef, packed)
 
@@ -221,7 +222,9 @@ def _same_bits(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
 def _pack(leaf: Leaf, column: Sequence[Any]) -> jax.Array:
     devices = [device for _, device in _positions(leaf.layout)]
     host = {n: native(as_numpy(v)) for n, v in enumerate(column) if not isinstance(v, jax.Array)}
-    buffers = dict(zip(host, upload([*host.values()], [devices[n] for n in host]), strict=True))
+    uploaded = upload([*host.values()], [devices[n] for n in host])
+    jax.block_until_ready(uploaded)  # a transfer under way still reads the host array
+    buffers = dict(zip(host, uploaded, strict=True))
     moved = [n for n in range(len(column)) if n not in host]
     placed = jax.device_put([column[n] for n in moved], [devices[n] for n in moved])
     buffers |= dict(zip(moved, placed, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +19,7 @@ from shoal.arrays.layouts import (
 )
 from shoal.arrays.move import Move, move, relabelled
 from shoal.arrays.sharding import sharding
-from shoal.arrays.upload import upload
+from shoal.arrays.upload import refuse_inside_jit, spread
 from shoal.colour import logically_collective
 from shoal.errors import raise_all
 from shoal.plan.layout import Layout
@@ -94,43 +94,27 @@ def dtype_offences(named: Iterable[tuple[str, Any]]) -> list[str]:
     return offences + narrow
 
 
-class _Cut(NamedTuple):
-    """The pieces of one host array for this process's devices."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    target: NamedSharding
-    views: list[np.ndarray[Any, Any]]
-    devices: list[jax.Device]
-
-
 def place(leaves: list[Leaf]) -> list[jax.Array]:
-    """Put leaves that are known to be right; one batch of transfers for all of them."""
-    placed: list[jax.Array | None] = []
-    cuts: dict[int, _Cut] = {}
-    for number, leaf in enumerate(leaves):
-        target = sharding(leaf.layout)
-        placed.append(_already(leaf.value, target))
-        if placed[number] is None:
-            value, layout = leaf.value, leaf.layout
-            if is_key(value):
-                value = np.asarray(jax.random.key_data(value))
-                extra = value.ndim - layout.rank
-                target = sharding(Layout(layout.mesh, *layout.dims, *[None] * extra))
-            cuts[number] = _cut(as_numpy(value), target)
-    pieces = [view for cut in cuts.values() for view in cut.views]
-    devices = [device for cut in cuts.values() for device in cut.devices]
-    buffers = iter(upload(pieces, devices))
-    for number, cut in cuts.items():
-        own = [next(buffers) for _ in cut.devices]
-        array = jax.make_array_from_single_device_arrays(
-            cut.shape, cut.target, own, dtype=cut.dtype
-        )
-        value = leaves[number].value
-        if is_key(value):
-            array = jax.random.wrap_key_data(array, impl=jax.random.key_impl(value))
-        placed[number] = array
+    """Put leaves that are known to be right. When it returns, host values may be changed."""
+    placed = [_already(leaf.value, sharding(leaf.layout)) for leaf in leaves]
+    from_host = [number for number, array in enumerate(placed) if array is None]
+    if from_host:
+        refuse_inside_jit()
+    for number in from_host:
+        placed[number] = _from_host(leaves[number])
+    # a transfer under way still reads the host array
+    jax.block_until_ready([placed[number] for number in from_host])
     return placed
+
+
+def _from_host(leaf: Leaf) -> jax.Array:
+    value, layout = leaf.value, leaf.layout
+    if not is_key(value):
+        return spread(as_numpy(value), sharding(layout), native)
+    words = np.asarray(jax.random.key_data(value))
+    whole = [None] * (words.ndim - layout.rank)
+    array = spread(words, sharding(Layout(layout.mesh, *layout.dims, *whole)), native)
+    return jax.random.wrap_key_data(array, impl=jax.random.key_impl(value))
 
 
 def strong(value: Any) -> Any:
@@ -165,16 +149,3 @@ def _already(value: Any, target: NamedSharding) -> jax.Array | None:
         value = strong(value)
         return move([Move(value, value, target)])[0]
     return None
-
-
-def _cut(value: np.ndarray[Any, Any], target: NamedSharding) -> _Cut:
-    """Cut what this process's devices hold; devices with equal regions share one view."""
-    views: dict[tuple[tuple[int | None, int | None], ...], np.ndarray[Any, Any]] = {}
-    cut = _Cut(value.shape, value.dtype.newbyteorder("="), target, [], [])
-    for device, index in target.addressable_devices_indices_map(value.shape).items():
-        box = tuple((piece.start, piece.stop) for piece in index)
-        if box not in views:
-            views[box] = native(value[(*index, ...)])  # the ellipsis keeps a scalar an array
-        cut.views.append(views[box])
-        cut.devices.append(device)
-    return cut

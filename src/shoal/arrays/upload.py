@@ -1,36 +1,65 @@
-"""Host arrays → buffers of devices that nothing else can change."""
+"""Host arrays → buffers of devices that nothing else can change.
+
+On CPU, JAX takes the memory of a host array that begins at a multiple of 64 bytes for its own,
+whatever `may_alias` says (jax 0.10 to 0.12): a later change of the host array changes the result,
+and donation frees nothing. Such memory is never left shared. A small array is first moved to an
+odd address, from which JAX copies. A large one is shared for a moment and then copied on the
+device, so that nothing is held twice: the buffer that shared memory had none of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from shoal.errors import UsageError
 
-__all__ = ["upload"]
+__all__ = ["refuse_inside_jit", "spread", "upload"]
+
+HostArray = np.ndarray[Any, Any]
+
+_SHARED_AT = 64
+_SMALL_BYTES = 1 << 16
 
 
-def upload(views: Sequence[np.ndarray[Any, Any]], devices: Sequence[jax.Device]) -> list[jax.Array]:
-    """Return each host array on its device. When it returns, the host arrays may be changed.
-
-    On CPU, JAX takes the memory of an aligned host array for its own, whatever `may_alias` says
-    (jax 0.10 to 0.12), so that a later change of the host array changes the result. Such buffers
-    are copied once, and nothing is held twice: the buffer that shared memory had none of its own.
-
-    Raises:
-      UsageError: inside `jit`.
-    """
-    if not views:
-        return []
-    buffers = jax.device_put(list(views), list(devices))
-    if isinstance(buffers[0], jax.core.Tracer):
+def refuse_inside_jit() -> None:
+    """Raise a UsageError while a function is traced."""
+    if isinstance(jax.device_put(np.int8(0)), jax.core.Tracer):
         raise UsageError(
             "put, pack: inside jit no value is on a device yet; place host values outside, and "
             "pass them in; constrain pins a value inside"
         )
+
+
+def spread(value: HostArray, target: NamedSharding, native: Callable[[Any], Any]) -> jax.Array:
+    """Return a host array as a sharded one. Wait for it before the host array is changed.
+
+    Each distinct box is cut once, and put by `native` into the machine's byte order.
+    """
+    boxes = target.addressable_devices_indices_map(value.shape)
+    views: dict[tuple[Any, ...], HostArray] = {}
+    for index in boxes.values():
+        if _box(index) not in views:
+            views[_box(index)] = native(value[(*index, ...)])  # the dots keep a scalar an array
+    dtype = value.dtype.newbyteorder("=")
+    on_cpu = any(device.platform == "cpu" for device in boxes)
+    if on_cpu:
+        views = {box: _unshared(view) for box, view in views.items()}
+    if not boxes or (on_cpu and any(_would_be_shared(view) for view in views.values())):
+        buffers = upload([views[_box(index)] for index in boxes.values()], [*boxes])
+        return jax.make_array_from_single_device_arrays(value.shape, target, buffers, dtype=dtype)
+    return jax.make_array_from_callback(
+        value.shape, target, lambda index: views[_box(index)], dtype=dtype
+    )
+
+
+def upload(views: Sequence[HostArray], devices: Sequence[jax.Device]) -> list[jax.Array]:
+    """Return each host array on its device. Wait for them before the host arrays are changed."""
+    buffers: list[jax.Array] = jax.device_put(list(views), list(devices))
     shared = [
         place
         for place, (view, buffer) in enumerate(zip(views, buffers, strict=True))
@@ -43,5 +72,24 @@ def upload(views: Sequence[np.ndarray[Any, Any]], devices: Sequence[jax.Device])
     )
     for place, copy in zip(shared, copies, strict=True):
         buffers[place] = copy
-    jax.block_until_ready(buffers)  # a transfer under way still reads the host array
     return buffers
+
+
+def _box(index: tuple[slice, ...]) -> tuple[Any, ...]:
+    """A slice can be no key of a dict before Python 3.12."""
+    return tuple((piece.start, piece.stop) for piece in index)
+
+
+def _would_be_shared(view: HostArray) -> bool:
+    return view.flags.c_contiguous and view.size > 0 and view.ctypes.data % _SHARED_AT == 0
+
+
+def _unshared(view: HostArray) -> HostArray:
+    """Return a small array that JAX must copy: itself, or a copy at an odd address."""
+    if view.nbytes > _SMALL_BYTES or not _would_be_shared(view):
+        return view
+    memory = np.empty(view.nbytes + 1, np.uint8)
+    odd = memory[1 - memory.ctypes.data % 2 :][: view.nbytes]
+    moved = odd.view(view.dtype).reshape(view.shape)
+    moved[...] = view
+    return moved
