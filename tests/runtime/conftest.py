@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -165,3 +166,24 @@ def make_job(request, meeting_places):
     for job in made:
         for coordinator in job.coordinators:
             coordinator.close()
+
+
+class Watcher(logging.Handler):
+    """Collects log records, and wakes who waits for one."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+        self.has_line = threading.Event()
+
+    def emit(self, record):
+        self.lines.append((record.levelname, record.getMessage()))
+        self.has_line.set()
+
+
+@pytest.fixture
+def shoal_log():
+    watcher = Watcher()
+    logging.getLogger("shoal").addHandler(watcher)
+    yield watcher
+    logging.getLogger("shoal").removeHandler(watcher)

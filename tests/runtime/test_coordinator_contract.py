@@ -1,7 +1,5 @@
 """What every coordinator promises: one suite, run over threads and over a real meeting place."""
 
-import logging
-import threading
 import time
 
 import pytest
@@ -229,27 +227,6 @@ def test_what_can_be_told_is_checked(make_job):
     job = make_job(1)
     with pytest.raises(UsageError, match="'failed' and 'doing'"):
         job.coordinators[0].tell("failled", "x")
-
-
-class Watcher(logging.Handler):
-    """Collects log records, and wakes who waits for one."""
-
-    def __init__(self):
-        super().__init__()
-        self.lines = []
-        self.has_line = threading.Event()
-
-    def emit(self, record):
-        self.lines.append((record.levelname, record.getMessage()))
-        self.has_line.set()
-
-
-@pytest.fixture
-def shoal_log():
-    watcher = Watcher()
-    logging.getLogger("shoal").addHandler(watcher)
-    yield watcher
-    logging.getLogger("shoal").removeHandler(watcher)
 
 
 def test_a_long_wait_is_logged_once_and_then_succeeds(make_job, shoal_log):

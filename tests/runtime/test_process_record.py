@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -122,3 +123,14 @@ def test_how_accelerators_are_counted(monkeypatch, tmp_path):
     absent = kind._replace(plugins=("no_such_plugin",))
     monkeypatch.setattr(jax_runtime, "_ACCELERATORS", (absent,))
     assert jax_runtime.count_accelerators({}) == 0
+
+
+def test_threads_of_the_cpu_client(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    assert jax_runtime.cpu_threads(4, {}) == {"PJRT_NPROC": "8"}
+    assert jax_runtime.cpu_threads(2, {}) == jax_runtime.cpu_threads(-1, {}) == {}
+    assert jax_runtime.cpu_threads(4, {"PJRT_NPROC": "5"}) == {}  # yours stands
+    flag = "--xla_force_host_platform_device_count"
+    assert jax_runtime.chosen_devices({"XLA_FLAGS": f"-a {flag}=2 {flag}=3"}) == 3
+    assert jax_runtime.chosen_devices({"JAX_NUM_CPU_DEVICES": "5", "XLA_FLAGS": f"{flag}=3"}) == 5
+    assert jax_runtime.chosen_devices({"XLA_FLAGS": "-a"}) == -1

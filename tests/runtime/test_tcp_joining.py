@@ -213,3 +213,29 @@ def test_a_member_that_breaks_the_protocol_is_lost_alone(fresh_place, come):
     second._life.send(pack_frame({"do": "nonsense"}), float("inf"))
     with pytest.raises(ProcessLostError, match="unknown verb 'nonsense'"):
         first.arrive(Point("x"), timeout_s=20)
+
+
+def test_a_long_wait_for_others_is_logged_once(fresh_place, come, run_all, shoal_log):
+    address = fresh_place(3)
+    early = {"process": 1, "host": "early", "warn_after_s": 0.05}
+
+    def come_later():
+        assert shoal_log.has_line.wait(60)
+        return come(address, 3, {"process": 0}, {"process": 2})
+
+    (first,), others = run_all(lambda: come(address, 3, early), come_later)
+    assert [c.process for c in (first, *others)] == [1, 0, 2]
+    assert shoal_log.lines == [
+        ("WARNING", "process 1 of 3 (early) has waited 0 s to join the job: "
+         "processes 0, 2 did not come yet")
+    ]  # fmt: skip
+
+
+def test_a_long_wait_for_a_meeting_place_is_logged(shoal_log):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = address_text(*taken.getsockname()[:2])
+    with pytest.raises(InitializeError, match="nobody listens there"):
+        join(address, process=0, num_processes=2, timeout_s=0.5, warn_after_s=0.05)
+    [(level, line)] = shoal_log.lines
+    assert level == "WARNING"
+    assert line.endswith(f"to join the job: {address}: nobody listens there")

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.runtime.jax_runtime import cpu_threads
+from shoal.runtime.jax_runtime import chosen_devices, cpu_threads
 
 __all__ = ["Addresses", "free_port", "variables"]
 
@@ -68,9 +68,9 @@ def variables(
             "SHOAL_VIRTUAL_DEVICES": str(devices),
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(devices),
-            **cpu_threads(devices, outer),
         }
-    return env | ours
+    env |= ours
+    return env | cpu_threads(chosen_devices(env), env)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

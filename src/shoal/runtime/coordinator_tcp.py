@@ -81,8 +81,8 @@ def join(
     card = Card(
         process, num_processes, host or socket.gethostname(), token, versions, jax_service or ""
     )
-    channel, welcome = say_hello(address, card, timeout_s)
     warn_after_s = warn_after_s or settings.seconds("SHOAL_WARN_AFTER_S")
+    channel, welcome = say_hello(address, card, timeout_s, warn_after_s)
     return TcpCoordinator(address, process, token, channel, welcome, warn_after_s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import time
@@ -14,9 +15,11 @@ from shoal.runtime.channel import Channel, connect
 from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES
 from shoal.runtime.frames import Frame, FrameError, pack_frame, split_address, text_field
 from shoal.runtime.joining import PROTOCOL
+from shoal.runtime.verdicts import listed
 
 __all__ = ["Card", "Welcome", "say_hello"]
 
+_LOG = logging.getLogger("shoal")
 _MARGIN_S = 1.0  # how much later than the deadline the meeting place may answer
 _FIRST_PAUSE_S = 0.02  # between two knocks at a meeting place that does not listen yet
 _LAST_PAUSE_S = 0.5
@@ -46,7 +49,9 @@ class Card(NamedTuple):
         return f"process {self.process} of {self.processes} ({self.host})"
 
 
-def say_hello(address: str, card: Card, timeout_s: float) -> tuple[Channel, Welcome]:
+def say_hello(
+    address: str, card: Card, timeout_s: float, warn_after_s: float
+) -> tuple[Channel, Welcome]:
     """Connect, say HELLO, wait for all others. See `coordinator_tcp.join`."""
     asked = f"{card}: cannot join the job at {address}"
     if card.process < 0 or card.processes < 1 or not timeout_s > 0:
@@ -59,7 +64,8 @@ def say_hello(address: str, card: Card, timeout_s: float) -> tuple[Channel, Welc
     max_body_bytes = card.processes * (MAX_PAYLOAD_BYTES + 4) + (64 << 20)
     incarnation = os.urandom(8).hex()
     try:
-        channel, frame = _knock(address, card, incarnation, limit, max_body_bytes)
+        waiting = _Waiting(address, card, time.monotonic(), limit, warn_after_s)
+        channel, frame = _knock(waiting, incarnation, max_body_bytes)
     except TimeoutError:
         told = f"it accepted the connection, but did not answer within {timeout_s:g} s"
     except _Absent as error:
@@ -75,35 +81,52 @@ class _Absent(Exception):
     """No meeting place that takes a HELLO of this job was there by the deadline."""
 
 
-def _knock(
-    address: str, card: Card, incarnation: str, limit: float, max_body_bytes: int
-) -> tuple[Channel, Frame]:
+class _Waiting:
+    """One wait for all others: until when, and the one line about it once it is long."""
+
+    def __init__(
+        self, address: str, card: Card, began: float, limit: float, warn_after_s: float
+    ) -> None:
+        self.address, self.card, self.limit = address, card, limit
+        self.warn_at = began + warn_after_s  # inf once it is said
+        self._began = began
+
+    def warn(self, reason: str) -> None:
+        waited_s = time.monotonic() - self._began
+        _LOG.warning("%s has waited %.0f s to join the job: %s", self.card, waited_s, reason)
+        self.warn_at = math.inf
+
+
+def _knock(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tuple[Channel, Frame]:
     """Say HELLO again and again until the deadline: the meeting place may start later than we,
     and that of an earlier job at the same address may be about to end."""
-    pause_s = _FIRST_PAUSE_S
+    pause_s, limit = _FIRST_PAUSE_S, waiting.limit
     while True:
         try:
-            channel = connect(split_address(address), limit, max_body_bytes=max_body_bytes)
+            address = split_address(waiting.address)
+            channel = connect(address, limit, max_body_bytes=max_body_bytes)
         except OSError as error:
             told = ("nobody listens there", f" ({error})")
         else:
-            frame = _speak(channel, card, incarnation, limit)
+            frame = _speak(channel, waiting, incarnation)
             if frame is not None:
                 return channel, frame
             told = ("an earlier job is still ending there, or it is no meeting place", "")
-        left_s = limit - time.monotonic()
-        if left_s <= 0:
+        now = time.monotonic()
+        if now >= limit:
             raise _Absent(*told)
-        time.sleep(min(pause_s, left_s))
+        if now >= waiting.warn_at:
+            waiting.warn(f"{waiting.address}: {told[0]}")
+        time.sleep(min(pause_s, limit - now))
         pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
 
-def _speak(channel: Channel, card: Card, incarnation: str, limit: float) -> Frame | None:
+def _speak(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame | None:
     """Say HELLO and wait for the answer. None: the meeting place is one that ends."""
-    began = time.monotonic()
+    began, limit = time.monotonic(), waiting.limit + _MARGIN_S
     try:
-        channel.send(_hello_frame(card, incarnation, limit), limit + _MARGIN_S)
-        frame = channel.receive(limit + _MARGIN_S)
+        channel.send(_hello_frame(waiting.card, incarnation, waiting.limit), limit)
+        frame = _hear(channel, waiting, limit)
     except BaseException as error:
         channel.close()
         if isinstance(error, ConnectionError) and time.monotonic() < began + _ENDING_S:
@@ -113,6 +136,21 @@ def _speak(channel: Channel, card: Card, incarnation: str, limit: float) -> Fram
         return frame
     channel.close()
     return None
+
+
+def _hear(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
+    """Wait for the answer; when that takes long, ask who is missing and say so."""
+    try:
+        return channel.receive(min(limit, waiting.warn_at))
+    except TimeoutError:
+        if time.monotonic() >= limit:
+            raise
+    channel.send(pack_frame({"do": "who", "ticket": 0, "lane": ""}), limit)
+    frame = channel.receive(limit)
+    if frame.header.get("is") == "waiting":
+        waiting.warn(f"{listed(json.loads(frame.body))} did not come yet")
+        frame = channel.receive(limit)
+    return frame
 
 
 def _welcome_of(

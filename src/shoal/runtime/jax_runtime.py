@@ -15,6 +15,7 @@ import glob
 import importlib.util
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -130,9 +131,10 @@ def configure_devices(virtual_devices: int | None, local_device_ids: Sequence[in
         visible = ",".join(str(i) for i in local_device_ids)
         for option in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
             jax.config.update(option, visible)
-    chosen = xla_bridge.num_cpu_devices.value >= 0 or _DEVICES_FLAG in os.getenv("XLA_FLAGS", "")
+    chosen = max(xla_bridge.num_cpu_devices.value, chosen_devices(os.environ))
+    os.environ.update(cpu_threads(chosen, os.environ))
     platforms = [name for name in str(jax.config.jax_platforms or "").split(",") if name]
-    if chosen or (platforms and ("cpu" not in platforms or len(platforms) == 1)):
+    if chosen >= 0 or (platforms and ("cpu" not in platforms or len(platforms) == 1)):
         return
     twins = count_accelerators(os.environ)
     if local_device_ids is not None:
@@ -140,6 +142,13 @@ def configure_devices(virtual_devices: int | None, local_device_ids: Sequence[in
     if twins > 1:
         jax.config.update("jax_num_cpu_devices", twins)
         os.environ.update(cpu_threads(twins, os.environ))
+
+
+def chosen_devices(env: Mapping[str, str]) -> int:
+    """Return how many CPU devices an environment asks JAX for; -1: it does not say."""
+    flags = re.findall(rf"{_DEVICES_FLAG}=(\d+)", env.get("XLA_FLAGS", ""))
+    words = env.get("JAX_NUM_CPU_DEVICES") or (flags[-1] if flags else "")
+    return int(words) if words.isascii() and words.isdigit() else -1
 
 
 def cpu_threads(devices: int, env: Mapping[str, str]) -> dict[str, str]:

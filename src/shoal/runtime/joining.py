@@ -154,13 +154,13 @@ class Joining(Generic[To]):
         if self.is_complete or self.refusal is not None:
             return []
         reason = "who started the meeting place died or gave up before all had come"
-        return self._refuse(now, f"{reason}; {listed(self._absent())} did not", self._absent())
+        return self._refuse(now, f"{reason}; {listed(self.absent())} did not", self.absent())
 
     def tick(self, now: float) -> list[JoinReply[To]]:
         """End the joining at the earliest deadline of those who came."""
         if now < self.next_deadline:
             return []
-        missing = self._absent()
+        missing = self.absent()
         by, timeout_s = self._limit
         limit = f"{timeout_s:.1f}".removesuffix(".0")  # what was left of it, after connecting
         reason = f"{listed(missing)} of {self.num_processes} did not come within {limit} s"
@@ -169,7 +169,8 @@ class Joining(Generic[To]):
             reason += f"; refused for a wrong token: {', '.join(self._strangers)}"
         return self._refuse(now, reason, missing)
 
-    def _absent(self) -> tuple[int, ...]:
+    def absent(self) -> tuple[int, ...]:
+        """Return who has not come."""
         return tuple(p for p in range(self.num_processes) if p not in self._here)
 
     def _refuse(

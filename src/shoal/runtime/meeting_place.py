@@ -137,6 +137,9 @@ class MeetingPlace:
         life = self._who.get(connection)
         if life is None:
             self._on_stranger(connection, verb, frame)
+        elif life.job.meeting is None and verb == "who":
+            absent = json.dumps(life.job.joining.absent()).encode()
+            self._connections.send(connection, pack_frame({"is": "waiting"}, absent))
         elif life.job.meeting is None:
             raise FrameError(f"{verb[:40]!r} before everybody had joined")
         else:

@@ -23,9 +23,15 @@ STEPS = """
 
 @pytest.mark.parametrize(
     ("processes", "arguments", "options"),
-    [(2, ("--devices", "4"), ""), (1, (), "virtual_devices=8")],
+    [
+        (2, ("--devices", "4"), ""),
+        (1, (), "virtual_devices=8"),
+        (2, (), ""),  # as many as the environment says
+    ],
 )
 def test_steps_in_flight_do_not_wait_for_each_other(launch, processes, arguments, options):
+    if not (arguments or options):
+        launch.env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
     finished = launch.run("-n", str(processes), *arguments, script=STEPS % options)
     assert finished.code == 0, finished.err
     assert finished.out.count("total 2400") == processes  # among what gloo's threads print
