@@ -42,9 +42,16 @@ class ShoalError(Exception):
 
 
 class UsageError(ShoalError, ValueError):
-    """A value that you passed is wrong. Nothing was changed."""
+    """A value that you passed is wrong. Nothing was changed.
+
+    `offences` holds each thing that is wrong, in words; the message lists them.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, *, offences: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.offences = tuple(offences) or (message,)
 
 
 class UsageTypeError(UsageError, TypeError):
@@ -155,9 +162,9 @@ def raise_all(asked: str, offences: list[str], *, wrong_type: bool = False) -> N
     wrong_type = wrong_type or any(isinstance(offence, WrongType) for offence in offences)
     kind = UsageTypeError if wrong_type else UsageError
     if len(offences) == 1:
-        raise kind(f"{asked}: {offences[0]}")
+        raise kind(f"{asked}: {offences[0]}", offences=offences)
     lines = offences[:_MOST_OFFENCES]
     if len(offences) > len(lines):
         lines = [*lines, f"and {len(offences) - len(lines)} more"]
     listed = "\n".join(f"  - {offence}" for offence in lines)
-    raise kind(f"{asked}: {len(offences)} problems\n{listed}")
+    raise kind(f"{asked}: {len(offences)} problems\n{listed}", offences=offences)

@@ -133,6 +133,13 @@ def test_wrong_types_are_type_errors_too():
         Layout(MESH, 0)
 
 
+def test_what_is_wrong_is_an_attribute_too():
+    with pytest.raises(UsageError) as caught:
+        Layout(MESH, "dat", "seq", "seq")
+    assert len(caught.value.offences) == 2
+    assert pickle.loads(pickle.dumps(caught.value)).offences == caught.value.offences
+
+
 def test_with_mesh_keeps_the_split():
     grid = Mesh({"seq": 8, "data": 1, "model": 2})
     assert Layout(MESH, ("model", "data")).with_mesh(grid) == Layout(grid, ("model", "data"))

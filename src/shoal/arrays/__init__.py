@@ -1,1 +1,8 @@
-"""Device arrays."""
+"""Device arrays.
+
+* `make_mesh`, `use_mesh`: a mesh of this job's devices, and the default one of a block.
+* `sharding` (with `devices`): the bridge between our layouts and meshes and JAX's.
+* `layouts`, `host_values`: what users may give, checked leaf by leaf.
+* `put` (with `upload`), `create`, `pack`, `relayout` (with `move`): how arrays come to be and move.
+* `constrain`: layouts inside `jit`.
+"""

@@ -1,1 +1,8 @@
-"""Decides. Moves nothing. Pure NumPy: never imports JAX."""
+"""Decides. Moves nothing. Pure NumPy: never imports JAX.
+
+* `mesh` (with `mesh_checks`, `mesh_text`): named axes over a grid of device ids.
+* `layout`: which axes split which dims.
+* `shards` (with `writers`): who holds which region, and who writes it.
+* `hlo`: a layout in XLA's words.
+* `text`: the words of the text forms.
+"""
