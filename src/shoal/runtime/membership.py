@@ -36,6 +36,7 @@ __all__ = [
 
 _KEY = "shoal/meeting_place"  # in JAX's key-value store, for attached jobs
 _CONNECTING = "shoal connects the devices"
+_ASK_S = 2.0  # for an answer from whoever has our port
 
 
 def find_cluster(arguments: Arguments) -> tuple[Cluster, bool]:
@@ -155,11 +156,38 @@ def _own_place(cluster: Cluster, address: str, deadline: float) -> _Place:
         return _Place(address, cluster.jax_service, cluster.token)
     host, port = split_address(address)
     bind = cluster.bind_host or _bind_for(host)
-    started = services.start(
-        cluster.num_processes, bind=bind, port=port, token=cluster.token, timeout_s=_left(deadline)
-    )
+    try:
+        started = services.start(
+            cluster.num_processes,
+            bind=bind,
+            port=port,
+            token=cluster.token,
+            timeout_s=_left(deadline),
+        )
+    except InitializeError as taken:
+        raise _who_is_there(cluster, address, taken, deadline) from None
     jax_service = _moved(started.jax_service, bind if is_loopback(host) else host)
     return _Place(address, jax_service, cluster.token, started)
+
+
+def _who_is_there(
+    cluster: Cluster, address: str, taken: InitializeError, deadline: float
+) -> InitializeError:
+    """Say HELLO where the port is taken: another process 0 of this job may have been faster.
+
+    Its meeting place then tells all of them that an index came twice.
+    """
+    try:
+        join(
+            address,
+            process=cluster.process,
+            num_processes=cluster.num_processes,
+            token=cluster.token,
+            timeout_s=min(_ASK_S, _left(deadline)),
+        ).close()
+    except InitializeError as told:
+        return InitializeError(f"{taken}\nwho is there: {told}")
+    return taken
 
 
 def _attached_place(cluster: Cluster, address: str, deadline: float, key: str) -> _Place:
