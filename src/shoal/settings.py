@@ -1,7 +1,7 @@
 """Every environment variable of shoal, its unit, default and meaning.
 
 Read when needed, never at import: a test or a launcher may set them at any time. An explicit
-argument always wins over a variable. `shoal doctor` and the documentation list `SETTINGS`.
+argument always wins over a variable. The reference page lists `SETTINGS`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.errors import UsageError
+from shoal.errors import UsageError, UsageTypeError
 
-__all__ = ["SETTINGS", "Setting", "number", "seconds", "text"]
+__all__ = ["SETTINGS", "Setting", "number", "seconds", "text", "timeout"]
 
 
 class Setting(NamedTuple):
@@ -80,6 +80,21 @@ def seconds(name: str) -> float:
     if not duration > 0:
         raise _bad(name, value, "a positive number of seconds")
     return duration
+
+
+def timeout(asked: str, timeout_s: object, name: str) -> float:
+    """Return what a call was given as `timeout_s`, or for None the setting `name`, in seconds.
+
+    Whether it is positive is for the call to say, with whatever else is wrong there.
+
+    Raises:
+      UsageTypeError: `asked` was given something that is no number.
+    """
+    if timeout_s is None:
+        return seconds(name)
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+        raise UsageTypeError(f"{asked}: timeout_s={timeout_s!r} must be a number of seconds")
+    return timeout_s
 
 
 def _bad(name: str, value: str, wanted: str) -> UsageError:

@@ -49,7 +49,7 @@ def spread(value: HostArray, target: NamedSharding, native: Callable[[Any], Any]
     on_cpu = any(device.platform == "cpu" for device in boxes)
     if on_cpu:
         views = {box: _unshared(view) for box, view in views.items()}
-    if not boxes or (on_cpu and any(_would_be_shared(view) for view in views.values())):
+    if not boxes or (on_cpu and any(map(_is_large_and_shared, views.values()))):
         buffers = upload([views[_box(index)] for index in boxes.values()], [*boxes])
         return jax.make_array_from_single_device_arrays(value.shape, target, buffers, dtype=dtype)
     return jax.make_array_from_callback(
@@ -82,6 +82,11 @@ def _box(index: tuple[slice, ...]) -> tuple[Any, ...]:
 
 def _would_be_shared(view: HostArray) -> bool:
     return view.flags.c_contiguous and view.size > 0 and view.ctypes.data % _SHARED_AT == 0
+
+
+def _is_large_and_shared(view: HostArray) -> bool:
+    """After `_unshared` only large ones can be; the size is the cheaper question."""
+    return view.nbytes > _SMALL_BYTES and _would_be_shared(view)
 
 
 def _unshared(view: HostArray) -> HostArray:

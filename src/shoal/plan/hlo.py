@@ -61,11 +61,9 @@ def tile_assignment(layout: Layout) -> IntArray:
       array([[0, 2],
              [1, 3]])
     """
-    split = [dim for dim in layout.axes_of_dims if dim]
     order, sizes = _order(layout), layout.mesh.axes
-    rest = order[sum(map(len, split)) :]
-    shape = [math.prod(sizes[axis] for axis in dim) for dim in split]
-    shape += [sizes[axis] for axis in rest]
+    shape = [math.prod(sizes[axis] for axis in dim) for dim in layout.axes_of_dims if dim]
+    shape += [sizes[axis] for axis in order[len(_used(layout)) :]]
     return _transposed_ids(layout, order).reshape(shape)
 
 
@@ -186,6 +184,11 @@ def hlo_text(layout: Layout, version: int = 1) -> str:
     return f"{{devices=[{','.join(map(str, dims))}]{order}{_last_tile_dims(kinds)}}}"
 
 
+def _used(layout: Layout) -> list[str]:
+    """The axes that split dims, by dim, most significant first."""
+    return [axis for dim in layout.axes_of_dims for axis in dim]
+
+
 def _rest(layout: Layout) -> list[str]:
     """The axes that split nothing, in mesh order; those with a pending sum first, as in JAX."""
     return [*layout.partial, *layout.unused_axes]
@@ -193,7 +196,7 @@ def _rest(layout: Layout) -> list[str]:
 
 def _order(layout: Layout) -> list[str]:
     """All axes: those that split, by dim, most significant first; then the rest."""
-    used = [axis for dim in layout.axes_of_dims for axis in dim]
+    used = _used(layout)
     return used + [axis for axis in layout.mesh.axis_names if axis not in used]
 
 
@@ -231,8 +234,7 @@ def _last_tile_dims(kinds: list[str]) -> str:
 
 def _explicit_order(layout: Layout) -> str:
     replicas = math.prod(layout.mesh.axes[axis] for axis in layout.unused_axes)
-    used = [axis for dim in layout.axes_of_dims for axis in dim]
-    ids = _transposed_ids(layout, [*used, *_rest(layout)])
+    ids = _transposed_ids(layout, [*_used(layout), *_rest(layout)])
     if not layout.partial:
         ids = np.sort(ids.reshape(-1, replicas), axis=1)
     return ",".join(map(str, ids.reshape(-1).tolist()))
@@ -244,8 +246,8 @@ def _iota_order(layout: Layout) -> str:
     Axes of size 1 drop out; axes that stay neighbours in the transposed order are one.
     """
     names, sizes = layout.mesh.axis_names, layout.mesh.axes
-    used = [axis for dim in layout.axes_of_dims for axis in dim]
-    order = [names.index(axis) for axis in [*used, *_rest(layout)] if sizes[axis] > 1]
+    axes = [*_used(layout), *_rest(layout)]
+    order = [names.index(axis) for axis in axes if sizes[axis] > 1]
     runs: list[list[int]] = []
     places = {place: rank for rank, place in enumerate(sorted(order))}
     for place in (places[place] for place in order):

@@ -129,7 +129,7 @@ class Owners:
 
     @property
     def num_boxes(self) -> int:
-        """How many distinct regions there are."""
+        """How many boxes there are, the empty ones included."""
         return len(self.writer)
 
 

@@ -68,10 +68,7 @@ def barrier_with(
             raise UsageTypeError(f"barrier({name!r}): {argument}={text!r} must be text")
         if not text:
             raise UsageError(f"barrier({name!r}): {argument} must not be empty")
-    if timeout_s is None:
-        timeout_s = settings.seconds("SHOAL_TIMEOUT_S")
-    elif isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
-        raise UsageTypeError(f"barrier({name!r}): timeout_s={timeout_s!r} must be a number")
+    timeout_s = settings.timeout(f"barrier({name!r})", timeout_s, "SHOAL_TIMEOUT_S")
     group = None if processes is None else tuple(processes)
     point = Point(name, group=group, lane=lane, fingerprint="barrier", site=callsite())
     coordinator.arrive(point, timeout_s=timeout_s)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from shoal import settings
 from shoal.colour import collective, local
-from shoal.errors import InitializeError, ShoalError, UsageError, UsageTypeError
+from shoal.errors import InitializeError, ShoalError, UsageError
 from shoal.runtime import jax_runtime, membership
 from shoal.runtime.callsite import callsite
 from shoal.runtime.cluster import Arguments
@@ -242,10 +242,7 @@ def _part() -> None:
 
 def _deadline(asked: str, timeout_s: float | None, setting: str) -> float:
     """Return the deadline on the monotonic clock."""
-    if timeout_s is None:
-        return time.monotonic() + settings.seconds(setting)
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
-        raise UsageTypeError(f"{asked}: timeout_s={timeout_s!r} must be a number of seconds")
-    if not timeout_s > 0:
+    left_s = settings.timeout(asked, timeout_s, setting)
+    if not left_s > 0:
         raise UsageError(f"{asked}: timeout_s={timeout_s!r} must be a positive number of seconds")
-    return time.monotonic() + timeout_s
+    return time.monotonic() + left_s
