@@ -99,7 +99,8 @@ class DeadlineError(ShoalError, TimeoutError):
     """Somebody is late, not known to be dead. Raised on everybody who waits.
 
     `name` is the point where the others wait, `waited_s` how long (seconds), `missing` the
-    processes that did not come, `last_words` what each of them last said.
+    processes that did not come, `last_words` what each of them last said, `stacks` the Python
+    stacks of their threads, as far as they answered.
     """
 
     exit_code = 73
@@ -112,12 +113,14 @@ class DeadlineError(ShoalError, TimeoutError):
         waited_s: float = 0.0,
         missing: Iterable[int] = (),
         last_words: Mapping[int, str] | None = None,
+        stacks: Mapping[int, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.name = name
         self.waited_s = waited_s
         self.missing = tuple(missing)
         self.last_words = dict(last_words or {})
+        self.stacks = dict(stacks or {})
 
 
 class InitializeError(ShoalError):

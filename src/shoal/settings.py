@@ -37,6 +37,11 @@ _ROWS = (
     ("SHOAL_INITIALIZE_TIMEOUT_S", "300", "seconds", "until all processes must have joined"),
     ("SHOAL_TIMEOUT_S", "600", "seconds", "deadline of a wait that names none of its own"),
     ("SHOAL_WARN_AFTER_S", "10", "seconds", "a wait this long logs who is missing"),
+    ("SHOAL_HEARTBEAT_S", "2", "seconds", "between two signs of life of a process"),
+    ("SHOAL_LOST_AFTER_S", "10", "seconds", "a process that is stopped or cut off this long is "
+     "lost; inf: never"),
+    ("SHOAL_SILENT_LOST_AFTER_S", "60", "seconds", "a process that runs but gives no sign of life "
+     "this long (its interpreter lock is held) is lost; inf: never"),
     ("SHOAL_ABORT_AFTER_S", "30", "seconds", "a process stuck in native code after a peer was "
      "lost is ended; inf: never"),
     ("SHOAL_AFTERMATH_S", "3", "seconds", "from the first failure in a job until the other "

@@ -34,6 +34,7 @@ class Point(NamedTuple):
     lane: str = "main"
     fingerprint: str = ""  # whatever else must be equal: operation, shapes, dtypes, options
     site: str = ""  # where the caller stands, "train.py:31 (main)"; shown, never compared
+    survivors: bool = False  # who is gone is not waited for; else their loss is everybody's error
 
 
 class Member(NamedTuple):
@@ -41,8 +42,15 @@ class Member(NamedTuple):
 
     process: int
     host: str
-    state: str  # "here" | "left" | "lost" | "failed"
+    state: str  # "here" | "silent" (it runs, but says nothing) | "left" | "lost" | "failed"
     said: str  # its last words: where it waits or what it last did; or why it is gone
+    step: int | None = None  # the last `step` that it began
+    place: str = ""  # its last call of shoal: what, and file:line (function)
+    since_s: float = 0.0  # seconds since it came there, or since it went
+    is_waiting: bool = False  # does it wait for others there?
+    step_s: float | None = None  # median time of its last steps, seconds
+    memory_bytes: int = 0  # resident
+    pid: int = 0
 
 
 class Coordinator(Protocol):
@@ -101,7 +109,7 @@ def checked(
         `timeout_s` is not positive; a text or the payload is too long. All offences at once.
     """
     offences = []
-    name, group, lane, fingerprint, site = point
+    name, group, lane, fingerprint, site, _ = point
     if len(name) + len(lane) + len(fingerprint) + len(site) > _MAX_TEXT:
         lengths = f"name {len(name)}, lane {len(lane)}, fingerprint {len(fingerprint)}"
         told = f"{lengths}, site {len(site)} characters; {_MAX_TEXT} together are allowed"
