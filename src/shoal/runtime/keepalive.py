@@ -1,0 +1,45 @@
+"""Let the kernel tell of a link that is dead, where silence alone would tell nothing."""
+
+from __future__ import annotations
+
+import errno
+import math
+import socket
+
+__all__ = ["is_cut_off", "watch_link"]
+
+_CUT_OFF = (
+    errno.ETIMEDOUT,
+    errno.EHOSTUNREACH,
+    errno.EHOSTDOWN,
+    errno.ENETUNREACH,
+    errno.ENETDOWN,
+)
+_PROBES = 5
+_LONGEST_S = 30_000  # the kernel takes 16 bits of seconds between two probes
+
+
+def watch_link(sock: socket.socket, lost_after_s: float) -> None:
+    """Let reads of `sock` fail once its other end was out of reach for about `lost_after_s`.
+
+    The kernel of a process that is stopped still answers: this finds cables that were pulled and
+    hosts that are off. Does what the platform can do; `inf` does nothing.
+    """
+    if lost_after_s == math.inf:
+        return
+    every_s = min(max(1, round(lost_after_s / _PROBES)), _LONGEST_S)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", every_s),
+        ("TCP_KEEPALIVE", every_s),  # what macOS calls it
+        ("TCP_KEEPINTVL", every_s),
+        ("TCP_KEEPCNT", max(1, min(math.ceil(lost_after_s / every_s) - 1, _PROBES))),
+        ("TCP_USER_TIMEOUT", min(math.ceil(lost_after_s * 1e3), 2**31 - 1)),
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def is_cut_off(error: OSError) -> bool:
+    """Does this error of a socket say that the other end is out of reach, not that it closed?"""
+    return error.errno in _CUT_OFF
