@@ -47,6 +47,9 @@ _ROWS = (
     ("SHOAL_AFTERMATH_S", "3", "seconds", "from the first failure in a job until the other "
      "processes get SIGTERM"),
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
+    # for tests
+    ("SHOAL_FAULTS", "", "text", "what happens at named points (barrier.before_arrive@1:kill), "
+     "see shoal.runtime.fault_points"),
 )  # fmt: skip
 
 SETTINGS: Mapping[str, Setting] = {row[0]: Setting(*row) for row in _ROWS}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from shoal import settings
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
+from shoal.runtime import fault_points
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator, Point
 
@@ -71,4 +72,6 @@ def barrier_with(
     timeout_s = settings.timeout(f"barrier({name!r})", timeout_s, "SHOAL_TIMEOUT_S")
     group = None if processes is None else tuple(processes)
     point = Point(name, group=group, lane=lane, fingerprint="barrier", site=callsite())
+    fault_points.reach("barrier.before_arrive", coordinator.process)
     coordinator.arrive(point, timeout_s=timeout_s)
+    fault_points.reach("barrier.after_arrive", coordinator.process)

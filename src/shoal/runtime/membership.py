@@ -17,7 +17,7 @@ from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError
-from shoal.runtime import jax_runtime, services
+from shoal.runtime import fault_points, jax_runtime, services
 from shoal.runtime.callsite import callsite
 from shoal.runtime.cluster import Arguments, Cluster, decide, is_loopback
 from shoal.runtime.coordinator import Coordinator, Point
@@ -120,6 +120,7 @@ def become_member(
     else:
         place = _own_place(cluster, cluster.address, deadline)
     try:
+        fault_points.reach("initialize.before_hello", cluster.process)
         joined = join(
             place.address,
             process=cluster.process,
@@ -135,8 +136,10 @@ def become_member(
     if place.services is not None:
         services.release(place.services)
     try:
+        fault_points.reach("initialize.after_hello", joined.process)
         if not is_attached:
             _connect_devices(joined, joined.jax_service, deadline)
+        fault_points.reach("initialize.after_devices", joined.process)
         joined.arrive(Point("initialize", site=callsite()), timeout_s=_left(deadline))
     except BaseException as error:
         joined.tell("failed", f"initialize: {error}")

@@ -1,0 +1,183 @@
+"""Named points in the code where a test may let something happen: a death, a pause, a delay.
+
+`SHOAL_FAULTS` is a list of `POINT[@PROCESS][#TURN]:KIND[=VALUE]`, separated by semicolons:
+
+    barrier.before_arrive@1:kill; initialize.after_hello@0:delay=2; saved@2#3:exit=3
+
+`@1`: in process 1 only, else in all. `#3`: when the point is reached for the third time, else the
+first; `#*`: each time. What has happened is taken out of the variable, so that neither this process
+nor a child of it does it again. Unset, a point costs one look into the environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shoal.errors import nearest, raise_all
+
+__all__ = ["KINDS", "POINTS", "Fault", "InjectedError", "parse", "reach", "text_of"]
+
+VARIABLE = "SHOAL_FAULTS"
+
+POINTS: Mapping[str, str] = {
+    "initialize.before_hello": "the services run, nothing was said to the meeting place",
+    "initialize.after_hello": "all processes have come, JAX's service was not asked yet",
+    "initialize.after_devices": "the devices are connected, the job has not begun",
+    "barrier.before_arrive": "in barrier, before anything is sent",
+    "barrier.after_arrive": "in barrier, after all came",
+}
+KINDS: Mapping[str, str] = {
+    "kill": "SIGKILL to this process",
+    "stop": "SIGSTOP to this process",
+    "raise": "an InjectedError",
+    "exit": "sys.exit(VALUE), default 1",
+    "delay": "VALUE seconds of sleep",
+    "pause": "tell the Unix socket VALUE, and wait for one byte from it",
+}
+_ENTRY = re.compile(r"([\w.-]+)(?:@(\d{1,9}))?(?:#(\d{1,9}|\*))?:([\w-]+)(?:=(.*))?")
+_EVERY = 0
+
+
+class InjectedError(Exception):
+    """What the fault `raise` raises; not of shoal's own tree, like an error of yours."""
+
+
+class Fault(NamedTuple):
+    """One thing that is to happen."""
+
+    point: str
+    process: int | None  # None: in every process
+    turn: int  # this many arrivals from now, from 1; 0: at each
+    kind: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        where = "" if self.process is None else f"@{self.process}"
+        turn = {_EVERY: "#*", 1: ""}.get(self.turn, f"#{self.turn}")
+        return f"{self.point}{where}{turn}:{self.kind}" + (f"={self.value}" if self.value else "")
+
+
+def reach(point: str, process: int | None = None) -> None:
+    """Say that this process comes by `point`; what SHOAL_FAULTS says happens here.
+
+    Args:
+      point: its name; programs may have points of their own.
+      process: which process this is; None: SHOAL_PROCESS_ID.
+
+    Raises:
+      UsageError: SHOAL_FAULTS is malformed.
+      InjectedError: it says so.
+    """
+    text = os.environ.get(VARIABLE)
+    if text:
+        _reach(text, point, process)
+
+
+def _reach(text: str, point: str, process: int | None) -> None:
+    if process is None:
+        own = os.environ.get("SHOAL_PROCESS_ID", "")
+        process = int(own) if own.isdigit() else None
+    left: list[Fault] = []
+    due: list[Fault] = []
+    for fault in parse(text):
+        if fault.point != point or fault.process not in (None, process):
+            left.append(fault)
+        elif fault.turn > 1:
+            left.append(fault._replace(turn=fault.turn - 1))
+        else:
+            due.append(fault)
+            left += [fault] if fault.turn == _EVERY else []
+    os.environ[VARIABLE] = text_of(tuple(left))
+    for fault in due:
+        _let_happen(fault, process)
+
+
+@functools.lru_cache(maxsize=64)
+def parse(text: str) -> tuple[Fault, ...]:
+    """Return the faults that a text lists.
+
+    Raises:
+      UsageError: it is malformed, or names a point of shoal that does not exist. All offenders.
+    """
+    faults = []
+    offences: list[str] = []
+    for entry in filter(None, (part.strip() for part in text.split(";"))):
+        match = _ENTRY.fullmatch(entry)
+        if match is None:
+            offences.append(f"{entry!r} is not POINT[@PROCESS][#TURN]:KIND[=VALUE]")
+            continue
+        point, process, turn, kind, value = match.groups(default="")
+        offences += [f"{entry!r}: {words}" for words in _wrong(point, turn, kind, value)]
+        number = _EVERY if turn == "*" else int(turn or 1)
+        faults.append(Fault(point, int(process) if process else None, number, kind, value))
+    raise_all(VARIABLE, offences)
+    return tuple(faults)
+
+
+def text_of(faults: tuple[Fault, ...]) -> str:
+    """Return what `parse` reads as these faults."""
+    return "; ".join(map(str, faults))
+
+
+def _wrong(point: str, turn: str, kind: str, value: str) -> list[str]:
+    offences = []
+    families = {name.split(".")[0] for name in POINTS}
+    if point.split(".")[0] in families and point not in POINTS:
+        offences.append(f"shoal has no point {point!r}{nearest(point, POINTS)}")
+    if turn.isdigit() and int(turn) == 0:
+        offences.append("turns are counted from 1; #* is each")
+    if kind not in KINDS:
+        offences.append(f"{kind!r} is none of {', '.join(KINDS)}{nearest(kind, KINDS)}")
+    elif kind in ("kill", "stop", "raise") and value:
+        offences.append(f"{kind} takes no value")
+    elif kind == "exit" and not ((value.isdigit() and int(value) < 256) or not value):
+        offences.append("exit takes a code from 0 to 255")
+    elif kind == "delay" and not _is_duration(value):
+        offences.append("delay takes a positive number of seconds")
+    elif kind == "pause" and not value:
+        offences.append("pause takes the path of a socket; shoal.testing's Cluster fills it in")
+    return offences
+
+
+def _is_duration(value: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return 0 < float(value) < math.inf
+    return False
+
+
+def _let_happen(fault: Fault, process: int | None) -> None:
+    if fault.kind in ("kill", "stop"):
+        number = signal.SIGKILL if fault.kind == "kill" else signal.SIGSTOP
+        os.kill(os.getpid(), number)
+    elif fault.kind == "raise":
+        raise InjectedError(f"a fault was injected at {fault.point!r}")
+    elif fault.kind == "exit":
+        sys.exit(int(fault.value or 1))
+    elif fault.kind == "delay":
+        time.sleep(float(fault.value))
+    else:
+        _pause(fault, process)
+
+
+def _pause(fault: Fault, process: int | None) -> None:
+    """Tell who waits for it that this process is here; go on when told so, or when that one ends.
+
+    A blocking read: it lets other threads run, so that a paused process gives signs of life.
+    """
+    with socket.socket(socket.AF_UNIX) as bench:
+        bench.connect(fault.value)
+        said = {"point": fault.point, "process": process, "pid": os.getpid()}
+        bench.sendall(json.dumps(said).encode() + b"\n")
+        with contextlib.suppress(ConnectionError):
+            bench.recv(1)
