@@ -42,7 +42,7 @@ FLOORS = {
     "interop": Floor(6, 5, None),
     "compat": _floor(6, 6, _ARRAYS),
     "draw": _floor(6, 5, "numpy rich"),
-    "testing": _floor(7, 6, _ARRAYS + " hypothesis pytest rich"),
+    "testing": _floor(7, 6, _ARRAYS + " hypothesis pyroute2 pytest rich"),
     "cli": _floor(7, 6, "numpy ml_dtypes rich typer"),
     "__init__": _floor(8, 7),
     "__main__": _floor(8, 7),

@@ -1,0 +1,103 @@
+"""What each process of a `Cluster` runs when it was given a function: `child.py SPEC [INDEX]`.
+
+It imports the function's module anew, joins the job, calls the function, and leaves the value or
+the traceback in a file. Then it ends as any program does: an error goes on to the interpreter, so
+that the others hear of it as they would from a real one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from shoal.errors import UsageError
+from shoal.testing.values import decoded, encoded
+
+__all__ = ["main", "result_path"]
+
+_MAIN = (
+    "__mp_main__"  # as multiprocessing names it: the program's own `__main__` block must not run
+)
+
+
+def result_path(folder: str, process: int) -> Path:
+    """Return the file in which a process leaves what its function returned or raised."""
+    return Path(folder) / f"result{process}.json"
+
+
+def main(arguments: list[str]) -> None:
+    """Run the function of a spec in this process."""
+    spec = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    process = int(arguments[1] if len(arguments) > 1 else os.environ["SHOAL_PROCESS_ID"])
+    path = result_path(spec["folder"], process)
+    sys.path[:] = spec["path"]
+    sys.argv[:] = [spec["name"]]
+    try:
+        if spec["initialize"]:
+            from shoal.runtime.process import initialize
+
+            initialize()
+        positional: Any = decoded(spec["arguments"])
+        named: Any = decoded(spec["named"])
+        value = _function(spec)(*positional, **named)
+        told = {"value": encoded(value, f"what {spec['name']} returned")}
+    except SystemExit as left:
+        _leave(path, {"error": f"SystemExit: {left.code}", "kind": "SystemExit"})
+        raise
+    except BaseException as error:
+        trace = error.__traceback__.tb_next if error.__traceback__ else None
+        text = "".join(traceback.format_exception(type(error), error, trace))
+        _leave(path, {"error": text, "kind": type(error).__name__, "words": str(error)})
+        raise
+    _leave(path, told)
+
+
+def _leave(path: Path, told: object) -> None:
+    """Write it whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(told), encoding="utf-8")
+    part.replace(path)
+
+
+def _function(spec: dict[str, Any]) -> Callable[..., object]:
+    """Return the function; for a method of a class, of a new object of it."""
+    found: Any = _module(spec["module"], spec["file"])
+    *owners, name = spec["name"].split(".")
+    for owner in owners:
+        found = getattr(found, owner)
+    if isinstance(found, type):
+        found = found()
+    function: Callable[..., object] = getattr(found, name)
+    return function
+
+
+def _module(name: str, file: str | None) -> ModuleType:
+    """Import a module under its own name if that leads to `file`, else from the file itself."""
+    name = _MAIN if name == "__main__" else name
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if file is not None and (
+        spec is None or not spec.origin or not os.path.exists(spec.origin)
+        or not os.path.samefile(spec.origin, file)
+    ):  # fmt: skip
+        spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"there is no module {name!r} to import")
+    if name in sys.modules:
+        return sys.modules[name]
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

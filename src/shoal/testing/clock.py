@@ -1,0 +1,41 @@
+"""A clock that stands still until a test advances it."""
+
+from __future__ import annotations
+
+import math
+
+from shoal.errors import UsageError
+
+__all__ = ["Clock"]
+
+
+class Clock:
+    """Call it for the time in seconds, as `time.monotonic`; `advance` it as you like.
+
+    Whatever takes a clock as an argument can be tested to the second, and at once.
+
+    >>> clock = Clock()
+    >>> clock.advance(2.5)
+    >>> clock()
+    2.5
+    """
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def __call__(self) -> float:
+        return self._now_s
+
+    def advance(self, by_s: float) -> None:
+        """Let `by_s` seconds pass.
+
+        Raises:
+          UsageError: it is negative, or no duration: a monotonic clock never goes back.
+        """
+        if not 0 <= by_s < math.inf:
+            raise UsageError(f"advance({by_s!r}): a clock goes forward, by a number of seconds")
+        self._now_s += by_s
+
+    def sleep(self, duration_s: float) -> None:
+        """Stand in for `time.sleep`: the time passes, nobody waits."""
+        self.advance(duration_s)

@@ -1,0 +1,331 @@
+"""N processes here, with M virtual devices each, for a test: run, break, and end them.
+
+A `Cluster` runs a function or a script in every process and collects what each returned, said and
+ended with. It can kill, freeze, pause and cut off any of them. Everything has a deadline, whose
+error shows what each process said last, and nothing outlives the cluster: not when the test
+fails, nor when it is killed itself (see `warden`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from shoal.errors import DeadlineError, PeerFailedError, UsageError, raise_all
+from shoal.runtime import fault_points
+from shoal.testing.ended import Ended, ended_of, raise_first
+from shoal.testing.launching import WAYS, Job
+from shoal.testing.programs import program_of
+from shoal.testing.running import Pause, Pump, Running
+from shoal.testing.warding import Warden
+
+__all__ = ["Cluster"]
+
+_TAIL_LINES = 12
+
+
+class Cluster:
+    """Processes of one job on this machine, for tests. A context manager.
+
+    >>> import operator
+    >>> with Cluster(2) as cluster:
+    ...     cluster.run("operator:add", 20, 3, initialize=False)
+    [23, 23]
+    """
+
+    def __init__(
+        self,
+        processes: int,
+        *,
+        devices: int | None = 1,
+        services: str = "process 0",
+        network: bool = False,
+        faults: str = "",
+        env: Mapping[str, str] | None = None,
+        deadline_s: float = 60.0,
+    ) -> None:
+        """Prepare; nothing runs yet.
+
+        Args:
+          processes: how many.
+          devices: virtual CPU devices of each; None: whatever devices are there.
+          services: who runs the meeting place and JAX's service: "process 0" starts them as
+            without any launcher, "stand-alone" before the job, or "launcher", `shoal run`.
+          network: each process (and stand-alone services) gets a host name, an address and a cable
+            of its own, so that `cut` and `mend` work; see `shoal.testing.network`.
+          faults: what happens at named points, see `shoal.runtime.fault_points`.
+          env: the environment of the processes, but for the job's own variables; None: this one's.
+          deadline_s: from the start of the processes until all that is waited for, in seconds.
+
+        Raises:
+          UsageError: something is wrong with it; all offences at once.
+        """
+        offences = []
+        if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+            offences.append(f"processes={processes!r} must be a whole number, at least 1")
+        if devices is not None and (not isinstance(devices, int) or devices < 1):
+            offences.append(f"devices={devices!r} must be a whole number, at least 1, or None")
+        if services not in WAYS:
+            offences.append(f"services={services!r} is none of {', '.join(map(repr, WAYS))}")
+        if network and services == "launcher":
+            offences.append("shoal run starts all on one host: it has no network to cut")
+        if not deadline_s > 0:
+            offences.append(f"deadline_s={deadline_s!r} must be a positive number of seconds")
+        raise_all("Cluster", offences)
+        self.processes, self.devices, self.services = processes, devices, services
+        self.deadline_s = deadline_s
+        self.folder = tempfile.mkdtemp(prefix="shoal-bench-")
+        self._pauses_at = os.path.join(self.folder, "pauses")
+        try:
+            given = dict(os.environ if env is None else env)
+            if faults:
+                given[fault_points.VARIABLE] = self._checked_faults(faults)
+            self._warden = Warden(processes + 1 if network else 0)
+        except BaseException:
+            shutil.rmtree(self.folder)
+            raise
+        self._pump = Pump(self._pauses_at)
+        self._job = Job(processes, devices, services, self.folder, given, self._warden)
+        self._began = time.monotonic()
+        self._running: dict[int, Running] = {}
+        self._others: list[Running] = []
+        self._has_values = False
+
+    def _checked_faults(self, faults: str) -> str:
+        entries = [entry.strip() for entry in faults.split(";")]
+        text = "; ".join(f"{e}={self._pauses_at}" if e.endswith(":pause") else e for e in entries)
+        fault_points.parse(text)
+        return text
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything. Idempotent."""
+        if not os.path.isdir(self.folder):
+            return
+        self._warden.close()
+        for running in [*self._running.values(), *self._others]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(running.popen.pid, signal.SIGKILL)
+            running.popen.wait()
+            if running.popen.stdin is not None:
+                running.popen.stdin.close()
+        self._pump.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def start(
+        self,
+        program: Callable[..., object] | str | os.PathLike[str],
+        *arguments: object,
+        only: Iterable[int] | None = None,
+        initialize: bool = True,
+        **named: Any,
+    ) -> None:
+        """Start the program in all processes, or in those of `only`; return at once.
+
+        Args:
+          program: a function at the top of a module, its name as `"module:function"`, or the path
+            of a script. A function is imported anew in each process.
+          arguments: plain values (see `shoal.testing.values`); of a script, its command line.
+          only: in these processes; the others can be started later.
+          initialize: call `shoal.initialize()` before the function; a script does so itself.
+          named: further arguments of the function.
+
+        Raises:
+          UsageError: it cannot run in another process.
+        """
+        asked = program_of(program, arguments, named, folder=self.folder, initialize=initialize)
+        self._has_values = asked.is_function
+        chosen = tuple(range(self.processes) if only is None else only)
+        if wrong := [p for p in chosen if p not in range(self.processes)]:
+            raise UsageError(f"there are processes 0..{self.processes - 1}, not {wrong}")
+        if busy := [p for p in chosen if p in self._running and self._running[p].code is None]:
+            raise UsageError(f"processes {busy} run already")
+        if all(running.code is not None for running in self._running.values()):
+            self._begin()
+        for running, process in self._job.start(asked, chosen, only is None):
+            self._pump.follow(running)
+            if process is None:
+                self._others.append(running)
+            else:
+                self._running[process] = running
+
+    def _begin(self) -> None:
+        """A new job: another address, new services, the deadline from now."""
+        self._began = time.monotonic()
+        self._running.clear()
+        services = self._job.renew()
+        if services is not None:
+            self._others.append(services)
+            self._pump.follow(services)
+            self._until(
+                lambda: b"\n" in services.out or services.code is not None, "the services listen"
+            )
+            self._job.note_services(services)
+
+    def run(
+        self,
+        program: Callable[..., object] | str | os.PathLike[str],
+        *arguments: object,
+        initialize: bool = True,
+        **named: Any,
+    ) -> list[Any]:
+        """Run the program in all processes until all have ended well; see `start`.
+
+        Returns:
+          What the function returned in each process; of a script, an `Ended` for each.
+
+        Raises:
+          PeerFailedError: some process failed; `failed` has the traceback of each that did.
+          DeadlineError: not all ended in time; `last_words` has what each said last.
+        """
+        self.start(program, *arguments, initialize=initialize, **named)
+        ended = self.wait()
+        raise_first(ended)
+        return [one.value for one in ended] if self._has_values else list(ended)
+
+    def wait(self, *, only: Iterable[int] | None = None) -> list[Ended]:
+        """Wait until processes have ended, however they do; return how, in order.
+
+        Raises:
+          DeadlineError: not in time.
+        """
+        if self.services == "launcher":
+            launcher = self._others[-1]
+            self._until(lambda: launcher.code is not None, "the launcher ends")
+            return [ended_of(launcher, p, self.folder, log=True) for p in range(self.processes)]
+        chosen = sorted(self._running if only is None else only)
+        missing = [p for p in chosen if p not in self._running]
+        if missing:
+            raise UsageError(f"processes {missing} were never started")
+        rows = [self._running[p] for p in chosen]
+        self._until(lambda: all(row.code is not None for row in rows), f"processes {chosen} end")
+        return [ended_of(row, p, self.folder) for p, row in zip(chosen, rows, strict=True)]
+
+    def wait_for(self, words: str, process: int) -> str:
+        """Wait until a process said `words`; return the line, of stdout or stderr.
+
+        Raises:
+          PeerFailedError: it ended before.
+          DeadlineError: it did not in time.
+        """
+        running = self._of(process)
+
+        def line() -> str | None:
+            for said in (running.out, running.err):
+                for text in said.decode(errors="replace").split("\n")[:-1]:
+                    if words in text:
+                        return text
+            return None
+
+        self._until(
+            lambda: line() is not None or running.code is not None, f"{running.name} says {words!r}"
+        )
+        found = line()
+        if found is None:
+            told = running.tail(_TAIL_LINES)
+            raise PeerFailedError(f"it never said {words!r}: {told}", failed={process: told})
+        return found
+
+    def wait_for_pause(self, point: str, process: int | None = None) -> int | None:
+        """Wait until a process is held by the fault `POINT:pause`; return which it is."""
+        where = "a process" if process is None else f"process {process}"
+        self._until(lambda: bool(self._held(point, process)), f"{where} pauses at {point!r}")
+        return self._held(point, process)[0].process
+
+    def release(self, point: str, process: int | None = None) -> None:
+        """Let those go on that pause at a point, or the one."""
+        with self._pump.changed:
+            for pause in self._held(point, process):
+                with contextlib.suppress(OSError):  # it died meanwhile
+                    pause.connection.send(b".")
+                pause.connection.close()
+                self._pump.pauses.remove(pause)
+
+    def _held(self, point: str, process: int | None) -> list[Pause]:
+        here = [pause for pause in self._pump.pauses if pause.point == point]
+        return [pause for pause in here if process in (None, pause.process)]
+
+    def kill(self, who: int | str) -> None:
+        """SIGKILL to a process, or to "the meeting place" or "JAX's service"."""
+        self._send(who, signal.SIGKILL)
+
+    def stop(self, who: int | str) -> None:
+        """Freeze it: SIGSTOP."""
+        self._send(who, signal.SIGSTOP)
+
+    def cont(self, who: int | str) -> None:
+        """Let a frozen one go on: SIGCONT."""
+        self._send(who, signal.SIGCONT)
+
+    def terminate(self, who: int | str) -> None:
+        """SIGTERM."""
+        self._send(who, signal.SIGTERM)
+
+    def interrupt(self, who: int | str) -> None:
+        """SIGINT, as by Ctrl-C."""
+        self._send(who, signal.SIGINT)
+
+    def _send(self, who: int | str, number: signal.Signals) -> None:
+        pid = self.pid(who)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+    def pid(self, who: int | str) -> int:
+        """Return the process id of a process of the job, or of one of its services.
+
+        Raises:
+          UsageError: nobody of that name runs.
+        """
+        if isinstance(who, int) and self.services != "launcher":
+            return self._of(who).popen.pid
+        return self._job.find(who)
+
+    def pids(self, words: str = "") -> list[int]:
+        """Return all living processes of this cluster whose command line has `words`. (Linux.)"""
+        return self._job.everyone(words)
+
+    def cut(self, who: int | str) -> None:
+        """Cut a process, or the stand-alone "services", off from all others: silently."""
+        self._warden.order("cut", self._job.place_of(who))
+
+    def mend(self, who: int | str) -> None:
+        """Undo `cut`."""
+        self._warden.order("mend", self._job.place_of(who))
+
+    def _of(self, process: int) -> Running:
+        if process not in self._running:
+            raise UsageError(f"process {process} was not started; there are {[*self._running]}")
+        return self._running[process]
+
+    def _until(self, is_so: Callable[[], bool], words: str) -> None:
+        limit = self._began + self.deadline_s
+        with self._pump.changed:
+            if self._pump.changed.wait_for(is_so, max(0.0, limit - time.monotonic())):
+                return
+            rows = {p: running.tail(_TAIL_LINES) for p, running in self._running.items()}
+            others = [running.tail(_TAIL_LINES) for running in self._others]
+        told = "\n".join([*rows.values(), *others])
+        raise DeadlineError(
+            f"the test bench waited {self.deadline_s:g} s until {words}\n{told}",
+            name=words,
+            waited_s=self.deadline_s,
+            missing=[p for p, running in self._running.items() if running.code is None],
+            last_words=rows,
+        )

@@ -1,0 +1,82 @@
+"""How the processes of a bench ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal.errors import PeerFailedError
+from shoal.testing.child import result_path
+from shoal.testing.running import Running
+from shoal.testing.values import decoded
+
+__all__ = ["Ended", "ended_of", "first_failure", "raise_first"]
+
+_ECHOES = ("ProcessLostError", "PeerFailedError")  # somebody else failed before
+_TAIL_LINES = 12
+
+
+class Ended(NamedTuple):
+    """How one process ended, and all that it said."""
+
+    process: int
+    code: int | None  # -n: by signal n; None: only the launcher knows
+    out: str
+    err: str
+    ended_s: float  # seconds after it was started
+    value: object = None  # what its function returned
+    error: str = ""  # the traceback of what its function raised
+    kind: str = ""  # the class of that
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended with anything but 0, or raised."""
+        return bool(self.code or self.error)
+
+
+def ended_of(running: Running, process: int, folder: str, *, log: bool = False) -> Ended:
+    """Return how a process ended; `log`: under a launcher, that keeps its output in a file."""
+    out, err = (said.decode(errors="replace") for said in (running.out, running.err))
+    code = running.code
+    if log:
+        path = Path(folder) / "logs" / f"p{process:04d}.log"
+        out = path.read_text(errors="replace") if path.exists() else ""
+        code = None if code else 0
+    told = {}
+    path = result_path(folder, process)
+    if path.exists():
+        told = json.loads(path.read_text(encoding="utf-8"))
+    value = decoded(told["value"]) if "value" in told else None
+    error, kind = told.get("error", ""), told.get("kind", "")
+    return Ended(process, code, out, err, running.ended_s, value, error, kind)
+
+
+def first_failure(ended: Sequence[Ended]) -> Ended | None:
+    """Return the process whose failure came first, those that only echo another's after it."""
+    failed = [one for one in ended if one.failed]
+    return min(failed, key=lambda one: (one.kind in _ECHOES, one.ended_s), default=None)
+
+
+def raise_first(ended: Sequence[Ended]) -> None:
+    """Raise PeerFailedError if a process failed; the message tells of the first."""
+    first = first_failure(ended)
+    if first is None:
+        return
+    failed = {one.process: _story(one) for one in ended if one.failed}
+    others = [process for process in failed if process != first.process]
+    also = f"; so did {others} after it" if others else ""
+    raise PeerFailedError(
+        f"process {first.process} of {len(ended)} failed{also}\n{failed[first.process]}",
+        failed=failed,
+    )
+
+
+def _story(one: Ended) -> str:
+    """Return its traceback, or else the last that it said."""
+    code = "" if one.code is None else f" (exit code {one.code})"
+    if one.error:
+        return f"{one.error.rstrip()}{code}"
+    said = "\n".join((one.out + one.err).splitlines()[-_TAIL_LINES:])
+    return f"it ended{code or ' badly'}; its last lines:\n{said}"

@@ -1,0 +1,198 @@
+"""Starting the processes of a bench, in each of the ways in which jobs are started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import IO, cast
+
+from shoal.errors import UsageError, nearest
+from shoal.runtime.frames import address_text
+from shoal.runtime.jax_runtime import chosen_devices, cpu_threads
+from shoal.testing import enter
+from shoal.testing.network import address_of
+from shoal.testing.programs import Program
+from shoal.testing.running import Running
+from shoal.testing.warden import MARK, environment_of, marked
+from shoal.testing.warding import Warden
+
+__all__ = ["WAYS", "Job"]
+
+WAYS = ("process 0", "stand-alone", "launcher")
+_SERVICES: Mapping[str, tuple[str, ...]] = {  # name: what their command lines contain
+    "the meeting place": ("shoal.runtime.meeting_place",),
+    "JAX's service": ("shoal.runtime.services", "shoal.runtime.jax_runtime"),
+}
+_PORT = 7171  # in a network of its own every port is free
+_IDLE_S = 60.0
+
+
+class Job:
+    """How one bench starts its processes, and finds them again."""
+
+    def __init__(
+        self,
+        processes: int,
+        devices: int | None,
+        services: str,
+        folder: str,
+        env: dict[str, str],
+        warden: Warden,
+    ) -> None:
+        self._processes, self._devices, self._way = processes, devices, services
+        self._folder, self._warden = folder, warden
+        self._env = env | {MARK: warden.mark, "SHOAL_TOKEN": secrets.token_hex(16)}
+        self._env |= {"PYTHONUNBUFFERED": "1"}
+        self._jobs = 0  # begun so far
+        self._address = self._jax_service = ""
+
+    def renew(self) -> Running | None:
+        """Choose where the next job meets; start its services if they stand alone."""
+        for process in range(self._processes):
+            Path(self._folder, f"result{process}.json").unlink(missing_ok=True)
+        self._jobs += 1
+        place = self._processes if self._way == "stand-alone" else 0
+        if self._warden.namespaces:
+            host, port = address_of(place), _PORT + self._jobs
+        else:
+            host, port = _quiet_address()
+        self._address, self._jax_service = address_text(host, port), ""
+        if self._way != "stand-alone":
+            return None
+        numbers = ("--processes", str(self._processes), "--port", str(port))
+        command = ["-P", "-m", "shoal.runtime.services", "--bind", host, *numbers]
+        popen = self._popen([*command, "--idle-s", str(_IDLE_S)], self._env, place, leash=True)
+        return Running("services", popen)
+
+    def note_services(self, services: Running) -> None:
+        """Take in where the services listen; from here they end after the job's last member."""
+        if services.code is not None:
+            raise UsageError(f"the services did not start: {services.tail(5)}")
+        self._jax_service = json.loads(services.out.partition(b"\n")[0])["jax_service"]
+        leash = cast("IO[bytes]", services.popen.stdin)
+        with contextlib.suppress(BrokenPipeError):
+            leash.write(b".")
+            leash.close()
+
+    def start(
+        self, program: Program, chosen: Collection[int], everybody: bool
+    ) -> list[tuple[Running, int | None]]:
+        """Start the program in processes; None stands for a launcher, that starts them itself."""
+        command = program.command(Path(self._folder, f"spec{secrets.token_hex(4)}.json"))
+        if self._way == "launcher":
+            if not everybody:
+                raise UsageError("shoal run starts all processes, not some of them")
+            return [(self._launcher(command), None)]
+        rows: list[tuple[Running, int | None]] = []
+        for process in chosen:
+            own = [*command, str(process)] if program.is_function else command
+            safe = ["-P", *own] if program.is_function else own
+            popen = self._popen(safe, self._environment(process), process)
+            rows.append((Running(f"process {process}", popen), process))
+        return rows
+
+    def _launcher(self, command: list[str]) -> Running:
+        devices = [] if self._devices is None else ["--devices", str(self._devices)]
+        logs = ["--log-dir", os.path.join(self._folder, "logs"), "--no-prefix"]
+        run = ["-P", "-m", "shoal", "run", "-n", str(self._processes), *devices, *logs]
+        return Running("shoal run", self._popen([*run, *command], self._env, None))
+
+    def _environment(self, process: int) -> dict[str, str]:
+        env = self._env | {
+            "SHOAL_COORDINATOR": self._address,
+            "SHOAL_NUM_PROCESSES": str(self._processes),
+            "SHOAL_PROCESS_ID": str(process),
+        }
+        env.pop("SHOAL_JAX_SERVICE", None)
+        if self._jax_service:
+            env["SHOAL_JAX_SERVICE"] = self._jax_service
+        if self._devices is not None:
+            env |= {
+                "SHOAL_VIRTUAL_DEVICES": str(self._devices),
+                "JAX_PLATFORMS": "cpu",
+                "JAX_NUM_CPU_DEVICES": str(self._devices),
+            }
+        return env | cpu_threads(chosen_devices(env), env)
+
+    def _popen(
+        self, command: list[str], env: dict[str, str], place: int | None, *, leash: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """Start Python, in the namespaces of its place if there are any, in its own session."""
+        inside = []
+        if place is not None and self._warden.namespaces:
+            paths = self._warden.namespaces[place]
+            inside = [sys.executable, "-I", "-S", enter.__file__, *paths]
+        return subprocess.Popen(
+            [*inside, sys.executable, *command],
+            env=env,
+            stdin=subprocess.PIPE if leash else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def everyone(self, words: str = "") -> list[int]:
+        """Return all living processes of the bench whose command line has `words`."""
+        return [pid for pid in marked(self._warden.mark) if words in _command_line(pid)]
+
+    def find(self, who: int | str) -> int:
+        """Return the pid of a service, or of a process that a launcher started."""
+        if isinstance(who, int):
+            index = str(who).encode()
+            pids = [
+                pid for pid in self.everyone()
+                if environment_of(pid).get(b"SHOAL_PROCESS_ID") == index
+            ]  # fmt: skip
+            found = [pid for pid in pids if _parent(pid) not in pids]
+        elif who not in _SERVICES:
+            known = ", ".join(map(repr, _SERVICES))
+            raise UsageError(f"nobody is called {who!r}; {known} are{nearest(who, _SERVICES)}")
+        else:
+            found = [pid for words in _SERVICES[who] for pid in self.everyone(words)]
+        if not found:
+            raise UsageError(f"{who if isinstance(who, str) else f'process {who}'} does not run")
+        return found[0]
+
+    def place_of(self, who: int | str) -> int:
+        """Return the number of the network namespace of a process, or of "services"."""
+        if isinstance(who, int) and 0 <= who < self._processes:
+            return who
+        if who == "services" and self._way == "stand-alone":
+            return self._processes
+        raise UsageError(
+            f"{who!r} has no cable of its own: processes 0..{self._processes - 1} have, and "
+            "'services' where they are stand-alone"
+        )
+
+
+def _command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return ""
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def _quiet_address() -> tuple[str, int]:
+    """Return a loopback address with a free port.
+
+    On Linux all of 127/8 is the loopback: with an address of its own no other test, nor an
+    outgoing connection, takes the port before the services do.
+    """
+    host = "127.0.0.1"
+    if sys.platform == "linux":
+        host = ".".join(["127", *(str(1 + byte % 254) for byte in os.urandom(3))])
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return host, int(probe.getsockname()[1])

@@ -1,0 +1,151 @@
+"""The processes that a bench runs: what they say, how they end, and when they pause.
+
+One thread reads all pipes, so that no process ever blocks on its output, and one thread for each
+process waits for its end. Whoever waits for any of it sleeps on one condition.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, Any, NamedTuple, cast
+
+__all__ = ["Pause", "Pump", "Running"]
+
+
+class Pause(NamedTuple):
+    """A process that waits at a named point."""
+
+    point: str
+    process: int | None
+    connection: socket.socket
+
+
+class Running:
+    """One process, and all that it said so far."""
+
+    def __init__(self, name: str, popen: subprocess.Popen[bytes]) -> None:
+        self.name, self.popen = name, popen
+        self.began = time.monotonic()
+        self.out, self.err = bytearray(), bytearray()
+        self.code: int | None = None  # once it has ended, and all that it said was read
+        self.ended_s = 0.0  # seconds after it began
+
+    def tail(self, lines: int) -> str:
+        """Return how it is, and the last that it said."""
+        state = "runs" if self.code is None else f"ended with code {self.code}"
+        said = (self.out + self.err).decode(errors="replace").splitlines()[-lines:]
+        return "\n".join(
+            [f"{self.name} (pid {self.popen.pid}) {state}", *(f"  | {t}" for t in said)]
+        )
+
+
+class Pump:
+    """Reads and notes; see the module. `changed` is notified whenever something is new."""
+
+    def __init__(self, pauses_at: str) -> None:
+        self.changed = threading.Condition()
+        self.pauses: list[Pause] = []
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = socket.socketpair()
+        self._ended: list[Running] = []
+        self._is_closed = False
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(pauses_at)
+        self._listener.listen(64)
+        self._selector.register(self._woken, selectors.EVENT_READ, self._note_ends)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._thread = threading.Thread(target=self._run, name="shoal bench", daemon=True)
+        self._thread.start()
+
+    def follow(self, running: Running) -> None:
+        """Read what a process says, and note its end."""
+        for stream, said in (
+            (running.popen.stdout, running.out),
+            (running.popen.stderr, running.err),
+        ):
+            pipe = cast("IO[bytes]", stream)
+            os.set_blocking(pipe.fileno(), False)
+            with self.changed:
+                self._selector.register(
+                    pipe, selectors.EVENT_READ, lambda pipe=pipe, said=said: self._read(pipe, said)
+                )
+        self._wake.send(b".")
+        threading.Thread(target=self._await_end, args=(running,), daemon=True).start()
+
+    def close(self) -> None:
+        """Stop reading, and close everything. All processes must have ended."""
+        self._is_closed = True
+        self._wake.send(b".")
+        self._thread.join()
+        for pause in self.pauses:
+            pause.connection.close()
+        for key in list(self._selector.get_map().values()):
+            cast("Any", key.fileobj).close()
+        self._selector.close()
+        self._wake.close()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            for key, _ in self._selector.select():
+                with self.changed:
+                    cast("Callable[[], None]", key.data)()
+                    self.changed.notify_all()
+
+    def _read(self, pipe: IO[bytes], said: bytearray) -> bool:
+        """Take what is there; return whether there may be more."""
+        try:
+            data = os.read(pipe.fileno(), 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._selector.unregister(pipe)
+            pipe.close()
+        said += data
+        return bool(data)
+
+    def _await_end(self, running: Running) -> None:
+        running.popen.wait()
+        running.ended_s = time.monotonic() - running.began
+        with self.changed:
+            self._ended.append(running)
+        with contextlib.suppress(OSError):  # closed: nobody asks any more
+            self._wake.send(b".")
+
+    def _note_ends(self) -> None:
+        self._woken.recv(4096)
+        while self._ended:
+            running = self._ended.pop()
+            # A grandchild may hold the pipe open for ever: what is there now is what was said.
+            for pipe, said in (
+                (running.popen.stdout, running.out),
+                (running.popen.stderr, running.err),
+            ):
+                while pipe is not None and not pipe.closed and self._read(pipe, said):
+                    pass
+            running.code = running.popen.returncode
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        said = bytearray()
+
+        def hear() -> None:
+            data = connection.recv(4096)
+            said.extend(data)
+            if data and not said.endswith(b"\n"):
+                return
+            self._selector.unregister(connection)
+            if not data:
+                connection.close()
+                return
+            told = json.loads(said)
+            self.pauses.append(Pause(told["point"], told["process"], connection))
+
+        self._selector.register(connection, selectors.EVENT_READ, hear)

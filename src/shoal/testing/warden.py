@@ -1,0 +1,82 @@
+"""A process beside a test that ends everything the test started, also when the test is killed.
+
+    test process ──pipe──▶ warden
+
+The pipe's end means that the test is over or dead: every process that carries the test's mark in
+its environment is killed. A child inherits the mark, whatever session it moves to and whoever its
+parent is, so there are no orphans. (Linux. Elsewhere there is no /proc, and only the processes
+that the bench started itself are ended, by the bench.)
+
+With `--network N` the warden also holds N network namespaces and the hub that joins them; the
+kernel removes them when it ends. Then lines on the pipe are orders: `cut 2`, `mend 2`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+__all__ = ["MARK", "environment_of", "main", "marked"]
+
+MARK = "SHOAL_BENCH_MARK"
+_WITHIN_S = 10.0  # one in an uninterruptible wait cannot be killed
+
+
+def environment_of(pid: int) -> dict[bytes, bytes]:
+    """Return the environment that a process was started with; empty if it has ended."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            rows = file.read().split(b"\0")
+    except OSError:
+        return {}
+    return dict(row.split(b"=", 1) for row in rows if b"=" in row)
+
+
+def marked(mark: str) -> list[int]:
+    """Return the pids of the living processes that carry a mark; zombies are not living."""
+    try:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except FileNotFoundError:
+        return []
+    return [p for p in pids if environment_of(p).get(MARK.encode()) == mark.encode() and _lives(p)]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except OSError:
+        return False
+
+
+def _end_all(mark: str) -> None:
+    """Kill until none is left: one that forks while we look is seen the next time."""
+    give_up = time.monotonic() + _WITHIN_S
+    while (pids := marked(mark)) and time.monotonic() < give_up:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+
+
+def main(arguments: list[str]) -> None:
+    """Hold what was asked for until standard input ends, then end all that carry the mark."""
+    mark = arguments[0]
+    try:
+        if len(arguments) > 1:
+            from shoal.testing.network import serve
+
+            serve(int(arguments[2]))
+        else:
+            print("ready", flush=True)
+            while sys.stdin.readline():
+                pass
+    finally:
+        _end_all(mark)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,78 @@
+"""The bench's end of its warden: see `warden`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import select
+import subprocess
+import sys
+import tempfile
+from typing import IO, cast
+
+from shoal.errors import DeadlineError, UsageError
+from shoal.testing import warden
+from shoal.testing.network import why_no_cuts
+
+__all__ = ["Warden"]
+
+_START_S = 30.0
+_END_S = 20.0
+
+
+class Warden:
+    """A warden that runs; `places` network namespaces with it."""
+
+    def __init__(self, places: int) -> None:
+        """Raises:
+        UsageError: a network was asked for and cannot be made here; says why.
+        """
+        if places and (why := why_no_cuts()):
+            raise UsageError(f"processes cannot be cut off here: {why}")
+        self.mark = secrets.token_hex(8)
+        if places:
+            module = ["-P", "-m", "shoal.testing.warden"]
+            command = [sys.executable, *module, self.mark, "--network", str(places)]
+        else:  # nothing but the standard library: it is there in a few milliseconds
+            command = [sys.executable, "-I", "-S", warden.__file__, self.mark]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,  # Ctrl-C is for the test; its end ends the warden
+        )
+        said = self._line()
+        self.namespaces: list[list[str]] = json.loads(said) if places else []
+
+    def order(self, order: str, place: int) -> None:
+        """Have the network cut or mended; done when this returns."""
+        if not self.namespaces:
+            raise UsageError(f"{order}: this cluster has no network; Cluster(network=True) has one")
+        pipe = cast("IO[bytes]", self._popen.stdin)
+        pipe.write(f"{order} {place}\n".encode())
+        pipe.flush()
+        self._line()
+
+    def close(self) -> None:
+        """End all that carries the mark, and the network. Idempotent."""
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        self._popen.wait(_END_S)
+        self._errors.close()
+
+    def _line(self) -> str:
+        pipe = cast("IO[bytes]", self._popen.stdout)
+        readable = select.poll()
+        readable.register(pipe, select.POLLIN)
+        line = pipe.readline().decode() if readable.poll(_START_S * 1000) else ""
+        if not line:
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip().splitlines()
+            self.close()
+            raise DeadlineError(f"the test bench's warden says nothing: {(said or [''])[-1]}")
+        return line
