@@ -7,6 +7,7 @@ does anybody touch JAX's service, which would answer the same mistakes by aborti
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -22,9 +23,10 @@ from shoal.runtime.callsite import callsite
 from shoal.runtime.cluster import Arguments, Cluster, decide, is_loopback
 from shoal.runtime.coordinator import Coordinator, Point
 from shoal.runtime.coordinator_local import alone
-from shoal.runtime.coordinator_tcp import join
+from shoal.runtime.coordinator_tcp import TcpCoordinator, join
 from shoal.runtime.exit_guard import gone_members, pause_s
 from shoal.runtime.frames import address_text, split_address
+from shoal.runtime.keeping import HostKeeper, find_host_keeper, leads_probably
 
 __all__ = [
     "become_member",
@@ -136,10 +138,8 @@ def become_member(
     if place.services is not None:
         services.release(place.services)
     try:
-        fault_points.reach("initialize.after_hello", joined.process)
         if not is_attached:
             _connect_devices(joined, joined.jax_service, deadline)
-        fault_points.reach("initialize.after_devices", joined.process)
         joined.arrive(Point("initialize", site=callsite()), timeout_s=_left(deadline))
     except BaseException as error:
         joined.tell("failed", f"initialize: {error}")
@@ -151,6 +151,24 @@ def become_member(
             raise InitializeError(f"initialize: {error}", missing=missing) from None
         raise
     return joined
+
+
+def _enter(
+    joined: TcpCoordinator, keeper: HostKeeper, token: str, deadline: float, *, is_attached: bool
+) -> None:
+    """Connect the devices, each host through its keeper's splice; meet when all have done so."""
+    jax_service = "" if is_attached else joined.jax_service
+    if not (is_attached or jax_service):
+        raise InitializeError("nobody told where JAX's service is: is SHOAL_JAX_SERVICE set?")
+    near = jax_service
+    if joined.num_processes > 1:
+        try:
+            near = find_host_keeper(keeper, joined, token, jax_service, deadline)
+        finally:
+            keeper.dismiss()
+    if not is_attached:
+        _connect_devices(joined, near, deadline)
+    joined.arrive(Point("initialize", site=callsite()), timeout_s=_left(deadline))
 
 
 def _own_place(cluster: Cluster, address: str, deadline: float) -> _Place:
@@ -225,24 +243,22 @@ def _attached_place(cluster: Cluster, address: str, deadline: float, key: str) -
     return _Place(where, address, token, started)
 
 
-def _connect_devices(joined: Coordinator, jax_service: str, deadline: float) -> None:
-    """Join JAX's service, which waits for all; give up when somebody is gone instead.
+def _connect_devices(joined: Coordinator, near: str, deadline: float) -> None:
+    """Join JAX's service, at `near` or through a splice there, which waits for all; give up when somebody is gone instead.
 
     The call blocks in native code and cannot be interrupted, so it gets a thread of its own: a
     daemon, for the interpreter must not join it.
 
     Raises:
-      InitializeError: JAX's service is not known, or refuses.
+      InitializeError: JAX's service refuses.
       ProcessLostError: a process is gone, so the call may never return.
       DeadlineError: it did not return in time.
     """
-    if not jax_service:
-        raise InitializeError("nobody told where JAX's service is: is SHOAL_JAX_SERVICE set?")
     result: Future[Any] = Future()
 
     def run() -> None:
         try:
-            result.set_result(jax_runtime.connect(jax_service, joined.process))
+            result.set_result(jax_runtime.connect(near, joined.process))
         except Exception as error:  # noqa: BLE001 (raised again in the caller's thread)
             result.set_exception(error)
 
@@ -254,9 +270,10 @@ def _connect_devices(joined: Coordinator, jax_service: str, deadline: float) -> 
         result.add_done_callback(_disconnect)  # now, or when it connects after all
         raise
     if (error := result.exception()) is not None:
-        raise InitializeError(f"JAX's service at {jax_service}: {error}") from error
-    connection = result.result()
+        raise InitializeError(f"JAX's service at {joined.jax_service}: {error}") from error
+    connection, jax_service = result.result(), joined.jax_service
     jax_runtime.install(connection, jax_service, joined.process, joined.num_processes)
+    fault_points.reach("initialize.after_devices", joined.process)
 
 
 def _disconnect(connected: Future[Any]) -> None:

@@ -67,18 +67,7 @@ class Cluster:
         Raises:
           UsageError: something is wrong with it; all offences at once.
         """
-        offences = []
-        if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
-            offences.append(f"processes={processes!r} must be a whole number, at least 1")
-        if devices is not None and (not isinstance(devices, int) or devices < 1):
-            offences.append(f"devices={devices!r} must be a whole number, at least 1, or None")
-        if services not in WAYS:
-            offences.append(f"services={services!r} is none of {', '.join(map(repr, WAYS))}")
-        if network and services == "launcher":
-            offences.append("shoal run starts all on one host: it has no network to cut")
-        if not deadline_s > 0:
-            offences.append(f"deadline_s={deadline_s!r} must be a positive number of seconds")
-        raise_all("Cluster", offences)
+        raise_all("Cluster", _offences(processes, devices, services, network, deadline_s))
         self.processes, self.devices, self.services = processes, devices, services
         self.deadline_s = deadline_s
         self.folder = tempfile.mkdtemp(prefix="shoal-bench-")
@@ -228,11 +217,7 @@ class Cluster:
         running = self._of(process)
 
         def line() -> str | None:
-            for said in (running.out, running.err):
-                for text in said.decode(errors="replace").split("\n")[:-1]:
-                    if words in text:
-                        return text
-            return None
+            return next((text for text in self.said(process) if words in text), None)
 
         self._until(
             lambda: line() is not None or running.code is not None, f"{running.name} says {words!r}"
@@ -242,6 +227,12 @@ class Cluster:
             told = running.tail(_TAIL_LINES)
             raise PeerFailedError(f"it never said {words!r}: {told}", failed={process: told})
         return found
+
+    def said(self, process: int) -> list[str]:
+        """Return the lines that a process has said so far, those of stdout first."""
+        running = self._of(process)
+        streams = [said.decode(errors="replace") for said in (running.out, running.err)]
+        return [line for text in streams for line in text.split("\n")[:-1]]
 
     def wait_for_pause(self, point: str, process: int | None = None) -> int | None:
         """Wait until a process is held by the fault `POINT:pause`; return which it is."""
@@ -329,3 +320,21 @@ class Cluster:
             missing=[p for p, running in self._running.items() if running.code is None],
             last_words=rows,
         )
+
+
+def _offences(
+    processes: object, devices: object, services: str, network: bool, deadline_s: float
+) -> list[str]:
+    """Return what is wrong with the arguments of a cluster."""
+    offences = []
+    if isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+        offences.append(f"processes={processes!r} must be a whole number, at least 1")
+    if devices is not None and (not isinstance(devices, int) or devices < 1):
+        offences.append(f"devices={devices!r} must be a whole number, at least 1, or None")
+    if services not in WAYS:
+        offences.append(f"services={services!r} is none of {', '.join(map(repr, WAYS))}")
+    if network and services == "launcher":
+        offences.append("shoal run starts all on one host: it has no network to cut")
+    if not deadline_s > 0:
+        offences.append(f"deadline_s={deadline_s!r} must be a positive number of seconds")
+    return offences

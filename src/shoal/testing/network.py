@@ -84,7 +84,8 @@ def _namespace(name: str) -> tuple[int, int]:
     """
     _unshare(_CLONE_NEWNET | _CLONE_NEWUTS)
     socket.sethostname(name)
-    return tuple(os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts"))  # type: ignore[return-value]
+    net, uts = (os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts"))
+    return net, uts
 
 
 def _join(hub: Any, bridge: int, place: int, net_fd: int) -> int:
