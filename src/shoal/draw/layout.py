@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from shoal.draw.amounts import in_bytes
 from shoal.draw.picture import GAP, Cell, Panel, Picture, elide
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
@@ -116,19 +117,10 @@ def _notes(layout: Layout, sizes: Sequence[int], item_bytes: float) -> list[str]
     copies = layout.mesh.size // blocks
     note = f"each block on {copies} device{'s' * (copies != 1)}"
     if item_bytes:
-        own = _bytes(math.prod(layout.shard_shape(sizes)) * item_bytes)
-        note = f"{own} per device, {_bytes(math.prod(sizes) * item_bytes)} in all; {note}"
+        own = in_bytes(math.prod(layout.shard_shape(sizes)) * item_bytes)
+        note = f"{own} per device, {in_bytes(math.prod(sizes) * item_bytes)} in all; {note}"
     notes = [note]
     if layout.partial:
         terms = ", ".join(f"{how} over {quote(axis)}" for axis, how in layout.partial.items())
         notes.append(f"still to be done: {terms}")
     return notes
-
-
-def _bytes(count: float) -> str:
-    """Bytes in binary units: 1536 → 1.5 KiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} TiB"

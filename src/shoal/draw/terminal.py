@@ -11,7 +11,7 @@ from rich.text import Text
 
 from shoal.draw.picture import Panel, Picture
 
-__all__ = ["render", "to_text"]
+__all__ = ["plain", "render", "to_text"]
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
 
@@ -28,9 +28,14 @@ def render(picture: Picture) -> RenderableType:
 
 def to_text(picture: Picture, width: int = 200) -> str:
     """Return plain text, at most `width` characters wide, without colours."""
+    return plain(render(picture), width)
+
+
+def plain(rendered: RenderableType, width: int) -> str:
+    """Return what a console would print, as plain text without colours."""
     console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
     with console.capture() as captured:
-        console.print(render(picture))
+        console.print(rendered)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 

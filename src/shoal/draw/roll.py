@@ -1,0 +1,270 @@
+"""Who is in a job and where each one stands, as a table that is read in a hurry.
+
+The majority waits at the scene of the crime; who is not with it comes first. Of a long job,
+processes that stand at the same place share a row.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shoal.draw.amounts import in_bytes, in_seconds
+from shoal.runtime.coordinator import Member
+from shoal.runtime.verdicts import listed
+
+__all__ = [
+    "GONE",
+    "ORDERS",
+    "SLOW",
+    "Roll",
+    "Row",
+    "Service",
+    "render_roll",
+    "rows_of",
+    "slowness_of",
+    "standing",
+]
+
+GONE = ("left", "failed", "lost")  # who is in one of these states does not come back
+SLOW = 1.5  # a step time this many times the median is worth a row of its own
+_URGENCY = {"failed": 0, "lost": 0, "silent": 1, "absent": 2, "here": 3, "left": 4}
+_STYLES = {"failed": "bold red", "lost": "bold red", "silent": "bold yellow", "left": "dim"}
+_STATES = ("here", "silent", "absent", "failed", "lost", "left")
+_COLUMNS: Mapping[str, Mapping[str, Any]] = {
+    "process": {"no_wrap": True},
+    "host": {"no_wrap": True, "overflow": "ellipsis", "max_width": 24},
+    "state": {"no_wrap": True},
+    "step": {"no_wrap": True, "justify": "right"},
+    "step time": {"no_wrap": True, "justify": "right"},
+    "where": {"overflow": "fold"},
+    "since": {"no_wrap": True, "justify": "right"},
+    "memory": {"no_wrap": True, "justify": "right"},
+}
+_MOST_LETTERS = 28  # for the processes of a row
+
+
+class Service(NamedTuple):
+    """What is known of a service of the job, such as JAX's."""
+
+    name: str
+    host: str
+    state: str  # as of a `Member`
+    said: str  # why it is gone, if it is
+
+
+class Roll(NamedTuple):
+    """What the meeting place knows of a job."""
+
+    address: str
+    members: tuple[Member, ...]
+    services: tuple[Service, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Has everybody gone?"""
+        return all(member.state in GONE for member in self.members)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many are in each state that somebody is in."""
+        counts = Counter(member.state for member in self.members)
+        return {state: counts[state] for state in [*_STATES, *counts] if counts[state]}
+
+    @property
+    def median_step_s(self) -> float | None:
+        """The median step time of those that are here, seconds; None where nobody has one."""
+        times_s = [m.step_s for m in self.members if m.step_s is not None and m.state not in GONE]
+        return statistics.median(times_s) if times_s else None
+
+
+class Row(NamedTuple):
+    """Processes that stand at the same place. Its numbers are the worst of them."""
+
+    members: tuple[Member, ...]
+    slowness: float | None  # of the slowest, against the median over all
+    is_majority: bool = False
+
+    @property
+    def first(self) -> Member:
+        """The one that speaks for the others: of the same state, place and step."""
+        return self.members[0]
+
+    @property
+    def step_s(self) -> float | None:
+        """The slowest step time, seconds."""
+        return max((m.step_s for m in self.members if m.step_s is not None), default=None)
+
+    @property
+    def since_s(self) -> float:
+        """How long the first of them is there, seconds."""
+        return max(member.since_s for member in self.members)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The largest."""
+        return max(member.memory_bytes for member in self.members)
+
+
+def _telling(row: Row) -> tuple[object, ...]:
+    """Gone and silent ones; those apart from the majority: the slow, the late, the stuck."""
+    first = row.first
+    slow = row.slowness if row.slowness is not None and row.slowness >= SLOW else 0.0
+    step = -1 if first.step is None else first.step
+    urgency = _URGENCY.get(first.state, 0)
+    since_s = 0.0 if row.is_majority else row.since_s
+    return (urgency, row.is_majority, -slow, step, first.is_waiting, -since_s)
+
+
+ORDERS: Mapping[str, Callable[[Row], tuple[object, ...]]] = {
+    "telling": _telling,
+    "process": lambda row: (),  # and for equal rows the process decides
+    "host": lambda row: (row.first.host,),
+    "step": lambda row: (-1 if row.first.step is None else row.first.step,),
+    "time": lambda row: (-(row.step_s or 0.0),),
+    "since": lambda row: (-row.since_s,),
+    "memory": lambda row: (-row.memory_bytes,),
+}
+
+
+def rows_of(roll: Roll, *, order: str = "telling", fold: bool = True) -> list[Row]:
+    """Return the rows, the first to be looked at first; each process is in one of them.
+
+    Args:
+      roll: who is there.
+      order: a key of `ORDERS`; "telling": who is not with the majority comes first.
+      fold: processes of one state, place, step, and pace share a row.
+    """
+    alike = Counter(_scene(member) for member in roll.members)
+    scene, size = alike.most_common(1)[0] if alike else (None, 0)
+    majority = scene if 2 * size > len(roll.members) > 2 else None
+    median_s = roll.median_step_s
+    groups: dict[object, list[tuple[Member, float | None]]] = {}
+    for member in roll.members:
+        slowness = slowness_of(member, median_s)
+        is_slow = slowness is not None and slowness >= SLOW
+        key = (*_scene(member), member.step, is_slow) if fold else member.process
+        groups.setdefault(key, []).append((member, slowness))
+    rows = []
+    for group in groups.values():
+        members = tuple(member for member, _ in group)
+        slowest = max((s for _, s in group if s is not None), default=None)
+        rows.append(Row(members, slowest, _scene(members[0]) == majority))
+    return sorted(rows, key=lambda row: (ORDERS[order](row), row.first.process))
+
+
+def _scene(member: Member) -> tuple[object, ...]:
+    """Equal for those that stand at the same place in the same way."""
+    if member.state in GONE or not member.place:
+        return member.state, member.said
+    return member.state, member.place, member.is_waiting
+
+
+def slowness_of(member: Member, median_s: float | None) -> float | None:
+    """Return how many times the median its step takes; None where that is not known."""
+    return member.step_s / median_s if median_s and member.step_s is not None else None
+
+
+def standing(member: Member) -> str:
+    """Return where a process stands, or why it is gone, on one line."""
+    if member.state in GONE or not member.place:
+        return member.said.strip().rpartition("\n")[2].strip()
+    return f"{'waits' if member.is_waiting else 'last'} at {member.place}"
+
+
+def render_roll(
+    roll: Roll, *, order: str = "telling", most_rows: int | None = None, note: str = ""
+) -> RenderableType:
+    """Return what a `rich` console prints.
+
+    Args:
+      roll: who is there.
+      order: see `rows_of`.
+      most_rows: if there are more processes, those that stand at the same place share a row; if
+        there are still more rows, the first ones are shown. None: a row for every process.
+      note: what to say of the whole, such as that it is old.
+    """
+    fold = most_rows is not None and len(roll.members) > most_rows
+    rows = rows_of(roll, order=order, fold=fold)
+    shown = rows[:most_rows]
+    hosts = sorted({member.host for member in roll.members if member.host})
+    parts: list[RenderableType] = [_title(roll, hosts), _table(shown, len(hosts) > 1)]
+    if len(rows) > len(shown):
+        rest = sum(len(row.members) for row in rows[len(shown) :])
+        parts.append(Text(f"and {rest} more processes in {len(rows) - len(shown)} rows: --all"))
+    parts += [_service(service) for service in roll.services]
+    if note:
+        parts.append(Text(note, style="bold red"))
+    return Group(*parts)
+
+
+def _title(roll: Roll, hosts: Sequence[str]) -> Text:
+    count = len(roll.members)
+    text = Text(f"{count} process{'es' * (count != 1)} at {roll.address}", style="bold")
+    if hosts:
+        text.append(f" on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} hosts'}")
+    text.append(": ")
+    for number, (state, size) in enumerate(roll.counts.items()):
+        text.append(", " if number else "")
+        text.append(f"{size} {state}", style=_STYLES.get(state, ""))
+    if (median_s := roll.median_step_s) is not None:
+        text.append(f"; median step {in_seconds(median_s)}")
+    return text
+
+
+def _table(rows: Sequence[Row], has_hosts: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    lines = [_cells(row) for row in rows]
+    shown = []
+    for name, options in _COLUMNS.items():
+        if any(line[name].plain for line in lines) and (has_hosts or name != "host"):
+            table.add_column(name, **options)
+            shown.append(name)
+    for row, line in zip(rows, lines, strict=True):
+        table.add_row(*map(line.get, shown), style="dim" if row.first.state == "left" else "")
+    return table
+
+
+def _cells(row: Row) -> dict[str, Text]:
+    """Return what stands in each column."""
+    first, is_gone = row.first, row.first.state in GONE
+    hosts = {member.host for member in row.members}
+    return {
+        "process": Text(_processes(row.members)),
+        "host": Text(first.host if len(hosts) == 1 else f"{len(hosts)} hosts"),
+        "state": Text(first.state, style=_STYLES.get(first.state, "")),
+        "step": Text("" if first.step is None else str(first.step)),
+        "step time": _pace(row),
+        "where": Text(standing(first)),
+        "since": Text("" if is_gone or not first.place else in_seconds(row.since_s)),
+        "memory": Text("" if is_gone or not row.memory_bytes else in_bytes(row.memory_bytes)),
+    }
+
+
+def _pace(row: Row) -> Text:
+    if row.step_s is None:
+        return Text("")
+    times = "" if row.slowness is None else f", {row.slowness:.1f}x"
+    is_slow = row.slowness is not None and row.slowness >= SLOW
+    return Text(f"{in_seconds(row.step_s)}{times}", style="bold yellow" if is_slow else "")
+
+
+def _processes(members: Sequence[Member]) -> str:
+    """Return `3`, `0-2, 4-511`, or as much of it as fits: `0, 2, 4, … (500)`."""
+    text = listed(member.process for member in members).partition(" ")[2]
+    if len(text) <= _MOST_LETTERS:
+        return text
+    return f"{text[: _MOST_LETTERS - 8].rpartition(', ')[0]}, … ({len(members)})"
+
+
+def _service(service: Service) -> Text:
+    text = Text(f"{service.name} ({service.host}): " if service.host else f"{service.name}: ")
+    text.append(service.state, style=_STYLES.get(service.state, ""))
+    return text.append(f": {service.said}" if service.state in GONE else "")
