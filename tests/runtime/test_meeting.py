@@ -205,7 +205,7 @@ def test_only_the_first_word_on_how_a_process_went_counts():
     table = Table(2)
     table.depart(1, "failed", "Traceback")
     table.depart(1, "lost", "connection closed")
-    assert table.meeting.members(0.0)[1][2:] == ("failed", "Traceback, 0.0 s ago")
+    assert table.meeting.members(0.0)[1][2:4] == ("failed", "Traceback, 0.0 s ago")
 
 
 def test_last_words_say_where_a_process_waits_or_what_it_did_last():
@@ -220,7 +220,7 @@ def test_last_words_say_where_a_process_waits_or_what_it_did_last():
     assert said == [
         "waits at 'epoch' (t.py:9 (main)) since 1.0 s",
         "step 7, 1.0 s ago",
-        "passed 'start' (t.py:1 (main)), 3.0 s ago",
+        "last at 'start' (t.py:1 (main)), 3.0 s ago",
     ]
     assert table.meeting.waiting_for(table.now, 0, "main")["missing"] == [1, 2]
     assert table.meeting.waiting_for(table.now, 1, "main") is None

@@ -24,21 +24,24 @@ from shoal.runtime.frames import (
     FrameError,
     FrameReader,
 )
+from shoal.runtime.keepalive import is_cut_off
 
 __all__ = ["STRANGER_S", "Connection", "Connections", "Listener"]
 
 STRANGER_S = 30.0  # a connection that has not been trusted by then is closed
 
+_CLOSED = "its connection closed (killed?)"
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Connection:
     """One socket: what came of the next frame, and what could not be sent yet."""
 
-    def __init__(self, sock: socket.socket, origin: str, since: float) -> None:
+    def __init__(self, sock: socket.socket, origin: str, since: float, listener: Listener) -> None:
         self.socket = sock
         self.origin = origin
         self.since = since
+        self.listener = listener
         self.reader = FrameReader(max_header_bytes=MAX_HELLO_BYTES, max_body_bytes=0)
         self.out: deque[memoryview] = deque()
         self.is_blocked = False  # is there more in `out` than the kernel would take?
@@ -57,7 +60,10 @@ class Listener(Protocol):
 
 
 class Connections:
-    """All connections of a listening socket, driven by `poll`."""
+    """All connections of a listening socket, driven by `poll`.
+
+    `listener` hears the strangers; who trusts one may say who hears it from then on.
+    """
 
     def __init__(
         self, server: socket.socket, listener: Listener, clock: Callable[[], float]
@@ -80,6 +86,8 @@ class Connections:
     def hold_leash(self, file: int) -> None:
         """Watch a pipe; once its other end is closed `poll` returns False.
 
+        A word on the pipe lets go: then its end means nothing any more.
+
         Raises:
           PermissionError: it is neither pipe nor socket nor terminal.
         """
@@ -93,6 +101,8 @@ class Connections:
                 self._accept()
             elif not isinstance(about, Connection):
                 self._leash_ended = not os.read(about, 4096)
+                if not self._leash_ended:
+                    self._selector.unregister(about)
             else:
                 if mask & selectors.EVENT_READ:
                     self._read(about)
@@ -105,11 +115,19 @@ class Connections:
             self.close(stranger)
         return not self._leash_ended
 
-    def trust(self, connection: Connection) -> None:
+    def trust(
+        self,
+        connection: Connection,
+        listener: Listener | None = None,
+        *,
+        max_header_bytes: int = MAX_HEADER_BYTES,
+        max_body_bytes: int = MAX_PAYLOAD_BYTES,
+    ) -> None:
         """Let a stranger stay, and send what members may send."""
         self._strangers.pop(connection, None)
-        connection.reader.max_header_bytes = MAX_HEADER_BYTES
-        connection.reader.max_body_bytes = MAX_PAYLOAD_BYTES
+        connection.listener = listener or connection.listener
+        connection.reader.max_header_bytes = max_header_bytes
+        connection.reader.max_body_bytes = max_body_bytes
 
     def send(self, connection: Connection, data: bytes, *, then_close: bool = False) -> None:
         """Send as much as can be sent now, the rest when there is room."""
@@ -160,7 +178,7 @@ class Connections:
             return  # whoever knocked has gone again
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = Connection(sock, str(origin[0]), self._clock())
+        connection = Connection(sock, str(origin[0]), self._clock(), self._listener)
         self._strangers[connection] = None
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
@@ -171,10 +189,12 @@ class Connections:
             data = connection.socket.recv(connection.reader.chunk_bytes)
         except BlockingIOError:
             return
-        except OSError:
-            data = b""
+        except OSError as error:
+            cut = is_cut_off(error)
+            self._end(connection, f"cut off ({error.strerror})" if cut else _CLOSED)
+            return
         if not data:
-            self._end(connection, "its connection closed (killed?)")
+            self._end(connection, _CLOSED)
             return
         connection.reader.feed(data)
         try:
@@ -182,7 +202,7 @@ class Connections:
                 frame = connection.reader.next()
                 if frame is None:
                     return
-                self._listener.on_frame(connection, frame)
+                connection.listener.on_frame(connection, frame)
         except FrameError as error:
             self._end(connection, f"it sent what no process of this job sends: {error}")
 
@@ -212,4 +232,4 @@ class Connections:
     def _end(self, connection: Connection, reason: str) -> None:
         if not connection.is_closed:
             self.close(connection)
-            self._listener.on_end(connection, reason)
+            connection.listener.on_end(connection, reason)

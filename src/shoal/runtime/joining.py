@@ -12,12 +12,13 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from shoal.runtime.coordinator import Member
 from shoal.runtime.frames import FrameError, number_field, text_field, whole_field
 from shoal.runtime.verdicts import listed
 
 __all__ = ["PROTOCOL", "Hello", "JoinReply", "Joining", "parse_hello"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 _STANDS_S = 10.0  # a refusal is told to those who come within this time
 
 To = TypeVar("To", bound=Hashable)
@@ -35,6 +36,7 @@ class Hello(NamedTuple):
     versions: str  # of shoal and JAX, as text; all must be equal
     jax_service: str  # host:port of JAX's service, if this process knows it
     timeout_s: float
+    host_id: str = ""  # equal for processes that one process could watch; empty: not known
 
     def __str__(self) -> str:
         return f"process {self.process} ({self.host}, pid {self.pid})"
@@ -54,8 +56,9 @@ def parse_hello(header: Mapping[str, Any]) -> Hello:
     Raises:
       FrameError: a field is absent or has the wrong type.
     """
+    protocol = whole_field(header, "protocol")
     hello = Hello(
-        protocol=whole_field(header, "protocol"),
+        protocol=protocol,
         process=whole_field(header, "process"),
         num_processes=whole_field(header, "processes"),
         host=text_field(header, "host"),
@@ -64,6 +67,7 @@ def parse_hello(header: Mapping[str, Any]) -> Hello:
         versions=text_field(header, "versions"),
         jax_service=text_field(header, "jax_service"),
         timeout_s=number_field(header, "timeout_s"),
+        host_id=text_field(header, "host_id") if protocol >= 2 else "",
     )
     if not hello.timeout_s > 0:
         raise FrameError("field 'timeout_s' is not positive")
@@ -97,6 +101,34 @@ class Joining(Generic[To]):
     def hosts(self) -> list[str]:
         """The host of each process, in order, once complete."""
         return [self._here[process].host for process in range(self.num_processes)]
+
+    @property
+    def pids(self) -> list[int]:
+        """The process id of each process on its host, in order, once complete."""
+        return [self._here[process].pid for process in range(self.num_processes)]
+
+    def shared_hosts(self) -> dict[str, dict[int, int]]:
+        """Return process: pid for each host_id that is known, in order, once complete."""
+        shared: dict[str, dict[int, int]] = {}
+        for process in range(self.num_processes):
+            hello = self._here[process]
+            if hello.host_id:
+                shared.setdefault(hello.host_id, {})[process] = hello.pid
+        return shared
+
+    def host_id(self, process: int) -> str:
+        """Return the host_id of a process that came, empty where it did not know."""
+        return self._here[process].host_id
+
+    def members(self) -> tuple[Member, ...]:
+        """Return who came so far, and who did not."""
+        here = [self._here.get(process) for process in range(self.num_processes)]
+        return tuple(
+            Member(process, hello.host, "here", "waits for all to come", pid=hello.pid)
+            if hello
+            else Member(process, "", "absent", "did not come yet")
+            for process, hello in enumerate(here)
+        )
 
     def is_spent(self, now: float) -> bool:
         """Was the joining refused, and is nobody left who should still hear of it?"""
@@ -149,12 +181,14 @@ class Joining(Generic[To]):
         del self._to[process]
         return self._refuse(now, f"{gone} died or gave up before all had come", (process,))
 
-    def abandon(self, now: float) -> list[JoinReply[To]]:
-        """Who started the meeting place died, or gave up."""
+    def abandon(
+        self, now: float, reason: str = "who started the meeting place died or gave up"
+    ) -> list[JoinReply[To]]:
+        """What no job can be without is gone."""
         if self.is_complete or self.refusal is not None:
             return []
-        reason = "who started the meeting place died or gave up before all had come"
-        return self._refuse(now, f"{reason}; {listed(self.absent())} did not", self.absent())
+        told = f"{reason} before all had come; {listed(self.absent())} did not"
+        return self._refuse(now, told, self.absent())
 
     def tick(self, now: float) -> list[JoinReply[To]]:
         """End the joining at the earliest deadline of those who came."""

@@ -7,103 +7,69 @@ The n-th arrival of each process in a *line* (a group and a lane) is one *gather
 counted here and not by who arrives, so the count cannot drift apart: a gathering that failed stays
 in its line until every living member came and was told. One answer object is given to all, hence
 all or none.
+
+A point of *survivors* does not wait for who is gone. It is where those who are left start again
+after a loss, each from another place of the program: what they still owed counts no more.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
+from shoal.runtime.asking import Asking, Question
 from shoal.runtime.coordinator import Member, Point
+from shoal.runtime.gathering import (
+    Answer,
+    Gathering,
+    Line,
+    Reply,
+    Wait,
+    circle_facts,
+    find_circle,
+    sides_facts,
+)
+from shoal.runtime.losses import Losses
+from shoal.runtime.messages import Beat
+from shoal.runtime.record import Record
 
 __all__ = ["Answer", "Meeting", "Reply"]
 
 To = TypeVar("To", bound=Hashable)
 
 _WORDS = 64  # an answer quotes the last words of this many processes; it goes to all of them
-
-
-class Answer(NamedTuple):
-    """What all members of a gathering are told: "ok" with the payloads, or what went wrong."""
-
-    kind: str  # "ok" | "diverged" | "deadline" | "lost" | "failed"
-    facts: Mapping[str, Any] = MappingProxyType({})  # as JSON would carry it
-    payloads: Mapping[int, bytes] = MappingProxyType({})
-
-
-class Reply(NamedTuple, Generic[To]):
-    """An answer and where it must go: the `to` and `ticket` that came with the arrival."""
-
-    to: To
-    ticket: int
-    answer: Answer
-
-
-class _Wait(NamedTuple, Generic[To]):
-    to: To
-    ticket: int
-    point: Point
-    payload: bytes
-    since: float
-
-
-class _Gathering(Generic[To]):
-    """One meeting of a line: open while `answer` is None, afterwards a tombstone."""
-
-    __slots__ = ("answer", "arrived", "deadline", "limit", "line", "owing")
-
-    def __init__(self, line: _Line[To]) -> None:
-        self.line = line
-        self.arrived: dict[int, _Wait[To]] = {}
-        self.answer: Answer | None = None
-        self.owing: set[int] = set()  # living members that must still be told
-        self.deadline = math.inf
-        self.limit = (-1, math.inf)  # whose deadline that is, and its time-out in seconds
-
-    def expects(self, process: int) -> bool:
-        return process in self.owing if self.answer else process not in self.arrived
-
-    def missing(self) -> list[int]:
-        return [p for p in self.line.members if p not in self.arrived]
-
-
-class _Line(Generic[To]):
-    """The gatherings of one group in one lane, oldest first, as long as somebody owes one."""
-
-    __slots__ = ("gatherings", "key", "lane", "members")
-
-    def __init__(self, key: tuple[tuple[int, ...] | None, str], everybody: range) -> None:
-        group, self.lane = self.key = key
-        self.members: Collection[int] = everybody if group is None else dict.fromkeys(group)
-        self.gatherings: deque[_Gathering[To]] = deque()
-
-
-class _Process(Generic[To]):
-    """What is known of one process."""
-
-    __slots__ = ("blocked", "host", "point", "state", "when", "words")
-
-    def __init__(self, host: str, now: float) -> None:
-        self.host = host
-        self.state = "here"
-        self.words = "joined"
-        self.point: Point | None = None
-        self.when = now
-        self.blocked: dict[str, _Gathering[To]] = {}  # where it waits, by lane
+_ASKED = 16  # so many of those who are late are asked for their stacks
+_STACK_CHARACTERS = 8 << 10  # of each that an answer shows
 
 
 class Meeting(Generic[To]):
-    """All points of a job whose processes are all here; `to` is any address for the answers."""
+    """All points of a job whose processes are all here; `to` is any address for the answers.
 
-    def __init__(self, hosts: Sequence[str], now: float) -> None:
-        self._processes: list[_Process[To]] = [_Process(host, now) for host in hosts]
+    `stack_grace_s` is how long those who are late may take to say where they are: whoever drives
+    the meeting sends `take_questions` to them and brings what they say to `hear_stacks`.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        now: float,
+        *,
+        pids: Sequence[int] = (),
+        stack_grace_s: float = 0.0,
+    ) -> None:
+        pids = pids or [0] * len(hosts)
+        self._records: list[Record[To]] = [
+            Record(p, host, pids[p], now) for p, host in enumerate(hosts)
+        ]
         self._everybody = range(len(hosts))
-        self._lines: dict[tuple[tuple[int, ...] | None, str], _Line[To]] = {}
-        self._open: dict[str, set[_Gathering[To]]] = {}  # by lane
-        self._gone: dict[int, str] = {}  # process: state, in the order in which they went
+        self._lines: dict[tuple[tuple[int, ...] | None, str], Line[To]] = {}
+        self._open: dict[str, set[Gathering[To]]] = {}  # by lane
+        self._losses = Losses(lambda process: self._records[process].words)
+        self._gone = self._losses.states
+        self._stack_grace_s = stack_grace_s
+        # About a gathering that is late, or about whoever asked: (to, ticket).
+        self._asking: Asking[Gathering[To] | tuple[To, int]] = Asking()
         self._next = math.inf
 
     @property
@@ -114,7 +80,7 @@ class Meeting(Generic[To]):
     @property
     def is_over(self) -> bool:
         """Has everybody gone?"""
-        return len(self._gone) == len(self._processes)
+        return len(self._gone) == len(self._records)
 
     def has_gone(self, process: int) -> bool:
         """Has this process left, failed or been lost?"""
@@ -130,159 +96,262 @@ class Meeting(Generic[To]):
         timeout_s: float,
         to: To,
         ticket: int,
+        step: int | None = None,
     ) -> list[Reply[To]]:
         """Take an arrival; return the answers that it settles (for nobody: everybody waits)."""
-        line, gathering = self._find(process, point)
+        record = self._records[process]
+        if step is not None:
+            record.step = step
+        if process in self._gone:
+            return [Reply(to, ticket, self._losses.answer(self._everybody, process))]
+        gathering = self._find(process, point)
+        replies: list[Reply[To]] = []
+        while self._starts_again(gathering, point):
+            answer = self._losses.any_answer(gathering.line.members)
+            if not point.survivors:  # the others know of the loss
+                record.note(now, "last at", point)
+                return [Reply(to, ticket, answer)]
+            replies += self._finish(now, gathering, answer)
+            gathering = self._find(process, point)
+        line = gathering.line
         if gathering.answer is not None:
             gathering.owing.discard(process)
             self._bury(line)
-            self._note(process, now, "came too late to", point)
+            record.note(now, "last at", point)
             return [Reply(to, ticket, gathering.answer)]
-        gathering.arrived[process] = _Wait(to, ticket, point, payload, now)
-        self._processes[process].blocked[line.lane] = gathering
-        if now + timeout_s < gathering.deadline:
+        gathering.arrived[process] = Wait(to, ticket, point, payload, now)
+        record.blocked[line.lane] = gathering
+        if now + timeout_s < gathering.deadline and gathering.question is None:
             gathering.deadline, gathering.limit = now + timeout_s, (process, timeout_s)
             self._next = min(self._next, gathering.deadline)
-        return self._judge(now, process, gathering)
+        return replies + self._judge(now, process, gathering)
 
     def tick(self, now: float) -> list[Reply[To]]:
-        """End every wait whose earliest deadline has passed."""
+        """End every wait whose earliest deadline has passed, and every question."""
         if now < self._next:
             return []
         waiting = [g for gatherings in self._open.values() for g in gatherings]
-        late = [g for g in waiting if g.deadline <= now]
-        answers = [(g, Answer("deadline", self._deadline_facts(g, now))) for g in late]
+        late = [g for g in waiting if g.deadline <= now and not self._ask_late(now, g)]
+        answers = [(g, self._late_answer(now, g, self._asking.take(g.question))) for g in late]
         replies = [r for g, answer in answers for r in self._finish(now, g, answer)]
-        self._next = min((g.deadline for g in waiting if g.answer is None), default=math.inf)
+        for question in self._asking.tick(now):
+            replies += self._answered(now, question)
+        deadlines = [g.deadline for g in waiting if g.answer is None]
+        self._next = min(*deadlines, math.inf, self._asking.next_deadline)
         return replies
 
     def say(self, now: float, process: int, words: str) -> None:
         """Remember what a process is doing."""
         if process not in self._gone:
-            self._note(process, now, words)
+            self._records[process].note(now, words)
+
+    def beat(self, now: float, process: int, beat: Beat) -> None:
+        """Remember what a process says of itself with a sign of life."""
+        if process not in self._gone:
+            self._records[process].hear(now, beat)
+
+    def hush(self, process: int, silent_since: float | None) -> None:
+        """A process has given no sign of life since then; None: it does again."""
+        if process not in self._gone:
+            record = self._records[process]
+            record.silent_since = silent_since
+            record.state = "here" if silent_since is None else "silent"
 
     def depart(self, now: float, process: int, state: str, words: str) -> list[Reply[To]]:
         """A process is gone: "left", "failed" or "lost". Only the first such word counts.
 
         Who is lost or failed ends every gathering of its groups, who left in peace only those to
-        which it had not come.
+        which it had not come. Survivors wait for it no more.
         """
         if process in self._gone:
             return []
         self._gone[process] = state
-        record = self._processes[process]
-        record.state = state
-        self._note(process, now, words)
+        record = self._records[process]
+        record.state, record.silent_since = state, None
+        record.note(now, words)
         replies: list[Reply[To]] = []
         for line in [line for line in self._lines.values() if process in line.members]:
             for gathering in list(line.gatherings):
                 gathering.owing.discard(process)
                 came = process in gathering.arrived
-                if gathering.answer is None and not (state == "left" and came):
-                    replies += self._finish(now, gathering, self._gone_answer(line))
+                if gathering.answer is not None:
+                    continue
+                if gathering.survivors:
+                    replies += self._do_without(now, process, gathering)
+                elif not (state == "left" and came):
+                    replies += self._finish(now, gathering, self._losses.answer(line.members))
             self._bury(line)
+        for question in self._asking.forget(process):
+            replies += self._answered(now, question)
         return replies
+
+    def lose_service(self, now: float, name: str, words: str) -> list[Reply[To]]:
+        """Something that all processes need is gone: every wait ends but those of survivors.
+
+        It is an error of everybody until the survivors have met.
+        """
+        self._losses.services.append([name, words])
+        waiting = [g for gatherings in self._open.values() for g in gatherings]
+        answer = self._losses.service_answer()
+        ended = [g for g in waiting if not g.survivors]
+        return [reply for g in ended for reply in self._finish(now, g, answer)]
 
     def waiting_for(self, now: float, process: int, lane: str) -> Mapping[str, Any] | None:
         """Return who is missing where `process` waits, or None if it does not wait."""
-        gathering = self._processes[process].blocked.get(lane)
+        gathering = self._records[process].blocked.get(lane)
         return self._missing_facts(gathering, now) if gathering else None
+
+    def waiters_for(self, process: int) -> set[int]:
+        """Return the processes that wait for this one."""
+        waiting = [g for gatherings in self._open.values() for g in gatherings]
+        return {p for g in waiting if process in g.missing(self._gone) for p in g.arrived}
 
     def members(self, now: float) -> tuple[Member, ...]:
         """Return what is known of each process, in order."""
-        return tuple(
-            Member(index, record.host, record.state, self._last_words(index, now))
-            for index, record in enumerate(self._processes)
-        )
+        return tuple(record.member(now) for record in self._records)
 
-    def _find(self, process: int, point: Point) -> tuple[_Line[To], _Gathering[To]]:
+    def ask_stacks(
+        self, now: float, processes: Iterable[int], limit_s: float, to: To, ticket: int
+    ) -> list[Reply[To]]:
+        """Ask processes for their stacks; "stacks" goes to `to` when all said them, or late."""
+        asked = [p for p in processes if p not in self._gone]
+        if not asked:
+            return [Reply(to, ticket, Answer("stacks", {"stacks": {}}))]
+        self._asking.ask((to, ticket), asked, now + limit_s)
+        self._next = min(self._next, now + limit_s)
+        return []
+
+    def take_questions(self) -> list[tuple[int, int]]:
+        """Return (ticket, process) of each question that must be sent now."""
+        questions, self._asking.to_send = self._asking.to_send, []
+        return questions
+
+    def hear_stacks(self, now: float, process: int, ticket: int, text: str) -> list[Reply[To]]:
+        """Take an answer to a question.
+
+        Raises:
+          FrameError: that was never asked.
+        """
+        question = self._asking.hear(process, ticket, text)
+        return [] if question is None else self._answered(now, question)
+
+    def _find(self, process: int, point: Point) -> Gathering[To]:
         """Return the first gathering of the line to which `process` has not come; open one."""
         key = (point.group, point.lane)
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = _Line(key, self._everybody)
+            line = self._lines[key] = Line(key, self._everybody)
+        found = None
         for gathering in line.gatherings:
+            if point.survivors:
+                gathering.owing.discard(process)
             if gathering.expects(process):
-                return line, gathering
-        gathering = _Gathering(line)
-        line.gatherings.append(gathering)
-        self._open.setdefault(point.lane, set()).add(gathering)
-        return line, gathering
+                found = gathering
+                break
+        if found is None:
+            found = Gathering(line, point.survivors)
+            line.gatherings.append(found)
+            self._open.setdefault(point.lane, set()).add(found)
+        return found
 
-    def _judge(self, now: float, process: int, gathering: _Gathering[To]) -> list[Reply[To]]:
+    def _starts_again(self, gathering: Gathering[To], point: Point) -> bool:
+        """Do some come to an ordinary point, after a loss, and some to one of survivors?"""
+        is_other = gathering.answer is None and gathering.survivors != point.survivors
+        return is_other and self._losses.concern(gathering.line.members)
+
+    def _judge(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:
         line, arrived = gathering.line, gathering.arrived
         first = next(iter(arrived.values())).point
         mine = arrived[process].point
-        if len(arrived) == 1 and any(p in line.members for p in self._gone):
-            return self._finish(now, gathering, self._gone_answer(line))
-        if (mine.name, mine.fingerprint) != (first.name, first.fingerprint):
-            return self._finish(now, gathering, Answer("diverged", _sides_facts(gathering)))
-        if len(arrived) == len(line.members):
-            payloads = {p: arrived[p].payload for p in line.members}
-            return self._finish(now, gathering, Answer("ok", payloads=payloads))
-        circle = self._circle(process, gathering)
-        if not circle:
+        if not gathering.survivors:
+            if len(arrived) == 1 and any(p in line.members for p in self._gone):
+                return self._finish(now, gathering, self._losses.answer(line.members))
+            if self._records[process].acknowledged < len(self._losses.services):
+                return self._finish(now, gathering, self._losses.service_answer())
+        if mine is not first and _what(mine) != _what(first):
+            return self._finish(now, gathering, Answer("diverged", sides_facts(gathering)))
+        if self._is_complete(gathering):
+            return self._complete(now, gathering)
+        waiting = self._open[line.lane]
+        if len(waiting) == 1:  # nearly always
             return []
-        answer = Answer("diverged", _circle_facts(circle))
+
+        def waits_at(other: int) -> Gathering[To] | None:
+            return self._records[other].blocked.get(line.lane)
+
+        circle = find_circle(process, gathering, waiting, waits_at, self._gone)
+        return self._break(now, circle) if circle else []
+
+    def _break(self, now: float, circle: list[Gathering[To]]) -> list[Reply[To]]:
+        """End a circle. Who waits for survivors that start again after a loss, learns of that."""
+        ordinary = [g for g in circle if not g.survivors]
+        if ordinary and len(ordinary) < len(circle) and self._losses.concern(()):
+            circle, answer = ordinary, self._losses.any_answer(())
+        else:
+            answer = Answer("diverged", circle_facts(circle, self._gone))
         return [reply for g in circle for reply in self._finish(now, g, answer)]
 
-    def _circle(self, process: int, start: _Gathering[To]) -> list[_Gathering[To]]:
-        """Return the gatherings of a lane that wait for each other since `process` came to `start`.
+    def _is_complete(self, gathering: Gathering[To]) -> bool:
+        members = gathering.line.members
+        excused = sum(p in members for p in self._gone) if gathering.survivors else 0
+        return len(gathering.arrived) + excused == len(members)
 
-        A lane is one line of execution: who waits at one gathering cannot come to another. So
-        gathering a waits for b if a member that a misses waits at b. A new circle must lead
-        through `process`: to some gathering that misses it.
-        """
-        lane = start.line.lane
-        goals = {
-            g
-            for g in self._open[lane]
-            if g is not start and process in g.line.members and process not in g.arrived
-        }
-        if not goals:
-            return []
-        path: list[_Gathering[To]] = [start]
-        branches: list[Iterator[_Gathering[To]]] = [self._awaited(start)]
-        seen = {start}
-        while branches:
-            step = next(branches[-1], None)
-            if step is None:
-                branches.pop()
-                path.pop()
-            elif step not in seen:
-                seen.add(step)
-                path.append(step)
-                if step in goals:
-                    return path
-                branches.append(self._awaited(step))
-        return []
+    def _complete(self, now: float, gathering: Gathering[To]) -> list[Reply[To]]:
+        """All have come."""
+        line, arrived = gathering.line, gathering.arrived
+        if not gathering.survivors:
+            payloads = {p: arrived[p].payload for p in line.members}
+            return self._finish(now, gathering, Answer("ok", payloads=payloads))
+        alive = dict.fromkeys(sorted(arrived))
+        facts = {"alive": list(alive), **self._losses.facts(line.members)}
+        replies = self._finish(now, gathering, Answer("live", facts))
+        self._start_again(line.lane, alive)
+        return replies
 
-    def _awaited(self, gathering: _Gathering[To]) -> Iterator[_Gathering[To]]:
-        for process in gathering.missing():
-            other = self._processes[process].blocked.get(gathering.line.lane)
-            if other is not None:
-                yield other
+    def _start_again(self, lane: str, alive: Collection[int]) -> None:
+        """All of these stand at one point: in this lane none owes another anything any more."""
+        for process in alive:
+            self._records[process].acknowledged = len(self._losses.services)
+        for line in [line for line in self._lines.values() if line.lane == lane]:
+            if all(p in alive or p in self._gone for p in line.members):
+                for gathering in line.gatherings:
+                    gathering.owing.clear()
+                self._bury(line)
 
-    def _finish(self, now: float, gathering: _Gathering[To], answer: Answer) -> list[Reply[To]]:
+    def _do_without(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:
+        """Survivors wait for one less, who may be one of those that wait."""
+        replies: list[Reply[To]] = []
+        wait = gathering.arrived.pop(process, None)
+        if wait is not None:
+            self._records[process].blocked.pop(gathering.line.lane, None)
+            replies.append(Reply(wait.to, wait.ticket, self._losses.answer((process,))))
+        if not gathering.arrived:
+            return replies + self._finish(now, gathering, Answer("live"))
+        if self._is_complete(gathering):
+            replies += self._complete(now, gathering)
+        return replies
+
+    def _finish(self, now: float, gathering: Gathering[To], answer: Answer) -> list[Reply[To]]:
         """Give the one answer to all that wait; keep it for the living that did not come yet."""
         line = gathering.line
         gathering.answer = answer
-        if answer.kind != "ok":
-            gathering.owing = {p for p in gathering.missing() if p not in self._gone}
-        verb = "passed" if answer.kind == "ok" else "gave up"
+        self._asking.take(gathering.question)
+        if answer.kind not in ("ok", "live"):
+            missing = gathering.missing(self._gone)
+            gathering.owing = {p for p in missing if p not in self._gone}
         for process, wait in gathering.arrived.items():
-            record = self._processes[process]
+            record = self._records[process]
             if record.blocked.get(line.lane) is gathering:
                 del record.blocked[line.lane]
             if process not in self._gone:
-                self._note(process, now, verb, wait.point)
+                record.note(now, "last at", wait.point)
         replies = [Reply(w.to, w.ticket, answer) for w in gathering.arrived.values()]
         gathering.arrived = {}
         self._open[line.lane].discard(gathering)
         self._bury(line)
         return replies
 
-    def _bury(self, line: _Line[To]) -> None:
+    def _bury(self, line: Line[To]) -> None:
         """Forget the gatherings that nobody owes any more, and a line without gatherings."""
         gatherings = line.gatherings
         while gatherings and gatherings[0].answer is not None and not gatherings[0].owing:
@@ -292,67 +361,40 @@ class Meeting(Generic[To]):
             if not self._open.get(line.lane):
                 self._open.pop(line.lane, None)
 
-    def _note(self, process: int, now: float, words: str, point: Point | None = None) -> None:
-        """Remember words, and the point that completes them: put together only when asked for."""
-        record = self._processes[process]
-        record.words, record.point, record.when = words, point, now
+    def _ask_late(self, now: float, gathering: Gathering[To]) -> bool:
+        """Ask those who are late where they are; return whether there is anybody to wait for."""
+        if gathering.question is not None or self._stack_grace_s <= 0:
+            return False
+        asked = [p for p in gathering.missing(self._gone) if p not in self._gone][:_ASKED]
+        if not asked:
+            return False
+        gathering.deadline = now + self._stack_grace_s
+        gathering.question = self._asking.ask(gathering, asked, gathering.deadline)
+        return True
 
-    def _gone_answer(self, line: _Line[To]) -> Answer:
-        """The first member that did not leave in peace is the cause; its words are kept whole."""
-        gone = [p for p in self._gone if p in line.members]
-        cause = next((p for p in gone if self._gone[p] != "left"), gone[0])
-        kind = "lost" if self._gone[cause] == "lost" else "failed"
-        alike = [p for p in gone if (self._gone[p] == "lost") == (kind == "lost")]
-        pairs = [[cause, self._processes[cause].words]]
-        pairs += [[p, _last_line(self._processes[p].words)] for p in alike if p != cause]
-        return Answer(kind, {"gone": pairs})
+    def _answered(
+        self, now: float, question: Question[Gathering[To] | tuple[To, int]]
+    ) -> list[Reply[To]]:
+        """A question is over, answered or not."""
+        about = question.about
+        if isinstance(about, tuple):
+            return [Reply(*about, Answer("stacks", {"stacks": question.stacks}))]
+        return self._finish(now, about, self._late_answer(now, about, question.stacks))
 
-    def _deadline_facts(self, gathering: _Gathering[To], now: float) -> dict[str, Any]:
+    def _late_answer(
+        self, now: float, gathering: Gathering[To], stacks: Mapping[int, str]
+    ) -> Answer:
         by, timeout_s = gathering.limit
-        return {**self._missing_facts(gathering, now), "by": by, "timeout_s": timeout_s}
+        facts = {**self._missing_facts(gathering, now), "by": by, "timeout_s": timeout_s}
+        facts["stacks"] = [[p, text[:_STACK_CHARACTERS]] for p, text in stacks.items()]
+        return Answer("deadline", facts)
 
-    def _missing_facts(self, gathering: _Gathering[To], now: float) -> dict[str, Any]:
-        missing = gathering.missing()
-        words = [[p, self._last_words(p, now)] for p in missing[:_WORDS]]
+    def _missing_facts(self, gathering: Gathering[To], now: float) -> dict[str, Any]:
+        missing = gathering.missing(self._gone)
+        words = [[p, self._records[p].said(now)] for p in missing[:_WORDS]]
         return {"missing": missing, "words": words}
 
-    def _last_words(self, process: int, now: float) -> str:
-        record = self._processes[process]
-        if record.state == "here" and record.blocked:
-            return "; ".join(
-                f"waits at {_place(g.arrived[process].point)}"
-                f" since {now - g.arrived[process].since:.1f} s"
-                for g in record.blocked.values()
-            )
-        place = f" {_place(record.point)}" if record.point else ""
-        return f"{record.words}{place}, {now - record.when:.1f} s ago"
 
-
-def _place(point: Point) -> str:
-    lane = "" if point.lane == "main" else f" in lane {point.lane!r}"
-    return f"{point.name!r}{lane}" + (f" ({point.site})" if point.site else "")
-
-
-def _last_line(words: str) -> str:
-    return words.strip().rpartition("\n")[2]
-
-
-def _sides_facts(gathering: _Gathering[Any]) -> dict[str, Any]:
-    """Group who arrived by what they came for; the first to come speaks for its side."""
-    sides: dict[tuple[str, str], tuple[str, list[int]]] = {}
-    same_name = len({wait.point.name for wait in gathering.arrived.values()}) == 1
-    for process, wait in gathering.arrived.items():
-        point = wait.point
-        told = f"{point.name!r}" + (f" [{point.fingerprint[:400]}]" if same_name else "")
-        told += f" at {point.site}" if point.site else ""
-        sides.setdefault((point.name, point.fingerprint), (told, []))[1].append(process)
-    rows = sorted((sorted(processes), told) for told, processes in sides.values())
-    return {"sides": [[told, processes] for processes, told in rows]}
-
-
-def _circle_facts(circle: list[_Gathering[Any]]) -> dict[str, Any]:
-    sides = []
-    for gathering in circle:
-        place = _place(next(iter(gathering.arrived.values())).point)
-        sides.append([f"waits at {place}", sorted(gathering.arrived), gathering.missing()])
-    return {"circle": sides}
+def _what(point: Point) -> tuple[str, str, bool]:
+    """Return what must be equal."""
+    return point.name, point.fingerprint, point.survivors

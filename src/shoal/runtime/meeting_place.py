@@ -26,58 +26,29 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Any
 
-from shoal.runtime.connections import Connection, Connections
-from shoal.runtime.coordinator import Point
+from shoal.errors import UsageError
+from shoal.runtime.connections import Connection, Connections, Listener
 from shoal.runtime.frames import (
+    MAX_HELLO_BYTES,
     Frame,
     FrameError,
     address_text,
-    join_payloads,
-    number_field,
-    pack_answer,
     pack_frame,
     text_field,
     whole_field,
 )
+from shoal.runtime.jobs import Job
 from shoal.runtime.joining import Hello, Joining, JoinReply, parse_hello
-from shoal.runtime.meeting import Answer, Meeting, Reply
+from shoal.runtime.keepalive import watch_link
+from shoal.runtime.liveness import Limits, Liveness, RunningClock
+from shoal.runtime.roles import ECHO, Keeper, Lane, Observer, Process, Service
 
 __all__ = ["MeetingPlace", "main"]
 
 _LETTING_GO_S = 5.0  # how long an earlier job may take to give its address back
-
-
-class _Life:
-    """A process that said HELLO: the connection whose end is its end, and those of its lanes."""
-
-    def __init__(self, job: _Job, process: int, connection: Connection) -> None:
-        self.job = job
-        self.process = process
-        self.connection = connection
-        self.lanes: set[Connection] = set()
-
-
-class _Job:
-    """One joining, what followed from it, and who of it is still connected."""
-
-    def __init__(self, joining: Joining[Connection]) -> None:
-        self.joining = joining
-        self.meeting: Meeting[Connection] | None = None
-        self.lives: dict[int, _Life] = {}
-
-    @property
-    def next_deadline(self) -> float:
-        return self.meeting.next_deadline if self.meeting else self.joining.next_deadline
-
-    def is_over(self, now: float) -> bool:
-        return not self.lives and (self.meeting is not None or self.joining.is_spent(now))
-
-    def ended_for(self, process: int, now: float) -> bool:
-        """Does a HELLO of this process belong to another job than this one?"""
-        left = self.meeting is not None and self.meeting.has_gone(process)
-        return left or self.joining.has_told(process) or self.joining.is_spent(now)
 
 
 class MeetingPlace:
@@ -93,18 +64,25 @@ class MeetingPlace:
         *,
         token: str = "",
         jax_service: str = "",
+        limits: Limits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address_text(*server.getsockname()[:2])
         self._num_processes = num_processes
         self._token = token
         self._jax_service = jax_service
+        self._limits = limits or Limits.of_settings()
         self._clock = clock
+        self._running = RunningClock(clock(), tick_s=self._limits.tick_s)
         self._connections = Connections(server, self, clock)
-        self._who: dict[Connection, _Life] = {}
         self._is_for_one_job = False
-        self._earlier: list[_Job] = []  # with somebody in them still
-        self._job = self._new_job()  # the one that a HELLO is for
+        self._services: list[Service] = []
+        # Nobody looks at a service from outside of it: for it, silence is all there is.
+        self._serving: Liveness[Service] = Liveness(
+            self._limits._replace(silent_lost_after_s=self._limits.lost_after_s)
+        )
+        self._earlier: list[Job] = []  # with somebody in them still
+        self.newest_job = self._new_job()  # the one that a HELLO is for
 
     def serve(
         self, *, until_closed: int | None = None, until_empty: bool = False, idle_s: float = 300.0
@@ -118,194 +96,154 @@ class MeetingPlace:
             self._connections.hold_leash(until_closed)
         now = quiet_since = self._clock()
         while True:
-            due = min(self._due(), quiet_since + idle_s if until_empty else math.inf)
-            if not self._connections.poll(None if due == math.inf else max(0.0, due - now)):
-                self._answer_joining(self._job, self._job.joining.abandon(now))
+            due = self._due()
+            wake = min(due, quiet_since + idle_s if until_empty else math.inf, self._tick_at(now))
+            if not self._connections.poll(None if wake == math.inf else max(0.0, wake - now)):
+                newest = self.newest_job
+                newest.answer_joining(newest.joining.abandon(self._clock()))
                 break
             now = self._clock()
             if now >= due:
                 self._on_time(now)
-            if self._who:
+            self._judge_silence(now)
+            if any(job.lives for job in self._jobs):
                 quiet_since = now
-            elif until_empty and (self._job.is_over(now) or now >= quiet_since + idle_s):
+            elif until_empty and (self.newest_job.is_over(now) or now >= quiet_since + idle_s):
                 break
         self._connections.close_all()
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See `connections.Listener`."""
-        verb = text_field(frame.header, "do")
-        life = self._who.get(connection)
-        if life is None:
-            self._on_stranger(connection, verb, frame)
-        elif life.job.meeting is None and verb == "who":
-            absent = json.dumps(life.job.joining.absent()).encode()
-            self._connections.send(connection, pack_frame({"is": "waiting"}, absent))
-        elif life.job.meeting is None:
-            raise FrameError(f"{verb[:40]!r} before everybody had joined")
-        else:
-            self._on_member(life.job.meeting, connection, life.process, verb, frame)
-
-    def on_end(self, connection: Connection, reason: str) -> None:
-        """See `connections.Listener`. The end of a lane's connection means nothing."""
-        life = self._who.pop(connection, None)
-        if life is None:
-            return
-        if life.connection is not connection:
-            life.lanes.discard(connection)
-            return
-        job, process = life.job, life.process
-        del job.lives[process]
-        for lane in life.lanes:
-            del self._who[lane]
-            self._connections.close(lane)
-        if job.meeting is None:
-            self._answer_joining(job, job.joining.depart(self._clock(), process))
-        else:
-            self._answer(job.meeting.depart(self._clock(), process, "lost", reason))
-
-    def _new_job(self) -> _Job:
-        return _Job(Joining(self._num_processes, token=self._token, jax_service=self._jax_service))
-
-    def _due(self) -> float:
-        """When something must be done though nobody says anything."""
-        due = min(self._job.next_deadline, self._connections.next_deadline)
-        if self._earlier:
-            due = min(due, *(job.next_deadline for job in self._earlier))
-        return due if self._who else min(due, self._job.joining.stands_until)
-
-    def _on_time(self, now: float) -> None:
-        self._earlier = [job for job in self._earlier if job.lives]
-        for job in (*self._earlier, self._job):
-            self._answer_joining(job, job.joining.tick(now))
-            if job.meeting is not None:
-                self._answer(job.meeting.tick(now))
-
-    def _on_stranger(self, connection: Connection, verb: str, frame: Frame) -> None:
-        refusal = self._job.joining.stranger(frame.header, connection.origin)
+        """A stranger speaks. See `connections.Listener`."""
+        verb, header = text_field(frame.header, "do"), frame.header
+        refusal = self.newest_job.joining.stranger(header, connection.origin)
         if refusal is not None:
-            self._answer_joining(self._job, [JoinReply(connection, refusal)])
+            self.newest_job.answer_joining([JoinReply(connection, refusal)])
         elif verb == "hello":
-            self._on_hello(connection, parse_hello(frame.header))
+            self._on_hello(connection, parse_hello(header))
         elif verb == "lane":
-            process = whole_field(frame.header, "process")
-            incarnation = text_field(frame.header, "incarnation")
-            for job in (*self._earlier, self._job):
-                if process in job.lives and job.joining.knows(process, incarnation):
-                    self._who[connection] = job.lives[process]
-                    job.lives[process].lanes.add(connection)
-                    self._connections.trust(connection)
-                    return
-            raise FrameError("a lane of a process that is not here")
+            self._on_lane(connection, header)
+        elif verb == "keep":
+            self._on_keeper(connection, header)
+        elif verb == "observe":
+            self._trust_little(connection, Observer(lambda: self.newest_job))
+            welcome = {"is": "welcome", "processes": self._num_processes}
+            self._connections.send(connection, pack_frame(welcome))
+        elif verb == "serve":
+            self._on_service(connection, header)
         else:
             raise FrameError(f"{verb[:40]!r} from somebody who did not say who it is")
 
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """See `connections.Listener`. The end of a stranger means nothing."""
+
+    def _service_beats(self, service: Service) -> None:
+        """A service gave a sign of life."""
+        if service.state == "here":
+            self._serving.beat(self._running.read(self._clock()), service)
+        self._connections.send(service.connection, ECHO)
+
+    def _end_service(self, service: Service, state: str, words: str) -> None:
+        """A service has left in order, or is lost. Only the first such word counts."""
+        if service.state != "here":
+            return
+        self._serving.forget(service)
+        service.state, service.words = state, words
+        if state == "left":
+            self._services.remove(service)
+            return
+        for job in self._jobs:
+            job.lose_service(service.name, words)
+
+    @property
+    def _jobs(self) -> list[Job]:
+        return [*self._earlier, self.newest_job]
+
+    def _new_job(self) -> Job:
+        joining: Joining[Connection] = Joining(
+            self._num_processes, token=self._token, jax_service=self._jax_service
+        )
+        self._services = [service for service in self._services if service.state == "here"]
+        job = Job(joining, self._connections, self._clock, self._limits, self._running)
+        job.service_rows = lambda: [service.row for service in self._services]
+        return job
+
+    def _due(self) -> float:
+        """When something must be done though nobody says anything."""
+        jobs = self._jobs
+        due = min(self._connections.next_deadline, *(job.next_deadline for job in jobs))
+        joining = self.newest_job.joining
+        return due if any(job.lives for job in jobs) else min(due, joining.stands_until)
+
+    def _tick_at(self, now: float) -> float:
+        """When silence must be looked at again."""
+        is_watching = self._services or any(job.lives for job in self._jobs)
+        return now + self._limits.tick_s if is_watching else math.inf
+
+    def _on_time(self, now: float) -> None:
+        self._earlier = [job for job in self._earlier if job.lives]
+        for job in self._jobs:
+            job.on_time(now)
+
+    def _judge_silence(self, now: float) -> None:
+        ran_s, jobs = self._running.read(now), self._jobs
+        late = [job for job in jobs if job.is_silence_due(now)]
+        if late or self._serving.next_deadline() <= ran_s:
+            self._connections.poll(0)  # what they said while we were busy, or stopped
+            for job in late:
+                job.judge_silence(now)
+            for service, state, words, _ in self._serving.tick(ran_s):
+                if state == "lost":
+                    self._end_service(service, "lost", words)
+                    self._connections.close(service.connection)
+
     def _on_hello(self, connection: Connection, hello: Hello) -> None:
-        now = self._clock()
-        if self._job.ended_for(hello.process, now):
+        if self.newest_job.ended_for(hello.process, self._clock()):
             if self._is_for_one_job:
                 self._connections.send(connection, pack_frame({"is": "later"}), then_close=True)
                 return
-            self._earlier.append(self._job)
-            self._job = self._new_job()
-        job = self._job
-        replies = job.joining.hello(now, hello, connection)
-        if not any(reply.to is connection and reply.refusal for reply in replies):
-            job.lives[hello.process] = _Life(job, hello.process, connection)
-            self._who[connection] = job.lives[hello.process]
-            self._connections.trust(connection)
-        self._answer_joining(job, replies)
+            self._earlier.append(self.newest_job)
+            self.newest_job = self._new_job()
+        life = self.newest_job.hello(connection, hello)
+        if life is not None:
+            process = Process(self.newest_job, life)
+            self._connections.trust(connection, process, max_body_bytes=process.max_body_bytes)
+            watch_link(connection.socket, self._limits.lost_after_s)
 
-    def _on_member(
-        self,
-        meeting: Meeting[Connection],
-        connection: Connection,
-        process: int,
-        verb: str,
-        frame: Frame,
-    ) -> None:
-        now, header = self._clock(), frame.header
-        if verb == "arrive":
-            self._answer(
-                meeting.arrive(
-                    now,
-                    process,
-                    _point_of(header, process, self._num_processes),
-                    frame.body,
-                    timeout_s=number_field(header, "timeout_s"),
-                    to=connection,
-                    ticket=whole_field(header, "ticket"),
-                )
-            )
-        elif verb == "who":
-            facts = meeting.waiting_for(now, process, text_field(header, "lane"))
-            if facts is not None:
-                ticket = whole_field(header, "ticket")
-                self._answer([Reply(connection, ticket, Answer("waiting", facts))])
-        elif verb == "members":
-            answer = Answer("members", {"members": meeting.members(now)})
-            self._answer([Reply(connection, whole_field(header, "ticket"), answer)])
-        elif verb == "doing":
-            meeting.say(now, process, text_field(header, "words"))
-        elif verb == "failed":
-            words = frame.body.decode(errors="replace")
-            self._answer(meeting.depart(now, process, "failed", words))
-        elif verb == "bye":
-            self._answer(meeting.depart(now, process, "left", "left the job"))
-        else:
-            raise FrameError(f"unknown verb {verb[:40]!r}")
+    def _on_lane(self, connection: Connection, header: dict[str, Any]) -> None:
+        process, incarnation = whole_field(header, "process"), text_field(header, "incarnation")
+        for job in self._jobs:
+            life = job.life_of(process, incarnation)
+            if life is not None:
+                life.lanes.add(connection)
+                self._connections.trust(connection, Lane(job, life))
+                return
+        raise FrameError("a lane of a process that is not here")
 
-    def _answer_joining(self, job: _Job, replies: list[JoinReply[Connection]]) -> None:
-        if job.joining.is_complete and job.meeting is None:
-            job.meeting = Meeting(job.joining.hosts, self._clock())
-        welcome = b""
-        for to, refusal, missing in replies:
-            if refusal is not None:
-                refused = pack_frame({"is": "refused", "missing": missing}, refusal.encode())
-                self._connections.send(to, refused, then_close=True)
-                if (life := self._who.pop(to, None)) is not None:
-                    del job.lives[life.process]
-                continue
-            welcome = welcome or pack_frame(
-                {"is": "welcome", "jax_service": job.joining.jax_service},
-                json.dumps(job.joining.hosts).encode(),
-            )
-            self._connections.send(to, welcome)
+    def _on_keeper(self, connection: Connection, header: dict[str, Any]) -> None:
+        process, incarnation = whole_field(header, "process"), text_field(header, "incarnation")
+        for job in self._jobs:
+            kept = job.keep(connection, process, incarnation)
+            if kept is not None:
+                self._connections.trust(connection, Keeper(job, *kept), max_body_bytes=0)
+                return
+        raise FrameError("a keeper of a host of whose processes this is not the first")
 
-    def _answer(self, replies: Iterable[Reply[Connection]]) -> None:
-        """Send each its answer; the body of an answer is packed once for all."""
-        bodies: dict[int, bytes] = {}
-        for to, ticket, answer in replies:
-            body = bodies.get(id(answer))
-            if body is None:
-                body = bodies[id(answer)] = _body_of(answer)
-            self._connections.send(to, pack_answer(ticket, answer.kind, body))
+    def _on_service(self, connection: Connection, header: dict[str, Any]) -> None:
+        service = Service(
+            connection, header, on_beat=self._service_beats, on_gone=self._end_service
+        )
+        self._services.append(service)
+        self._serving.watch(self._running.read(self._clock()), service)
+        self._trust_little(connection, service)
+        watch_link(connection.socket, self._limits.lost_after_s)
+        welcome = {"is": "welcome", **self._limits.words}
+        self._connections.send(connection, pack_frame(welcome))
 
-
-def _body_of(answer: Answer) -> bytes:
-    if answer.kind == "ok":
-        return join_payloads(list(answer.payloads.values()))
-    return json.dumps(answer.facts).encode()
-
-
-def _point_of(header: dict[str, object], process: int, count: int) -> Point:
-    row = header.get("point")
-    if not isinstance(row, list) or len(row) != len(Point._fields):
-        raise FrameError("field 'point' is no point")
-    point = Point(*row)
-    for text in (point.name, point.lane, point.fingerprint, point.site):
-        if type(text) is not str:
-            raise FrameError("field 'point' has no text where it must")
-    return point if point.group is None else point._replace(group=_group(row[1], process, count))
-
-
-def _group(members: object, process: int, count: int) -> tuple[int, ...] | None:
-    """Return a group: sorted, without repetition, of this job, with the one who names it."""
-    if not isinstance(members, list) or not all(type(member) is int for member in members):
-        raise FrameError("a group is no list of processes")
-    group = sorted(set(members))
-    if process not in members or group[0] < 0 or group[-1] >= count:
-        raise FrameError("a group names others than this job's, or not its sender")
-    return None if len(group) == count else tuple(group)
+    def _trust_little(self, connection: Connection, listener: Listener) -> None:
+        """Let somebody stay who has little to say."""
+        self._connections.trust(
+            connection, listener, max_header_bytes=MAX_HELLO_BYTES, max_body_bytes=0
+        )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -313,6 +251,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.until_stdin_closes or options.until_empty:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the job; its end ends us
+    try:
+        limits = Limits.of_settings()
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
     _allow_many_connections()
     listener = _listen(options.bind, options.port, min(options.idle_s, _LETTING_GO_S))
     place = MeetingPlace(
@@ -320,6 +263,7 @@ def main(arguments: list[str] | None = None) -> int:
         options.processes,
         token=os.environ.get("SHOAL_TOKEN", ""),
         jax_service=options.jax_service,
+        limits=limits,
     )
     print(json.dumps({"address": place.address}), flush=True)
     try:

@@ -1,0 +1,86 @@
+"""Questions to processes, "where are your threads?", that are under way. Pure rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from shoal.runtime.frames import FrameError
+
+__all__ = ["Asking", "Question"]
+
+About = TypeVar("About")
+
+_MOST_CHARACTERS = 64 << 10  # of one answer
+_MOST_TOGETHER = 64 << 20  # of all answers to one question
+
+
+class Question(Generic[About]):
+    """One question: who has yet to answer, and what the others said."""
+
+    def __init__(self, about: About, processes: list[int], limit: float) -> None:
+        self.about = about
+        self.limit = limit
+        self.stacks: dict[int, str] = {}
+        self.awaited = set(processes)
+        self._most = min(_MOST_CHARACTERS, _MOST_TOGETHER // max(1, len(processes)))
+
+    def take(self, process: int, text: str) -> None:
+        """Take the answer of a process; only its first counts."""
+        if process in self.awaited:
+            self.awaited.discard(process)
+            self.stacks[process] = text[: self._most]
+
+
+class Asking(Generic[About]):
+    """All questions under way, by ticket."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Question[About]] = {}
+        self._tickets = 0
+        self.to_send: list[tuple[int, int]] = []  # (ticket, process); who sends them empties it
+
+    @property
+    def next_deadline(self) -> float:
+        """When `tick` must be called."""
+        return min((question.limit for question in self._open.values()), default=math.inf)
+
+    def ask(self, about: About, processes: Iterable[int], limit: float) -> int:
+        """Ask; return the ticket of the question."""
+        asked = list(processes)
+        self._tickets += 1
+        self._open[self._tickets] = Question(about, asked, limit)
+        self.to_send += [(self._tickets, process) for process in asked]
+        return self._tickets
+
+    def take(self, ticket: int | None) -> dict[int, str]:
+        """End a question, if there is one; return what was answered so far."""
+        question = None if ticket is None else self._open.pop(ticket, None)
+        return question.stacks if question else {}
+
+    def hear(self, process: int, ticket: int, text: str) -> Question[About] | None:
+        """Take an answer; return the question if that was the last one, which ends it.
+
+        Raises:
+          FrameError: that was never asked.
+        """
+        if not 1 <= ticket <= self._tickets:
+            raise FrameError(f"an answer to question {ticket}, which was never asked")
+        question = self._open.get(ticket)
+        if question is None:
+            return None  # the question is over
+        question.take(process, text)
+        return None if question.awaited else self._open.pop(ticket)
+
+    def forget(self, process: int) -> list[Question[About]]:
+        """A process will not answer any more; return the questions that ends."""
+        for question in self._open.values():
+            question.awaited.discard(process)
+        done = [ticket for ticket, question in self._open.items() if not question.awaited]
+        return [self._open.pop(ticket) for ticket in done]
+
+    def tick(self, now: float) -> list[Question[About]]:
+        """Return the questions whose time is over."""
+        done = [ticket for ticket, question in self._open.items() if question.limit <= now]
+        return [self._open.pop(ticket) for ticket in done]

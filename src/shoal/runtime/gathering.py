@@ -1,0 +1,164 @@
+"""One meeting of one line, and what can be told of it: the parts of `meeting.Meeting`."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from shoal.runtime.coordinator import Point
+
+__all__ = [
+    "Answer",
+    "Gathering",
+    "Line",
+    "Reply",
+    "Wait",
+    "circle_facts",
+    "find_circle",
+    "place_text",
+    "sides_facts",
+]
+
+To = TypeVar("To", bound=Hashable)
+
+
+class Answer(NamedTuple):
+    """What all members of a gathering are told: "ok" with the payloads, or what went wrong."""
+
+    kind: str  # "ok" | "live" | "diverged" | "deadline" | "lost" | "failed"
+    facts: Mapping[str, Any] = MappingProxyType({})  # as JSON would carry it
+    payloads: Mapping[int, bytes] = MappingProxyType({})
+
+
+class Reply(NamedTuple, Generic[To]):
+    """An answer and where it must go: the `to` and `ticket` that came with the arrival."""
+
+    to: To
+    ticket: int
+    answer: Answer
+
+
+class Wait(NamedTuple, Generic[To]):
+    """One process that waits."""
+
+    to: To
+    ticket: int
+    point: Point
+    payload: bytes
+    since: float
+
+
+class Gathering(Generic[To]):
+    """One meeting of a line: open while `answer` is None, afterwards a tombstone."""
+
+    __slots__ = ("answer", "arrived", "deadline", "limit", "line", "owing", "question", "survivors")
+
+    def __init__(self, line: Line[To], survivors: bool) -> None:
+        self.line = line
+        self.survivors = survivors  # are those who are gone not waited for?
+        self.arrived: dict[int, Wait[To]] = {}
+        self.answer: Answer | None = None
+        self.owing: set[int] = set()  # living members that must still be told
+        self.deadline = math.inf
+        self.limit = (-1, math.inf)  # whose deadline that is, and its time-out in seconds
+        self.question: int | None = None  # past the deadline, where the others are is asked
+
+    def expects(self, process: int) -> bool:
+        """Is the next arrival of this process for this gathering?"""
+        return process in self.owing if self.answer else process not in self.arrived
+
+    def missing(self, gone: Container[int]) -> list[int]:
+        """Return who is waited for."""
+        away = [p for p in self.line.members if p not in self.arrived]
+        return [p for p in away if p not in gone] if self.survivors else away
+
+
+class Line(Generic[To]):
+    """The gatherings of one group in one lane, oldest first, as long as somebody owes one."""
+
+    __slots__ = ("gatherings", "key", "lane", "members")
+
+    def __init__(self, key: tuple[tuple[int, ...] | None, str], everybody: range) -> None:
+        group, self.lane = self.key = key
+        self.members: Collection[int] = everybody if group is None else dict.fromkeys(group)
+        self.gatherings: deque[Gathering[To]] = deque()
+
+
+def find_circle(
+    process: int,
+    start: Gathering[To],
+    waiting: Collection[Gathering[To]],
+    waits_at: Callable[[int], Gathering[To] | None],
+    gone: Container[int],
+) -> list[Gathering[To]]:
+    """Return the gatherings of a lane that wait for each other since `process` came to `start`.
+
+    A lane is one line of execution: who waits at one gathering cannot come to another. So
+    gathering a waits for b if a member that a misses waits at b. A new circle must lead through
+    `process`: to some gathering that misses it.
+
+    Args:
+      waiting: all open gatherings of the lane.
+      waits_at: where a process waits in this lane.
+    """
+    goals = {
+        g
+        for g in waiting
+        if g is not start and process in g.line.members and process not in g.arrived
+    }
+    if not goals:
+        return []
+
+    def awaited(gathering: Gathering[To]) -> Iterator[Gathering[To]]:
+        for missing in gathering.missing(gone):
+            other = waits_at(missing)
+            if other is not None:
+                yield other
+
+    path: list[Gathering[To]] = [start]
+    branches: list[Iterator[Gathering[To]]] = [awaited(start)]
+    seen = {start}
+    while branches:
+        step = next(branches[-1], None)
+        if step is None:
+            branches.pop()
+            path.pop()
+        elif step not in seen:
+            seen.add(step)
+            path.append(step)
+            if step in goals:
+                return path
+            branches.append(awaited(step))
+    return []
+
+
+def place_text(point: Point) -> str:
+    """Return where that is: the point, its lane if it is no main one, who calls it."""
+    lane = "" if point.lane == "main" else f" in lane {point.lane!r}"
+    return f"{point.name!r}{lane}" + (f" ({point.site})" if point.site else "")
+
+
+def sides_facts(gathering: Gathering[Any]) -> dict[str, Any]:
+    """Group who arrived by what they came for; the first to come speaks for its side."""
+    sides: dict[tuple[str, str, bool], tuple[str, list[int]]] = {}
+    same_name = len({wait.point.name for wait in gathering.arrived.values()}) == 1
+    for process, wait in gathering.arrived.items():
+        point = wait.point
+        told = f"{point.name!r}" + (f" [{point.fingerprint[:400]}]" if same_name else "")
+        told += f" at {point.site}" if point.site else ""
+        side = (point.name, point.fingerprint, point.survivors)
+        sides.setdefault(side, (told, []))[1].append(process)
+    rows = sorted((sorted(processes), told) for told, processes in sides.values())
+    return {"sides": [[told, processes] for processes, told in rows]}
+
+
+def circle_facts(circle: list[Gathering[Any]], gone: Container[int]) -> dict[str, Any]:
+    """Return who waits where for whom."""
+    sides = []
+    for gathering in circle:
+        place = place_text(next(iter(gathering.arrived.values())).point)
+        sides.append([f"waits at {place}", sorted(gathering.arrived), gathering.missing(gone)])
+    return {"circle": sides}

@@ -1,0 +1,305 @@
+"""One job at a meeting place: its joining, its meeting, who of it is alive and connected.
+
+It carries the words between the sockets and the rules, and tells everybody who is gone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from shoal.runtime.connections import Connection, Connections
+from shoal.runtime.frames import join_payloads, pack_answer, pack_frame
+from shoal.runtime.joining import Hello, Joining, JoinReply
+from shoal.runtime.liveness import Limits, Liveness, RunningClock
+from shoal.runtime.meeting import Answer, Meeting, Reply
+from shoal.runtime.messages import Beat
+
+__all__ = ["Job", "Life"]
+
+_STACKS_GRACE_S = 0.5  # how long those who are late may take to say where they are
+_STACKS_S = 2.0  # the same, when somebody asks
+# Everybody is told of this many losses; more are one disaster, and `live` names them all.
+_MOST_GONE = 64
+
+
+class Life:
+    """A process that said HELLO: the connection whose end is its end, and those of its lanes."""
+
+    def __init__(self, process: int, connection: Connection) -> None:
+        self.process = process
+        self.connection = connection
+        self.lanes: set[Connection] = set()
+
+
+class Job:
+    """One joining, what followed from it, and who of it is still connected."""
+
+    def __init__(
+        self,
+        joining: Joining[Connection],
+        connections: Connections,
+        clock: Callable[[], float],
+        limits: Limits,
+        running: RunningClock,
+    ) -> None:
+        self.joining = joining
+        self.meeting: Meeting[Connection] | None = None
+        self.lives: dict[int, Life] = {}
+        self.now = clock
+        self._connections = connections
+        self._limits = limits
+        self._liveness: Liveness[int] = Liveness(limits)
+        self._running = running  # the time that silence is counted in
+        self._keepers: dict[str, Connection] = {}
+        self._told_gone = 0
+        self.service_rows: Callable[[], list[list[str]]] = list
+
+    @property
+    def num_processes(self) -> int:
+        """How many processes it has."""
+        return self.joining.num_processes
+
+    @property
+    def next_deadline(self) -> float:
+        """When `on_time` must be called, but for silence."""
+        return self.meeting.next_deadline if self.meeting else self.joining.next_deadline
+
+    def is_over(self, now: float) -> bool:
+        """Is nobody left who is part of it?"""
+        return not self.lives and (self.meeting is not None or self.joining.is_spent(now))
+
+    def ended_for(self, process: int, now: float) -> bool:
+        """Does a HELLO of this process belong to another job than this one?"""
+        left = self.meeting is not None and self.meeting.has_gone(process)
+        return left or self.joining.has_told(process) or self.joining.is_spent(now)
+
+    def send(self, connection: Connection, frame: bytes) -> None:
+        """Send one frame."""
+        self._connections.send(connection, frame)
+
+    # ---- joining
+
+    def hello(self, connection: Connection, hello: Hello) -> Life | None:
+        """Somebody wants to join; return its life, or None if it is refused."""
+        replies = self.joining.hello(self.now(), hello, connection)
+        life = None
+        if not any(reply.to is connection and reply.refusal for reply in replies):
+            life = self.lives[hello.process] = Life(hello.process, connection)
+        self.answer_joining(replies)
+        return life
+
+    def answer_joining(self, replies: list[JoinReply[Connection]]) -> None:
+        """Tell those who come what becomes of it."""
+        if self.joining.is_complete and self.meeting is None:
+            self._begin()
+        refused: set[Connection] = set()
+        is_welcome = False
+        for to, refusal, missing in replies:
+            if refusal is None:
+                is_welcome = True  # and so are all
+                continue
+            refused.add(to)
+            frame = pack_frame({"is": "refused", "missing": missing}, refusal.encode())
+            self._connections.send(to, frame, then_close=True)
+        if refused:
+            lives = self.lives.items()
+            self.lives = {p: life for p, life in lives if life.connection not in refused}
+        elif is_welcome:
+            for process, welcome in enumerate(self._welcomes()):
+                self._connections.send(self.lives[process].connection, welcome)
+
+    def _begin(self) -> None:
+        now, joining = self.now(), self.joining
+        self.meeting = Meeting(joining.hosts, now, pids=joining.pids, stack_grace_s=_STACKS_GRACE_S)
+        for process in range(self.num_processes):
+            self._liveness.watch(self._running.read(now), process)
+
+    def _welcomes(self) -> Iterator[bytes]:
+        """Return what each process is told when all are here, in order."""
+        leads = {min(pids): pids for pids in self.joining.shared_hosts().values()}
+        leader_of = {process: leader for leader, pids in leads.items() for process in pids}
+        header = {
+            "is": "welcome",
+            "jax_service": self.joining.jax_service,
+            **self._limits.words,
+        }
+        hosts = json.dumps(self.joining.hosts).encode()
+        for process in range(self.num_processes):
+            told: dict[str, Any] = {**header, "leader": leader_of.get(process, process)}
+            if process in leads:
+                told["keeps"] = leads[process]
+            yield pack_frame(told, hosts)
+
+    # ---- members
+
+    def beat(self, process: int, beat: Beat) -> None:
+        """A process gave a sign of life."""
+        if self.meeting is not None:
+            now = self.now()
+            self.meeting.beat(now, process, beat)
+            if self._liveness.beat(self._running.read(now), process):
+                self.meeting.hush(process, None)
+
+    def depart(self, process: int, state: str, words: str) -> None:
+        """A process is gone: "left", "failed" or "lost". Only the first such word counts."""
+        meeting = self.meeting
+        if meeting is None or meeting.has_gone(process):
+            return
+        self._liveness.forget(process)
+        self.answer(meeting.depart(self.now(), process, state, words))
+        if state != "left":
+            name = f"process {process} ({self.joining.hosts[process]})"
+            self.push_gone(process, name, state, words)
+
+    def end_life(self, life: Life, reason: str) -> None:
+        """The connection that lived as long as a process has ended."""
+        self.lives.pop(life.process, None)
+        for lane in life.lanes:
+            self._connections.close(lane)
+        if self.meeting is None:
+            self.answer_joining(self.joining.depart(self.now(), life.process))
+        else:
+            self.depart(life.process, "lost", reason)
+
+    def life_of(self, process: int, incarnation: str) -> Life | None:
+        """Return the life of a process of this job, if it is the one it says it is."""
+        return self.lives.get(process) if self.joining.knows(process, incarnation) else None
+
+    def push_gone(self, process: int | None, name: str, state: str, words: str) -> None:
+        """Tell all who live that somebody is gone."""
+        if self.meeting is None:
+            return
+        self._told_gone += 1
+        if self._told_gone <= _MOST_GONE or process is None:
+            header = {"is": "gone", "process": process, "name": name, "state": state}
+            self._push(self.lives, pack_frame(header, words.encode(errors="replace")))
+
+    def _push(self, processes: Iterable[int], frame: bytes) -> None:
+        meeting = self.meeting
+        for process in processes:
+            life = self.lives.get(process)
+            if life is not None and meeting is not None and not meeting.has_gone(process):
+                self._connections.send(life.connection, frame)
+
+    def lose_service(self, name: str, words: str) -> None:
+        """Something that all processes need is gone."""
+        if self.meeting is None:
+            reason = f"{name} is lost ({words})"
+            self.answer_joining(self.joining.abandon(self.now(), reason))
+            return
+        self.answer(self.meeting.lose_service(self.now(), name, words))
+        self.push_gone(None, name, "lost", words)
+
+    # ---- keepers
+
+    def keep(
+        self, connection: Connection, process: int, incarnation: str
+    ) -> tuple[str, Collection[int]] | None:
+        """Return the host_id and the processes of whom the leader of a host started a keeper."""
+        if self.meeting is None or not self.joining.knows(process, incarnation):
+            return None
+        host_id = self.joining.host_id(process)
+        kept = self.joining.shared_hosts().get(host_id, {})
+        if min(kept, default=None) != process:
+            return None
+        if (before := self._keepers.get(host_id)) is not None:
+            self._connections.close(before)  # its end is about to be read, or it is cut off
+        self._keepers[host_id] = connection
+        return host_id, kept
+
+    def hear_states(
+        self, of: Collection[int], stopped: Collection[int], ended: Collection[int]
+    ) -> None:
+        """A keeper says which of its processes are stopped or have ended."""
+        ran_s = self._running.read(self.now())
+        self._liveness.states(ran_s, of, stopped=stopped, ended=ended)
+
+    def end_keeper(self, host_id: str, connection: Connection) -> None:
+        """A keeper has gone: what it said is not known any more."""
+        if self._keepers.get(host_id) is connection:
+            del self._keepers[host_id]
+            self.hear_states(self.joining.shared_hosts()[host_id], (), ())
+
+    # ---- what may be asked
+
+    def tell_members(self, to: Connection, ticket: int) -> None:
+        """Answer who is here."""
+        meeting = self.meeting
+        rows = meeting.members(self.now()) if meeting else self.joining.members()
+        facts = {"members": rows, "services": self.service_rows()}
+        self.answer([Reply(to, ticket, Answer("members", facts))])
+
+    def ask_stacks(self, processes: Iterable[int], to: Connection, ticket: int) -> None:
+        """Ask processes where their threads are; answer `to` when they have said it."""
+        if self.meeting is None:
+            self.answer([Reply(to, ticket, Answer("stacks", {"stacks": {}}))])
+        else:
+            now, limit_s = self.now(), _STACKS_S
+            self.answer(self.meeting.ask_stacks(now, processes, limit_s, to, ticket))
+            self._send_questions()
+
+    def hear_stacks(self, process: int, ticket: int, text: str, beat: Beat) -> None:
+        """A process says where its threads are."""
+        self.beat(process, beat)
+        if self.meeting is not None:
+            self.answer(self.meeting.hear_stacks(self.now(), process, ticket, text))
+
+    # ---- time
+
+    def on_time(self, now: float) -> None:
+        """End what has lasted too long."""
+        self.answer_joining(self.joining.tick(now))
+        if self.meeting is not None:
+            self.answer(self.meeting.tick(now))
+            self._send_questions()
+
+    def is_silence_due(self, now: float) -> bool:
+        """Is somebody to be judged for silence?"""
+        return self._liveness.next_deadline() <= self._running.read(now)
+
+    def judge_silence(self, now: float) -> None:
+        """Say who is silent; end who is lost. What came before now must have been read."""
+        meeting = self.meeting
+        if meeting is None:
+            return
+        for process, state, words, silent_s in self._liveness.tick(self._running.read(now)):
+            if state == "lost":
+                self._dismiss(process, words)
+                continue
+            meeting.hush(process, now - silent_s)
+            lowest = min((p for p in self.lives if not meeting.has_gone(p)), default=process)
+            told = meeting.waiters_for(process) | {lowest}
+            header = {"is": "silent", "process": process}
+            self._push(told - {process}, pack_frame(header, words.encode()))
+
+    def _dismiss(self, process: int, words: str) -> None:
+        """A process is lost, though its connection is not: it must learn that when it wakes."""
+        self.depart(process, "lost", words)
+        life = self.lives.pop(process, None)
+        if life is not None:
+            for lane in life.lanes:
+                self._connections.close(lane)
+            farewell = pack_frame({"is": "lost"}, words.encode())
+            self._connections.send(life.connection, farewell, then_close=True)
+
+    def answer(self, replies: Iterable[Reply[Connection]]) -> None:
+        """Send each its answer; the body of an answer is packed once for all."""
+        bodies: dict[int, bytes] = {}
+        for to, ticket, answer in replies:
+            body = bodies.get(id(answer))
+            if body is None:
+                body = bodies[id(answer)] = _body_of(answer)
+            self._connections.send(to, pack_answer(ticket, answer.kind, body))
+
+    def _send_questions(self) -> None:
+        if self.meeting is not None:
+            for ticket, process in self.meeting.take_questions():
+                self._push((process,), pack_frame({"is": "stacks", "ticket": ticket}))
+
+
+def _body_of(answer: Answer) -> bytes:
+    if answer.kind == "ok":
+        return join_payloads(list(answer.payloads.values()))
+    return json.dumps(answer.facts).encode()

@@ -1,0 +1,76 @@
+"""What members may say to the meeting place: each message from its frame, or a FrameError."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from shoal.runtime.coordinator import Point
+from shoal.runtime.frames import FrameError, number_field, text_field, whole_field
+
+__all__ = ["Beat", "beat_of", "point_of", "processes_of", "step_of"]
+
+_MOST_TEXT = 1000  # characters of a place
+
+
+class Beat(NamedTuple):
+    """A sign of life, and what the process says of itself with it."""
+
+    step: int | None
+    place: str  # its last call of shoal
+    since_s: float  # seconds since then
+    step_s: float | None  # median time of its last steps
+    memory_bytes: int  # resident
+
+
+def beat_of(header: Mapping[str, Any]) -> Beat:
+    """Return the fields of a beat."""
+    step_s = None if header.get("step_s") is None else number_field(header, "step_s")
+    since_s = number_field(header, "since_s")
+    return Beat(
+        step=step_of(header),
+        place=text_field(header, "place")[:_MOST_TEXT],
+        since_s=0.0 if since_s == math.inf else max(0.0, since_s),
+        step_s=step_s,
+        memory_bytes=max(0, whole_field(header, "memory_bytes")),
+    )
+
+
+def step_of(header: Mapping[str, Any]) -> int | None:
+    """Return the step that a process says it is in; None: in none yet."""
+    return None if header.get("step") is None else whole_field(header, "step")
+
+
+def point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
+    """Return the point of an arrival of `process`, in a job of `count`."""
+    row = header.get("point")
+    if not isinstance(row, list) or len(row) != len(Point._fields):
+        raise FrameError("field 'point' is no point")
+    point = Point(*row)
+    for text in (point.name, point.lane, point.fingerprint, point.site):
+        if type(text) is not str:
+            raise FrameError("field 'point' has no text where it must")
+    if type(point.survivors) is not bool:
+        raise FrameError("field 'point' does not say whether survivors meet there")
+    return point if point.group is None else point._replace(group=_group(row[1], process, count))
+
+
+def _group(members: object, process: int, count: int) -> tuple[int, ...] | None:
+    """Return a group: sorted, without repetition, of this job, with the one who names it."""
+    if not isinstance(members, list) or not all(type(member) is int for member in members):
+        raise FrameError("a group is no list of processes")
+    group = sorted(set(members))
+    if process not in members or group[0] < 0 or group[-1] >= count:
+        raise FrameError("a group names others than this job's, or not its sender")
+    return None if len(group) == count else tuple(group)
+
+
+def processes_of(header: Mapping[str, Any], name: str, allowed: Collection[int]) -> list[int]:
+    """Return a field that lists processes, each among those that are allowed, each once."""
+    listed = header.get(name)
+    if not isinstance(listed, list) or not all(type(process) is int for process in listed):
+        raise FrameError(f"field {name!r} is no list of processes")
+    if not all(process in allowed for process in listed):
+        raise FrameError(f"field {name!r} names processes that are not its sender's to name")
+    return sorted(set(listed))

@@ -1,0 +1,207 @@
+"""Who speaks on a connection of the meeting place, and what it may say.
+
+::
+
+    Process   a process of a job, one way in each direction: its end is the end of the process
+    Lane      calls of a process that wait for an answer; its end means nothing
+    Observer  looks in from outside; its end means nothing
+    Keeper    watches the processes of one host from outside of them
+    Service   something that all processes need, and that wants to be watched
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any
+
+from shoal.runtime.connections import Connection
+from shoal.runtime.frames import (
+    Frame,
+    FrameError,
+    number_field,
+    pack_frame,
+    text_field,
+    whole_field,
+)
+from shoal.runtime.jobs import Job, Life
+from shoal.runtime.meeting import Answer, Meeting, Reply
+from shoal.runtime.messages import beat_of, point_of, processes_of, step_of
+
+__all__ = ["ECHO", "Keeper", "Lane", "Observer", "Process", "Service"]
+
+ECHO = pack_frame({"is": "beat"})
+_MAX_WORDS = 1000
+
+
+class Process:
+    """A process that said HELLO, one way in each direction."""
+
+    max_body_bytes = 1 << 20  # a traceback, or stacks
+
+    def __init__(self, job: Job, life: Life) -> None:
+        self._job = job
+        self._life = life
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """See `connections.Listener`."""
+        verb, header, job = text_field(frame.header, "do"), frame.header, self._job
+        process = self._life.process
+        if verb == "who":
+            if job.meeting is None:
+                absent = json.dumps(job.joining.absent()).encode()
+                job.send(connection, pack_frame({"is": "waiting"}, absent))
+        elif job.meeting is None:
+            raise FrameError(f"{verb[:40]!r} before everybody had joined")
+        elif verb == "beat":
+            job.beat(process, beat_of(header))
+            job.send(connection, ECHO)
+        elif verb == "stacks":
+            ticket = whole_field(header, "ticket")
+            text = frame.body.decode(errors="replace")
+            job.hear_stacks(process, ticket, text, beat_of(header))
+        elif verb == "doing":
+            words = text_field(header, "words")[:_MAX_WORDS]
+            job.meeting.say(job.now(), process, words)
+        elif verb == "failed":
+            job.depart(process, "failed", frame.body.decode(errors="replace"))
+        elif verb == "bye":
+            job.depart(process, "left", "left the job")
+        else:
+            raise FrameError(f"unknown verb {verb[:40]!r}")
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """See `connections.Listener`."""
+        self._job.end_life(self._life, reason)
+
+
+class Lane:
+    """One connection for the calls of a process."""
+
+    def __init__(self, job: Job, life: Life) -> None:
+        self._job = job
+        self._life = life
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """See `connections.Listener`."""
+        verb, header, job = text_field(frame.header, "do"), frame.header, self._job
+        meeting, process = job.meeting, self._life.process
+        if meeting is None:
+            raise FrameError(f"{verb[:40]!r} before everybody had joined")
+        if verb == "arrive":
+            self._arrive(meeting, connection, frame)
+        elif verb == "who":
+            facts = meeting.waiting_for(job.now(), process, text_field(header, "lane"))
+            if facts is not None:
+                ticket = whole_field(header, "ticket")
+                job.answer([Reply(connection, ticket, Answer("waiting", facts))])
+        else:
+            _ask(job, connection, verb, header)
+
+    def _arrive(self, meeting: Meeting[Connection], connection: Connection, frame: Frame) -> None:
+        header, job, process = frame.header, self._job, self._life.process
+        job.answer(
+            meeting.arrive(
+                job.now(),
+                process,
+                point_of(header, process, job.num_processes),
+                frame.body,
+                timeout_s=number_field(header, "timeout_s"),
+                to=connection,
+                ticket=whole_field(header, "ticket"),
+                step=step_of(header),
+            )
+        )
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """See `connections.Listener`."""
+        self._life.lanes.discard(connection)
+
+
+def _ask(job: Job, connection: Connection, verb: str, header: dict[str, Any]) -> None:
+    """Answer what members and observers may ask."""
+    if verb == "members":
+        job.tell_members(connection, whole_field(header, "ticket"))
+    elif verb == "stacks":
+        everybody = range(job.num_processes)
+        asked = everybody if header.get("processes") is None else None
+        processes = asked or processes_of(header, "processes", everybody)
+        job.ask_stacks(processes, connection, whole_field(header, "ticket"))
+    else:
+        raise FrameError(f"unknown verb {verb[:40]!r}")
+
+
+class Observer:
+    """Somebody outside of the job who looks at the newest one."""
+
+    def __init__(self, newest_job: Callable[[], Job]) -> None:
+        self._newest_job = newest_job
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """See `connections.Listener`."""
+        _ask(self._newest_job(), connection, text_field(frame.header, "do"), frame.header)
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """See `connections.Listener`."""
+
+
+class Keeper:
+    """Who watches the processes of one host."""
+
+    def __init__(self, job: Job, host_id: str, processes: Collection[int]) -> None:
+        self._job = job
+        self._host_id = host_id
+        self._processes = processes
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """See `connections.Listener`."""
+        verb = text_field(frame.header, "do")
+        if verb != "states":
+            raise FrameError(f"unknown verb {verb[:40]!r}")
+        stopped = processes_of(frame.header, "stopped", self._processes)
+        ended = processes_of(frame.header, "ended", self._processes)
+        self._job.hear_states(self._processes, stopped, ended)
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """See `connections.Listener`."""
+        self._job.end_keeper(self._host_id, connection)
+
+
+class Service:
+    """Something that all processes need: JAX's service."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        header: dict[str, Any],
+        *,
+        on_beat: Callable[[Service], None],
+        on_gone: Callable[[Service, str, str], None],
+    ) -> None:
+        self.connection = connection
+        self.name = text_field(header, "name")[:100]
+        self.host = text_field(header, "host")[:200]
+        self.pid = whole_field(header, "pid")
+        self._on_beat = on_beat
+        self._on_gone = on_gone
+        self.state = "here"
+        self.words = "serves"
+
+    @property
+    def row(self) -> list[str]:
+        """What observers are told."""
+        return [self.name, self.host, self.state, self.words]
+
+    def on_frame(self, connection: Connection, frame: Frame) -> None:
+        """See `connections.Listener`."""
+        verb = text_field(frame.header, "do")
+        if verb == "beat":
+            self._on_beat(self)
+        elif verb == "bye":
+            self._on_gone(self, "left", "left in order")
+        else:
+            raise FrameError(f"unknown verb {verb[:40]!r}")
+
+    def on_end(self, connection: Connection, reason: str) -> None:
+        """See `connections.Listener`."""
+        self._on_gone(self, "lost", reason)
