@@ -84,7 +84,7 @@ def test_who_dies_before_all_have_come_ends_it_for_those_who_come_later(fresh_pl
     hello = {
         "do": "hello", "protocol": PROTOCOL, "token": "the secret of the tests", "process": 1,
         "processes": 2, "host": "far", "pid": 7, "incarnation": "x", "versions": "",
-        "jax_service": "", "timeout_s": 10,
+        "jax_service": "", "timeout_s": 10, "host_id": "",
     }  # fmt: skip
     with socket.create_connection((host, int(port))) as victim:
         victim.sendall(pack_frame(hello))
