@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shoal.runtime.frames import address_text
+from shoal.runtime.service_link import ServiceLink
+from shoal.runtime.spawn import leave_signals_to_the_job
 
 __all__ = [
     "Attached",
@@ -44,6 +46,8 @@ __all__ = [
 
 _NEVER_S = 10**6  # heartbeats and registration: JAX must never decide that somebody is dead
 _SHUTDOWN_S = 5
+_ANSWER_S = 2.0  # a service that does not answer a question within this is not waited for
+_HERE = "shoal/here"  # a key that is there as long as JAX's service is
 
 
 class Attached(NamedTuple):
@@ -221,14 +225,25 @@ def connect(address: str, process: int) -> Any:
         init_timeout=_NEVER_S,
         shutdown_timeout=_SHUTDOWN_S,
         heartbeat_timeout=_NEVER_S,
+        shutdown_on_destruction=False,  # see `disconnect`
         use_compression=True,
     )
     client.connect()
+    client.key_value_set(_HERE, "", allow_overwrite=True)
     return client
 
 
 def disconnect(client: Any) -> None:
-    """Leave JAX's service with a client that was not installed."""
+    """Leave JAX's service, if it answers: else the call would end this process in C++, after 5 s.
+
+    The one call that times out properly is a get; asked for what is there it comes back at once.
+    """
+    import jax
+
+    try:
+        client.blocking_key_value_get(_HERE, int(_ANSWER_S * 1000))
+    except jax.errors.JaxRuntimeError:
+        return
     client.shutdown()
 
 
@@ -258,15 +273,35 @@ def is_idle() -> bool:
 def leave(*, process_ends: bool) -> None:
     """Disconnect from JAX's service; at the process's end, after the backends are gone.
 
-    A backend that is being closed may still need the service, hence JAX's own order.
+    A backend that is being closed may still need the service, hence JAX's own order. A service
+    that is dead or frozen delays this by two seconds.
     """
     from jax._src import api, distributed
 
+    state = distributed.global_state
+    client = state.client
     if process_ends:
+        state.client = client and _Leaving(client)
         api.clean_up()
-    else:
-        distributed.global_state.shutdown()
-        distributed.global_state.process_id, distributed.global_state.num_processes = 0, 1
+        return
+    state.client = None
+    if client is not None:
+        disconnect(client)
+    state.shutdown()
+    state.process_id, state.num_processes = 0, 1
+
+
+class _Leaving:
+    """JAX's client, as JAX's own teardown sees it: its end is ours."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def shutdown(self) -> None:
+        disconnect(self._client)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
 
 
 def publish(key: str, value: str) -> None:
@@ -341,17 +376,27 @@ _DECOY = "127.0.0.1:0"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run JAX's service until stdin closes; print its address first, as one line of JSON."""
+    """Run JAX's service until stdin closes; print its address first, as one line of JSON.
+
+    A line on stdin, `{"meeting_place": "127.0.0.1:43211"}`, says who is to watch it.
+    """
     parser = argparse.ArgumentParser(prog="python -m shoal.runtime.jax_runtime")
     parser.add_argument("--processes", type=int, required=True)
     parser.add_argument("--bind", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--until-stdin-closes", action="store_true", required=True)
     options = parser.parse_args(arguments)
+    leave_signals_to_the_job()
     service = JaxService(options.processes, host=options.bind, port=options.port)
     print(json.dumps({"address": service.address}), flush=True)
-    while sys.stdin.buffer.read(4096):
-        pass
+    link = ServiceLink("JAX's service", os.environ.get("SHOAL_TOKEN", ""))
+    stdin, told = sys.stdin.fileno(), b""
+    while link.wait(stdin) and (data := os.read(stdin, 4096)):
+        told += data
+        if told.endswith(b"\n"):
+            link.open(json.loads(told)["meeting_place"])
+            told = b""
+    link.close()
     service.close()
     return 0
 

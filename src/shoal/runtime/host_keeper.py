@@ -1,0 +1,220 @@
+"""The keeper of a host: one small process that sees from outside what its processes cannot say.
+
+::
+
+    python -P -m shoal.runtime.host_keeper      reads its orders, one line of JSON, from stdin
+
+The lowest process of each host starts one. It tells the meeting place which processes of the host
+are stopped (a stopped process is as silent as a busy one), and it is the near end of JAX's service
+(`splice`): so it must outlive whoever started it, and no signal to the job ends it. It ends by
+itself: when all its processes have ended, or when the job is over and nobody uses the splice.
+
+The meeting place may die before; the splice goes on, for JAX's clients abort without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import selectors
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.runtime.frames import number_field, pack_frame, split_address
+from shoal.runtime.spawn import leave_signals_to_the_job
+from shoal.runtime.splice import Splices, find
+
+__all__ = ["main"]
+
+_LOOK_S = 2.0  # between two looks at the processes, at most
+_ENDED, _STOPPED = "ZX", "Tt"
+
+
+class _Kept:
+    """The processes of this host, by their index in the job."""
+
+    def __init__(self, pids: Mapping[int, int], selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._pids = dict(pids)
+        self._born = {process: _look(pid)[1] for process, pid in pids.items()}
+        self.stopped: list[int] = []
+        self.ended: list[int] = []
+        self.has_news = True
+        for pid in pids.values():
+            self._await_end(pid)
+
+    @property
+    def all_ended(self) -> bool:
+        """Has everybody ended?"""
+        return len(self.ended) == len(self._pids)
+
+    def look(self) -> None:
+        """Look at all that have not ended."""
+        stopped = []
+        before = (self.stopped, len(self.ended))
+        for process, pid in self._pids.items():
+            if process not in self.ended:
+                state, born = _look(pid)
+                if state in _ENDED or born != self._born[process]:
+                    self.ended.append(process)
+                elif state in _STOPPED:
+                    stopped.append(process)
+        self.stopped = stopped
+        self.has_news |= (self.stopped, len(self.ended)) != before
+
+    def _await_end(self, pid: int) -> None:
+        """Be woken when it ends, where the kernel can do that (else the next look sees it)."""
+        with contextlib.suppress(OSError, AttributeError):
+            handle = os.pidfd_open(pid)
+
+            def look(_mask: int) -> None:
+                self._selector.unregister(handle)
+                os.close(handle)
+                self.look()
+
+            self._selector.register(handle, selectors.EVENT_READ, look)
+
+
+def _look(pid: int) -> tuple[str, str]:
+    """Return the state of a process ("X": gone) and when it began: pids are used again."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # proc_pid_stat(5): pid (name, which may hold anything) state … starttime, the 22nd
+            fields = file.read().rpartition(b")")[2].split()
+        return fields[0].decode(), fields[19].decode()
+    except (OSError, IndexError):
+        if os.path.exists("/proc/self/stat"):
+            return "X", ""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return "X", ""
+    except PermissionError:
+        pass
+    return "?", ""
+
+
+class _Reports:
+    """What the meeting place is told: everything, again and again."""
+
+    def __init__(self, orders: Mapping[str, Any], limit: float, selector: Any) -> None:
+        self._selector = selector
+        left_s = max(0.001, limit - time.monotonic())
+        address = split_address(orders["meeting_place"])
+        self._socket = socket.create_connection(address, timeout=left_s)
+        keep = {"do": "keep", **{name: orders[name] for name in _SHOWN}}
+        self._socket.sendall(pack_frame(keep))
+        self._socket.setblocking(False)
+        self._unsent = b""
+        self.is_gone = False
+        selector.register(self._socket, selectors.EVENT_READ, self._on_read)
+
+    def say(self, kept: _Kept) -> None:
+        """Say how the processes are, unless the last report is still on its way."""
+        if self.is_gone:
+            return
+        states = {"do": "states", "stopped": kept.stopped, "ended": kept.ended}
+        data = self._unsent or pack_frame(states)
+        try:
+            self._unsent = data[self._socket.send(data) :]
+        except BlockingIOError:
+            self._unsent = data
+        except OSError:
+            self._end()
+
+    def _on_read(self, _mask: int) -> None:
+        try:
+            if not self._socket.recv(4096):
+                self._end()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._end()
+
+    def _end(self) -> None:
+        self.is_gone = True
+        self._selector.unregister(self._socket)
+        self._socket.close()
+
+
+_SHOWN = ("token", "process", "incarnation")
+
+
+class _Keeper:
+    """One host's keeper."""
+
+    def __init__(self, orders: Mapping[str, Any]) -> None:
+        limit = time.monotonic() + number_field(orders, "timeout_s")
+        self._selector = selectors.DefaultSelector()
+        kept = {int(process): pid for process, pid in orders["keeps"].items()}
+        self._kept = _Kept(kept, self._selector)
+        self._look_s = min(number_field(orders, "heartbeat_s"), _LOOK_S)
+        self._splices = self._reports = None
+        if orders["jax_service"]:
+            far = find(*split_address(orders["jax_service"]), limit)
+            self._splices = Splices(self._selector, *far)
+        if orders["reports"]:
+            self._reports = _Reports(orders, limit, self._selector)
+
+    @property
+    def address(self) -> str:
+        """Of the splice; empty without one."""
+        return self._splices.address if self._splices else ""
+
+    def run(self) -> None:
+        """Keep, until there is nothing more to keep."""
+        due = -math.inf
+        while not (self._kept.all_ended or self._is_needless()):
+            for key, mask in self._selector.select(max(0.0, due - time.monotonic())):
+                key.data(mask)
+            now = time.monotonic()
+            if now >= due:
+                self._kept.look()
+            if self._reports and (now >= due or self._kept.has_news):
+                self._reports.say(self._kept)
+            self._kept.has_news = False
+            if now >= due:
+                due = now + self._look_s
+
+    def _is_needless(self) -> bool:
+        """Is the job over, though its processes live on?"""
+        splices, reports = self._splices, self._reports
+        if splices is not None and not splices.is_idle:
+            return False
+        if reports is not None:
+            return reports.is_gone
+        return splices is None or splices.has_connected
+
+
+def main() -> int:
+    """Keep the host that the orders on stdin name."""
+    leave_signals_to_the_job()
+    line = sys.stdin.buffer.readline()
+    if not line:
+        return 0  # whoever started us is no leader after all, or has died
+    try:
+        keeper = _Keeper(json.loads(line))
+    except OSError as error:
+        print(error, file=sys.stderr)
+        return 1
+    with contextlib.suppress(BrokenPipeError):  # it died; others may come
+        print(json.dumps({"address": keeper.address}), flush=True)
+    _let_go_of_the_starter()
+    keeper.run()
+    return 0
+
+
+def _let_go_of_the_starter() -> None:
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(nothing, standard)
+    os.close(nothing)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

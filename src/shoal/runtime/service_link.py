@@ -1,0 +1,104 @@
+"""How a service that all processes need lets the meeting place watch it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import socket
+import time
+
+from shoal.runtime.channel import Channel, connect
+from shoal.runtime.frames import (
+    FrameError,
+    number_field,
+    pack_frame,
+    split_address,
+    text_field,
+)
+
+__all__ = ["ServiceLink"]
+
+_ANSWER_S = 10.0
+_SEND_S = 1.0
+_BEAT = pack_frame({"do": "beat"})
+_BYE = pack_frame({"do": "bye"})
+
+
+class ServiceLink:
+    """A connection to the meeting place. Its end without a BYE is the end of the service.
+
+    One thread, which has nothing else to do: the one that waits for the service's own end.
+    """
+
+    def __init__(self, name: str, token: str) -> None:
+        self._name, self._token = name, token
+        self._channel: Channel | None = None
+        self._heartbeat_s = math.inf
+
+    def open(self, meeting_place: str) -> None:
+        """Let the meeting place watch this service. A meeting place that is gone is none."""
+        host, port = split_address(meeting_place)
+        limit = time.monotonic() + _ANSWER_S
+        with contextlib.suppress(OSError, FrameError):
+            sock_address = (_reachable(host), port)
+            channel = connect(sock_address, limit, max_body_bytes=1 << 16)
+            try:
+                channel.send(pack_frame(self._card()), limit)
+                welcome = channel.receive(limit).header
+                if text_field(welcome, "is") != "welcome":
+                    raise FrameError("refused")
+                self._heartbeat_s = number_field(welcome, "heartbeat_s")
+            except BaseException:
+                channel.close()
+                raise
+            self._channel = channel
+
+    def _card(self) -> dict[str, object]:
+        return {
+            "do": "serve",
+            "token": self._token,
+            "name": self._name,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+
+    def wait(self, *files: int) -> list[int]:
+        """Wait until one of `files` can be read or has ended; return those. Give signs of life."""
+        readable = select.poll()
+        for file in files:
+            readable.register(file, select.POLLIN)
+        while True:
+            pause_ms = None if self._heartbeat_s == math.inf else self._heartbeat_s * 1000
+            ready = [file for file, _ in readable.poll(pause_ms if self._channel else None)]
+            if ready:
+                return ready
+            self._beat()
+
+    def _beat(self) -> None:
+        """Say that we run, and read the answers to what was said before."""
+        channel = self._channel
+        if channel is None:
+            return
+        try:
+            channel.send(_BEAT, time.monotonic() + _SEND_S)
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    channel.receive(time.monotonic())
+        except (OSError, FrameError):
+            self._channel = None  # the meeting place is gone; the service is still needed
+            channel.close()
+
+    def close(self) -> None:
+        """Say that the service ends in order."""
+        if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._channel.send(_BYE, time.monotonic() + _SEND_S)
+            self._channel.close()
+            self._channel = None
+
+
+def _reachable(host: str) -> str:
+    """Return a host to connect to, for one that was bound to."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

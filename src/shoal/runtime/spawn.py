@@ -1,0 +1,90 @@
+"""Processes of shoal's own, started beside those of the job."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import IO, cast
+
+__all__ = ["Spawned", "leave_signals_to_the_job"]
+
+
+class Spawned:
+    """A process that runs a module of ours and says one line when it is ready.
+
+    In a session of its own: neither Ctrl-C nor its starter's end reaches it.
+    """
+
+    def __init__(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        # A file and no pipe: later words must not block it, nor hold the starter's stderr open.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            # -P: the directory of the user's script must not shadow what it imports.
+            [sys.executable, "-P", "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
+            env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self.stdin = cast("IO[bytes]", self._process.stdin)
+        self.stdout = cast("IO[bytes]", self._process.stdout)
+
+    def first_line(self, timeout_s: float) -> bytes:
+        """Return the first line that it prints; empty, and it is killed, if it ends or is late."""
+        line = b""
+        deadline = time.monotonic() + timeout_s
+        readable = select.poll()  # select itself takes no descriptor above 1023
+        readable.register(self.stdout, select.POLLIN)
+        while not line.endswith(b"\n"):
+            ready = readable.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            part = os.read(self.stdout.fileno(), 4096) if ready else b""
+            if not part:
+                self.stdin.close()
+                self.stdout.close()
+                self._process.kill()
+                self._process.wait()
+                return b""
+            line += part
+        return line
+
+    def last_words(self) -> str:
+        """Return the last line that it wrote to stderr, if any."""
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip().splitlines()
+        return said[-1] if said else ""
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Wait until it has ended; return its code.
+
+        Raises:
+          subprocess.TimeoutExpired: it has not.
+        """
+        return self._process.wait(timeout_s)
+
+    def kill(self) -> None:
+        """Kill it."""
+        self._process.kill()
+
+    def let_go(self) -> None:
+        """It runs on without us: nobody waits for it."""
+        self.stdout.close()
+        self._errors.close()
+        self._process.returncode = 0  # without this Popen warns when it is collected
+
+
+def leave_signals_to_the_job() -> None:
+    """Ignore what asks a whole job to end: its program may save its work, and needs us until then.
+
+    A terminal sends SIGINT, a scheduler SIGTERM (or what was asked for) to every process of a step.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)

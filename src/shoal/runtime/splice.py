@@ -1,0 +1,211 @@
+"""A TCP splice: bytes pass between a near and a far end, and the near one outlives the far one.
+
+JAX's client ends its process in C++ within a tenth of a second of its connection's end. Behind a
+splice on its own host it never sees that end: when JAX's service dies, or its host does, the near
+connection stays open and silent, and the loss becomes a Python exception (by the meeting place).
+
+::
+
+    JAX's client ──near──▶ splice (loopback) ──far──▶ JAX's service
+
+What is passed on: bytes both ways, no more than one chunk waiting in each; the near end's closing,
+half or whole; a far end that refuses, as long as none has accepted yet. What is not: the end of
+the far end, unless the near one has closed before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from typing import Any
+
+from shoal.runtime.frames import address_text
+
+__all__ = ["Splices", "find"]
+
+_CHUNK_BYTES = 1 << 16
+_PAUSE_S = 0.05  # between two knocks at a far end that does not listen yet
+
+Address = tuple[Any, ...]  # as sockets know it: two fields, or four with IPv6
+
+
+def find(host: str, port: int, limit: float) -> tuple[socket.AddressFamily, Address]:
+    """Return the address behind a name that accepts connections.
+
+    Raises:
+      OSError: none did by `limit`, on the monotonic clock.
+    """
+    while True:
+        left_s = limit - time.monotonic()
+        try:
+            with socket.create_connection((host, port), timeout=max(0.001, left_s)) as found:
+                return found.family, found.getpeername()
+        except OSError:
+            if left_s <= _PAUSE_S:
+                raise
+        time.sleep(_PAUSE_S)
+
+
+class Splices:
+    """All connections to one far address, in a selector that somebody else turns.
+
+    Whoever turns it calls the `data` of each key that is ready, with its mask.
+    """
+
+    def __init__(
+        self, selector: selectors.BaseSelector, family: socket.AddressFamily, far: Address
+    ) -> None:
+        self.selector = selector
+        self.family, self.far = family, far
+        self.has_connected = False  # ever, to the far end
+        self.pairs: set[_Pair] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+        self._listener.setblocking(False)
+        self.address = address_text(*self._listener.getsockname())
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    @property
+    def is_idle(self) -> bool:
+        """Is no near end open? One that closed may wait for a frozen far end to do so too."""
+        return all(pair.near_ended for pair in self.pairs)
+
+    def close(self) -> None:
+        """Close everything."""
+        for pair in tuple(self.pairs):
+            pair.close()
+        self.selector.unregister(self._listener)
+        self._listener.close()
+
+    def _accept(self, _mask: int) -> None:
+        with contextlib.suppress(OSError):  # whoever knocked has gone again, or files are short
+            near, _ = self._listener.accept()
+            try:
+                far = socket.socket(self.family, socket.SOCK_STREAM)
+            except OSError:
+                near.close()
+                raise
+            self.pairs.add(_Pair(self, near, far))
+
+
+class _Pair:
+    """One connection, in two halves. `to_far` and `to_near` wait until they can be written."""
+
+    def __init__(self, splices: Splices, near: socket.socket, far: socket.socket) -> None:
+        self._splices = splices
+        self._near, self._far = near, far
+        self._to_far = self._to_near = b""
+        self.near_ended = False  # nothing more comes from there
+        self._far_ended = self._is_shut = False
+        self._is_connecting = True
+        for end in (near, far):
+            end.setblocking(False)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        far.connect_ex(splices.far)  # what comes of it is known when it can be written to
+        self._watch()
+
+    def close(self) -> None:
+        """Close both ends."""
+        for end in (self._near, self._far):
+            self._await(end, 0, self._on_near)
+            end.close()
+        self._splices.pairs.discard(self)
+
+    @property
+    def _is_lost(self) -> bool:
+        """Is the far end gone?"""
+        return self._far.fileno() < 0
+
+    def _on_near(self, mask: int) -> None:
+        try:
+            if mask & selectors.EVENT_READ:
+                data = _read(self._near)
+                self.near_ended |= data == b""
+                self._to_far = b"" if self._is_lost else data or b""
+            if mask & selectors.EVENT_WRITE:
+                self._to_near = _write(self._near, self._to_near)
+        except OSError:
+            self.close()
+            return
+        self._go_on()
+
+    def _on_far(self, mask: int) -> None:
+        try:
+            if self._is_connecting:
+                self._note_connected()
+            elif mask & selectors.EVENT_WRITE:
+                self._to_far = _write(self._far, self._to_far)
+            if mask & selectors.EVENT_READ:
+                data = _read(self._far)
+                self._far_ended |= data == b""
+                self._to_near = data or b""
+        except OSError:
+            if not self._splices.has_connected:
+                self.close()  # it refuses, as it would without us
+                return
+            self._lose()
+        self._go_on()
+
+    def _note_connected(self) -> None:
+        error = self._far.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, "not connected")
+        self._is_connecting = False
+        self._splices.has_connected = True
+
+    def _lose(self) -> None:
+        self._await(self._far, 0, self._on_far)
+        self._far.close()
+        self._far_ended, self._is_connecting, self._to_far = True, False, b""
+
+    def _go_on(self) -> None:
+        """Pass on an end that is due, or wait for what can happen next."""
+        if self.near_ended and not (self._to_far or self._is_connecting or self._is_shut):
+            self._is_shut = True
+            with contextlib.suppress(OSError):  # it is gone; that is read in its turn
+                self._far.shutdown(socket.SHUT_WR)
+        if self.near_ended and self._far_ended and not self._to_near:
+            self.close()
+        else:
+            self._watch()
+
+    def _watch(self) -> None:
+        wants = selectors.EVENT_WRITE if self._to_near else 0
+        if not (self.near_ended or self._to_far or self._is_connecting):
+            wants |= selectors.EVENT_READ
+        self._await(self._near, wants, self._on_near)
+        if self._is_lost:
+            return
+        wants = selectors.EVENT_WRITE if self._to_far or self._is_connecting else 0
+        if not (self._far_ended or self._to_near or self._is_connecting):
+            wants |= selectors.EVENT_READ
+        self._await(self._far, wants, self._on_far)
+
+    def _await(self, end: socket.socket, events: int, then: Any) -> None:
+        selector = self._splices.selector
+        if end.fileno() < 0:
+            return
+        known = selector.get_map().get(end)
+        if known is None and events:
+            selector.register(end, events, then)
+        elif known is not None and not events:
+            selector.unregister(end)
+        elif known is not None and known.events != events:
+            selector.modify(end, events, then)
+
+
+def _read(end: socket.socket) -> bytes | None:
+    """Return what came: b"" at the end, None if nothing did after all."""
+    try:
+        return end.recv(_CHUNK_BYTES)
+    except BlockingIOError:
+        return None
+
+
+def _write(end: socket.socket, data: bytes) -> bytes:
+    """Return what could not be written yet."""
+    try:
+        return data[end.send(data) :]
+    except BlockingIOError:
+        return data
