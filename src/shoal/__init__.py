@@ -7,6 +7,7 @@ imports only go down:
 * `plan`: decides, moves nothing; NumPy only.
 * `runtime`: processes: who is here, alive, agreed.
 * `arrays`: device arrays.
+* `collectives`: values between processes.
 * `draw`, `testing`, `cli`: pictures, tools for tests, the command.
 
 What needs JAX is loaded when it is first used: `import shoal` costs little more than NumPy.
@@ -36,12 +37,15 @@ if TYPE_CHECKING:
     from shoal.arrays.sharding import layout_of as layout_of
     from shoal.arrays.sharding import sharding as sharding
     from shoal.arrays.use_mesh import use_mesh as use_mesh
+    from shoal.collectives.live import live as live
     from shoal.draw.describe import describe as describe
     from shoal.runtime.barrier import barrier as barrier
     from shoal.runtime.process import initialize as initialize
     from shoal.runtime.process import process_count as process_count
     from shoal.runtime.process import process_index as process_index
     from shoal.runtime.process import shutdown as shutdown
+    from shoal.runtime.rollcall import roll_call as roll_call
+    from shoal.runtime.step import step as step
 
 __version__ = "0.1.0.dev0"
 
@@ -52,14 +56,17 @@ _LAZY = {
     "describe": "shoal.draw.describe",
     "initialize": "shoal.runtime.process",
     "layout_of": "shoal.arrays.sharding",
+    "live": "shoal.collectives.live",
     "make_mesh": "shoal.arrays.make_mesh",
     "pack": "shoal.arrays.pack",
     "process_count": "shoal.runtime.process",
     "process_index": "shoal.runtime.process",
     "put": "shoal.arrays.put",
     "relayout": "shoal.arrays.relayout",
+    "roll_call": "shoal.runtime.rollcall",
     "sharding": "shoal.arrays.sharding",
     "shutdown": "shoal.runtime.process",
+    "step": "shoal.runtime.step",
     "unpack": "shoal.arrays.pack",
     "use_mesh": "shoal.arrays.use_mesh",
 }
@@ -81,14 +88,17 @@ __all__ = [
     "describe",
     "initialize",
     "layout_of",
+    "live",
     "make_mesh",
     "pack",
     "process_count",
     "process_index",
     "put",
     "relayout",
+    "roll_call",
     "sharding",
     "shutdown",
+    "step",
     "unpack",
     "use_mesh",
 ]

@@ -258,7 +258,7 @@ def test_all_killed_leaves_no_orphan(job):
     processes = [job.start(index, 2, script) for index in range(2)]
     for process in processes:
         line(process, "ready")
-    assert len(job.descendants()) == 4  # and the two services
+    assert len(job.descendants()) >= 4  # and the two services
     for process in processes:
         process.kill()
     job.wait()

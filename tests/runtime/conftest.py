@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from shoal.errors import UsageError
+from shoal.runtime.calls import Over
 from shoal.runtime.coordinator_local import LocalJob
 from shoal.runtime.coordinator_tcp import join
 
@@ -39,6 +41,12 @@ def run_together(*functions):
     return results
 
 
+def vanish(coordinator):
+    """Do what the kernel does for a process that is killed: all sockets end, without a BYE."""
+    coordinator._calls.hang_up(Over(UsageError, "the test let it vanish"))
+    coordinator._watcher.stop()
+
+
 class Job:
     """N coordinators, and the power to kill one."""
 
@@ -62,6 +70,14 @@ class Job:
             return box[0]
 
         return result
+
+    def until_known(self, process, gone):
+        """Return once `process` was told that `gone` are gone."""
+        give_up = time.monotonic() + PATIENCE_S
+        asker = self.coordinators[process]
+        while not {trouble.process for trouble in asker.troubles.open()} >= set(gone):
+            asker.members(timeout_s=PATIENCE_S)
+            assert time.monotonic() < give_up, "it was never told"
 
     def until_said(self, process, words):
         """Return once `process` is known to have said something that begins with `words`."""
@@ -157,8 +173,7 @@ def make_job(request, meeting_places):
             job = Job(local.coordinators, lambda p: local.lose(p, "its connection closed"))
         else:
             coordinators = meeting_places.join_all(processes, **options)
-            # What the kernel does for a process that is killed: every socket ends, without a BYE.
-            job = Job(coordinators, lambda p: coordinators[p]._abandon())
+            job = Job(coordinators, lambda p: vanish(coordinators[p]))
         made.append(job)
         return job
 

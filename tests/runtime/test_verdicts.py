@@ -44,6 +44,22 @@ def test_a_deadline_spells_out_a_few_and_counts_the_rest():
     assert (str(again), again.missing) == (str(error), error.missing)
 
 
+def test_a_deadline_shows_where_the_main_threads_stand_and_keeps_the_whole():
+    frames = [f'  File "/x/train.py", line {n} in f{n}' for n in range(9)]
+    head = "Thread 'MainThread' (most recent call first):"
+    stack = "\n".join([head, *frames, "", "Thread 'other' (most recent call first):", *frames])
+    words = [[4, "step 7, 1.0 s ago"], [5, "joined, 9.0 s ago"]]
+    facts = {"missing": [4, 5], "words": words, "by": 4, "timeout_s": 1.0, "stacks": [[4, stack]]}
+    error = error_of("deadline", facts, ME, POINT, 1.0)
+    assert str(error).splitlines()[1:] == [
+        "  process 4 (host4): step 7, 1.0 s ago",
+        *(f"  {frame}" for frame in frames[:3]),
+        "  process 5 (host5): joined, 9.0 s ago",
+    ]
+    assert error.stacks == {4: stack}
+    assert pickle.loads(pickle.dumps(error)).stacks == error.stacks
+
+
 def test_a_failure_shows_its_last_line_first_and_then_all_of_it():
     facts = {"gone": [[1, "Traceback\n  File x\nValueError: no data\n"], [2, "left the job"]]}
     error = error_of("failed", facts, ME, POINT, 0.0)

@@ -7,50 +7,14 @@ threads of a test). Everything above takes a coordinator as an argument and know
 
 from __future__ import annotations
 
-import operator
-from collections import Counter
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Mapping
+from typing import Protocol
 
-from shoal.errors import UsageTypeError, raise_all
+from shoal.runtime.points import MAX_PAYLOAD_BYTES, Member, Point, checked
+from shoal.runtime.progress import Progress
+from shoal.runtime.troubles import Troubles
 
 __all__ = ["MAX_PAYLOAD_BYTES", "Coordinator", "Member", "Point", "checked"]
-
-MAX_PAYLOAD_BYTES = 16 << 20  # of one process at one point; larger values travel between devices
-_MAX_TEXT = 32_768  # characters of all texts of a point
-
-
-class Point(NamedTuple):
-    """One point where processes meet, as one of them sees it.
-
-    The points of a group in a lane are counted, for each process, and processes meet by that
-    count: the n-th arrival of each is one meeting. `name` and `fingerprint` must then be equal, or
-    all of them are told that they diverged. A lane is one line of execution: "main", or a name of
-    its own for a background thread.
-    """
-
-    name: str
-    group: tuple[int, ...] | None = None  # the processes that meet here; None: all of the job
-    lane: str = "main"
-    fingerprint: str = ""  # whatever else must be equal: operation, shapes, dtypes, options
-    site: str = ""  # where the caller stands, "train.py:31 (main)"; shown, never compared
-    survivors: bool = False  # who is gone is not waited for; else their loss is everybody's error
-
-
-class Member(NamedTuple):
-    """What is known of one process of the job."""
-
-    process: int
-    host: str
-    state: str  # "here" | "silent" (it runs, but says nothing) | "left" | "lost" | "failed"
-    said: str  # its last words: where it waits or what it last did; or why it is gone
-    step: int | None = None  # the last `step` that it began
-    place: str = ""  # its last call of shoal: what, and file:line (function)
-    since_s: float = 0.0  # seconds since it came there, or since it went
-    is_waiting: bool = False  # does it wait for others there?
-    step_s: float | None = None  # median time of its last steps, seconds
-    memory_bytes: int = 0  # resident
-    pid: int = 0
 
 
 class Coordinator(Protocol):
@@ -72,6 +36,14 @@ class Coordinator(Protocol):
     def jax_service(self) -> str:
         """host:port of JAX's service, if somebody told it when the job was joined, else empty."""
 
+    @property
+    def progress(self) -> Progress:
+        """How far the main line of this process has come; the others are told."""
+
+    @property
+    def troubles(self) -> Troubles:
+        """Who is known to be gone, and whether the program of this process knows."""
+
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:
@@ -89,6 +61,29 @@ class Coordinator(Protocol):
           PeerFailedError: somebody raised, or left before coming here.
         """
 
+    def check(self, asked: str = "") -> None:
+        """Raise if somebody is known to be gone, or this process cannot go on. Asks nobody.
+
+        It raises again and again, until a point with `survivors` was passed: then its members have
+        agreed on who is left, and who is gone of them is nobody's error any more.
+
+        Args:
+          asked: what this process is about to do, for the message.
+
+        Raises:
+          ProcessLostError: a process is dead or unreachable; so is the meeting place, or JAX's
+            service; or this process itself was declared lost.
+          PeerFailedError: a process raised.
+        """
+
+    def stacks(
+        self, processes: Iterable[int] | None = None, *, timeout_s: float
+    ) -> Mapping[int, str]:
+        """Return the Python stacks of all threads of `processes` (None: all), innermost first.
+
+        Also of those whose main thread hangs in native code. Who does not answer is left out.
+        """
+
     def tell(self, kind: str, words: str) -> None:
         """Say something one way, without waiting: kind "failed" (words: a traceback) or "doing"."""
 
@@ -97,50 +92,3 @@ class Coordinator(Protocol):
 
     def close(self) -> None:
         """Leave in peace. Others are told "left" if they still wait for it. Idempotent."""
-
-
-def checked(
-    point: Point, payload: bytes, timeout_s: float, *, process: int, num_processes: int
-) -> Point:
-    """Return `point` as coordinators compare it: its group sorted, and None if that is everybody.
-
-    Raises:
-      UsageError: a process of the group does not exist, comes twice, or the caller is not in it;
-        `timeout_s` is not positive; a text or the payload is too long. All offences at once.
-    """
-    offences = []
-    name, group, lane, fingerprint, site, _ = point
-    if len(name) + len(lane) + len(fingerprint) + len(site) > _MAX_TEXT:
-        lengths = f"name {len(name)}, lane {len(lane)}, fingerprint {len(fingerprint)}"
-        told = f"{lengths}, site {len(site)} characters; {_MAX_TEXT} together are allowed"
-        offences.append(told)
-    if not timeout_s > 0:
-        offences.append(f"timeout_s={timeout_s!r} must be a positive number of seconds")
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        offences.append(f"the payload has {len(payload)} bytes; {MAX_PAYLOAD_BYTES} are allowed")
-    if group is not None:
-        group = tuple(sorted(_index(member) for member in group))
-        offences += _group_offences(group, process, num_processes)
-    if offences:
-        raise_all(f"point {point.name[:200]!r}", offences)
-    if group is None:
-        return point
-    return point._replace(group=None if len(group) == num_processes else group)
-
-
-def _index(member: object) -> int:
-    try:
-        return operator.index(member)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageTypeError(f"processes are whole numbers, not {member!r}") from None
-
-
-def _group_offences(group: tuple[int, ...], process: int, num_processes: int) -> list[str]:
-    offences = []
-    if outside := [member for member in group if not 0 <= member < num_processes]:
-        offences.append(f"the job has processes 0..{num_processes - 1}, not {outside}")
-    if twice := sorted(member for member, count in Counter(group).items() if count > 1):
-        offences.append(f"named more than once: {twice}")
-    if process not in group:
-        offences.append(f"process {process} (this one) is not among the processes {list(group)}")
-    return offences

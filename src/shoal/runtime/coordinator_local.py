@@ -9,14 +9,20 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from shoal import settings
-from shoal.errors import UsageError
+from shoal.errors import ProcessLostError, UsageError
+from shoal.runtime.answers import conclude
 from shoal.runtime.coordinator import Member, Point, checked
 from shoal.runtime.lanes import Lanes
 from shoal.runtime.meeting import Answer, Meeting, Reply
-from shoal.runtime.verdicts import Self, error_of, waiting_line
+from shoal.runtime.messages import beat_of
+from shoal.runtime.points import checked_processes
+from shoal.runtime.progress import Progress
+from shoal.runtime.stacks import stacks
+from shoal.runtime.troubles import Troubles
+from shoal.runtime.verdicts import Self, waiting_line
 
 __all__ = ["LocalCoordinator", "LocalJob", "alone"]
 
@@ -65,6 +71,9 @@ class LocalJob:
         """Let a process be gone: "left", "failed" or "lost"."""
         with self._lock:
             self._deliver(self._meeting.depart(self.clock(), process, state, words))
+        if state != "left":
+            for coordinator in self.coordinators:
+                coordinator.troubles.hear(process, "", state, words)
 
     def say(self, process: int, words: str) -> None:
         """Remember what a process is doing."""
@@ -74,6 +83,7 @@ class LocalJob:
     def members(self) -> tuple[Member, ...]:
         """Return what is known of each process."""
         with self._lock:
+            self._beat()
             return self._meeting.members(self.clock())
 
     def tick(self) -> None:
@@ -81,14 +91,16 @@ class LocalJob:
         with self._lock:
             self._deliver(self._meeting.tick(self.clock()))
 
-    def meet(self, process: int, point: Point, payload: bytes, timeout_s: float) -> Answer:
+    def meet(
+        self, process: int, point: Point, payload: bytes, timeout_s: float, step: int | None
+    ) -> Answer:
         """Arrive, and wait for the answer."""
         box = _Mailbox()
         with self._lock:
             now = self.clock()
             self._deliver(
                 self._meeting.arrive(
-                    now, process, point, payload, timeout_s=timeout_s, to=box, ticket=0
+                    now, process, point, payload, timeout_s=timeout_s, to=box, ticket=0, step=step
                 )
             )
         return self._wait(box, process, point, now)
@@ -106,6 +118,12 @@ class LocalJob:
                 warn_at = float("inf")
                 self._warn(process, point, since)
         return answer
+
+    def _beat(self) -> None:
+        """Let the meeting know how far each has come; what real processes tell in their beats."""
+        for coordinator in self.coordinators:
+            beat = beat_of(coordinator.progress.beat())
+            self._meeting.beat(self.clock(), coordinator.process, beat)
 
     def _warn(self, process: int, point: Point, since: float) -> None:
         with self._lock:
@@ -129,6 +147,8 @@ class LocalCoordinator:
         self._has_left = False
         self._me = Self(process, job.hosts)
         self._lanes = Lanes(self._me)
+        self._progress = Progress(job.clock)
+        self._troubles = Troubles(self._me, job.clock)
 
     @property
     def process(self) -> int:
@@ -150,6 +170,16 @@ class LocalCoordinator:
         """A local job has no JAX service: always empty."""
         return ""
 
+    @property
+    def progress(self) -> Progress:
+        """See `Coordinator.progress`."""
+        return self._progress
+
+    @property
+    def troubles(self) -> Troubles:
+        """See `Coordinator.troubles`."""
+        return self._troubles
+
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:
@@ -157,17 +187,44 @@ class LocalCoordinator:
         point = checked(
             point, payload, timeout_s, process=self.process, num_processes=self.num_processes
         )
-        if self._has_left:
-            raise UsageError(f"{self._me}: {point.name!r}: this process has left the job")
+        self._refuse_if_over(repr(point.name))
         started = self._job.clock()
         self._lanes.enter(point)
+        if point.lane == "main":
+            self._progress.come(point, started)
         try:
-            answer = self._job.meet(self.process, point, bytes(payload), timeout_s)
+            step = self._progress.step
+            answer = self._job.meet(self.process, point, bytes(payload), timeout_s, step)
         finally:
+            if point.lane == "main":
+                self._progress.go(point)
             self._lanes.leave(point)
-        if answer.kind == "ok":
-            return answer.payloads
-        raise error_of(answer.kind, answer.facts, self._me, point, self._job.clock() - started)
+        return conclude(answer, point, self._me, self._troubles, self._job.clock() - started)
+
+    def check(self, asked: str = "") -> None:
+        """See `Coordinator.check`."""
+        self._refuse_if_over(asked)
+        self._troubles.check(asked)
+
+    def _refuse_if_over(self, asked: str) -> None:
+        if self._has_left:
+            raise UsageError(f"{self._me}: {asked}: this process has left the job")
+        for trouble in self._troubles.open():
+            if trouble.process == self.process and trouble.state == "lost":
+                self._troubles.tell_all()
+                raise ProcessLostError(
+                    f"{self._me}: {asked}: this process was declared lost: {trouble.words}; "
+                    "others have gone on without it; it must end",
+                    lost={self.process: trouble.words},
+                )
+
+    def stacks(
+        self, processes: Iterable[int] | None = None, *, timeout_s: float
+    ) -> Mapping[int, str]:
+        """See `Coordinator.stacks`. All threads of all of them: who is who is not known."""
+        asked = checked_processes("stacks()", processes, self.num_processes)
+        alive = [m.process for m in self._job.members() if m.state == "here"]
+        return dict.fromkeys((process for process in asked if process in alive), stacks())
 
     def tell(self, kind: str, words: str) -> None:
         """See `Coordinator.tell`."""

@@ -29,7 +29,7 @@ from shoal import settings
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.coordinator import Coordinator, Member
 
-__all__ = ["ExitGuard", "gone_members", "pause_s"]
+__all__ = ["ExitGuard", "flush", "gone_members", "pause_s"]
 
 _INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 _ASK_S = 2.0  # how long an ending process waits for news of the others
@@ -156,7 +156,7 @@ class ExitGuard:
         gone = gone_members(coordinator) if self._parts_together or not is_idle else {}
         if gone or (self._asked_code and not is_idle):
             code = self._asked_code & 0xFF or _report_cut(coordinator)
-            _flush()  # before the services may end, for JAX's client aborts when they do
+            flush()  # before the services may end, for JAX's client aborts when they do
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.close()
             os._exit(code)
@@ -183,9 +183,19 @@ class ExitGuard:
 
 
 def _is_of_runtime(error: BaseException) -> bool:
-    """Does it come from XLA or a transport, where the loss of a peer shows without its name?"""
-    is_xla = type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
-    return is_xla or any(words in str(error) for words in _RUNTIME_WORDS)
+    """Does it come from XLA or a transport, where the loss of a peer shows without its name?
+
+    Also if the program caught that error and raised one of its own about it.
+    """
+    seen: list[BaseException] = []
+    at: BaseException | None = error
+    while at is not None and at not in seen and not isinstance(at, ShoalError):
+        is_xla = type(at).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+        if is_xla or any(words in str(at) for words in _RUNTIME_WORDS):
+            return True
+        seen.append(at)
+        at = at.__cause__ or at.__context__
+    return False
 
 
 def _cause(coordinator: Coordinator) -> dict[int, Member]:
@@ -233,11 +243,12 @@ def _report_cut(coordinator: Coordinator) -> int:
 
 def _end(code: int) -> NoReturn:
     """Flush what Python buffers, and end without any teardown."""
-    _flush()
+    flush()
     os._exit(code)
 
 
-def _flush() -> None:
+def flush() -> None:
+    """Write what Python still buffers."""
     with contextlib.suppress(Exception):
         logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

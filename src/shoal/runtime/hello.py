@@ -7,17 +7,26 @@ import logging
 import math
 import os
 import time
+from collections.abc import Mapping
 from importlib import metadata
 from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.channel import Channel, connect
 from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES
-from shoal.runtime.frames import Frame, FrameError, pack_frame, split_address, text_field
+from shoal.runtime.frames import (
+    Frame,
+    FrameError,
+    number_field,
+    pack_frame,
+    split_address,
+    text_field,
+    whole_field,
+)
 from shoal.runtime.joining import PROTOCOL
 from shoal.runtime.verdicts import listed
 
-__all__ = ["Card", "Welcome", "say_hello"]
+__all__ = ["Card", "Welcome", "host_id", "say_hello"]
 
 _LOG = logging.getLogger("shoal")
 _MARGIN_S = 1.0  # how much later than the deadline the meeting place may answer
@@ -33,6 +42,10 @@ class Welcome(NamedTuple):
     jax_service: str
     incarnation: str  # of this process; its further connections show it
     max_body_bytes: int  # the largest answer
+    heartbeat_s: float  # as the meeting place has it, for all
+    lost_after_s: float
+    leader: int  # the lowest process of this host
+    keeps: Mapping[int, int]  # for the leader: the pid of each process of its host
 
 
 class Card(NamedTuple):
@@ -44,6 +57,7 @@ class Card(NamedTuple):
     token: str
     versions: str | None  # None: the versions of shoal and JAX
     jax_service: str
+    host_id: str  # equal for processes that see each other's pids; empty: not known
 
     def __str__(self) -> str:
         return f"process {self.process} of {self.processes} ({self.host})"
@@ -163,7 +177,16 @@ def _welcome_of(
                 f"{asked}: {frame.body.decode(errors='replace')}", missing=missing
             )
         service = text_field(frame.header, "jax_service")
-        return Welcome(tuple(json.loads(frame.body)), service, incarnation, max_body_bytes)
+        return Welcome(
+            hosts=tuple(json.loads(frame.body)),
+            jax_service=service,
+            incarnation=incarnation,
+            max_body_bytes=max_body_bytes,
+            heartbeat_s=number_field(frame.header, "heartbeat_s"),
+            lost_after_s=number_field(frame.header, "lost_after_s"),
+            leader=whole_field(frame.header, "leader"),
+            keeps={int(p): pid for p, pid in frame.header.get("keeps", {}).items()},
+        )
     except BaseException:
         channel.close()
         raise
@@ -180,6 +203,15 @@ def _hello_frame(card: Card, incarnation: str, limit: float) -> bytes:
     hello["incarnation"] = incarnation
     hello["timeout_s"] = None if left_s == math.inf else left_s
     return pack_frame(hello)
+
+
+def host_id() -> str:
+    """Return what is equal for all processes that see each other's pids; empty: not known."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
 
 
 def _versions() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from shoal.errors import UsageError
-from shoal.runtime.coordinator import Point
+from shoal.runtime.points import Point
 from shoal.runtime.verdicts import Self
 
 __all__ = ["Lanes"]

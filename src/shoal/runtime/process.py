@@ -19,6 +19,8 @@ from shoal.runtime.callsite import callsite
 from shoal.runtime.cluster import Arguments
 from shoal.runtime.coordinator import Coordinator, Point
 from shoal.runtime.coordinator_local import alone
+from shoal.runtime.coordinator_tcp import TcpCoordinator
+from shoal.runtime.ending import Ending, Patience
 from shoal.runtime.exit_guard import ExitGuard
 
 __all__ = ["coordinator", "initialize", "process_count", "process_index", "shutdown"]
@@ -108,6 +110,7 @@ def initialize(
 def _enter(arguments: Arguments, deadline: float, guard: ExitGuard) -> None:
     cluster, is_attached = membership.find_cluster(arguments)
     membership.check_in_time(cluster, is_attached=is_attached)
+    patience = Patience.of_settings()
     if not jax_runtime.backend_exists():
         jax_runtime.configure_devices(cluster.virtual_devices, cluster.local_device_ids)
     _RECORD.attempts += 1
@@ -122,6 +125,8 @@ def _enter(arguments: Arguments, deadline: float, guard: ExitGuard) -> None:
     _RECORD.pid, _RECORD.joined, _RECORD.is_attached = os.getpid(), joined, is_attached
     if cluster.num_processes > 1:
         guard.watch(joined, is_idle=jax_runtime.is_idle, leave=_part, parts_together=is_attached)
+    if isinstance(joined, TcpCoordinator):
+        joined.watch_main_line(Ending(joined, patience).look)
 
 
 @collective()

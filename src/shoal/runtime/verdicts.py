@@ -16,9 +16,10 @@ from shoal.errors import (
     ProcessLostError,
     ShoalError,
 )
-from shoal.runtime.coordinator import Point
+from shoal.runtime.points import Point
+from shoal.runtime.stacks import innermost
 
-__all__ = ["Self", "error_of", "listed", "waiting_line"]
+__all__ = ["Self", "error_of", "gone_error", "indented", "listed", "service_error", "waiting_line"]
 
 _LINES = 8  # a message spells out this many processes; the attributes hold all
 
@@ -41,25 +42,38 @@ def error_of(
     kind: str, facts: Mapping[str, Any], me: Self, point: Point, waited_s: float
 ) -> ShoalError:
     """Return the exception of an answer that is not "ok"."""
-    at = f"{me}: {_place(point)}"
     if kind == "deadline":
         return _deadline_error(facts, me, point, waited_s)
     if kind == "diverged":
         return _divergence_error(facts, me, point)
+    what = f"{me}: {_place(point)} cannot complete"
     gone = {int(process): str(words) for process, words in facts["gone"]}
+    if not gone:
+        return service_error(facts["services"], what)
+    return gone_error(kind, gone, me, what)
+
+
+def service_error(services: Iterable[Sequence[str]], what: str) -> ProcessLostError:
+    """Return the exception about things that all need and that are lost; `what` cannot be."""
+    told = "; ".join(f"{name} is lost: {words}" for name, words in services)
+    return ProcessLostError(f"{what}: {told}")
+
+
+def gone_error(kind: str, gone: Mapping[int, str], me: Self, what: str) -> ShoalError:
+    """Return the exception about who is "lost" or "failed", the cause first; `what` cannot be."""
     cause, words = next(iter(gone.items()))
     others = f" (also gone: {listed(p for p in gone if p != cause)})" if len(gone) > 1 else ""
     if kind == "lost":
         told = f"{me.name(cause)} is lost: {words}{others}"
-        return ProcessLostError(f"{at} cannot complete: {told}", lost=gone)
+        return ProcessLostError(f"{what}: {told}", lost=gone)
     told = f"{me.name(cause)} is gone: {_last_line(words)}{others}"
-    trace = f"\n  its last words:\n{_indented(words)}" if "\n" in words.strip() else ""
-    return PeerFailedError(f"{at} cannot complete: {told}{trace}", failed=gone)
+    trace = f"\n  its last words:\n{indented(words)}" if "\n" in words.strip() else ""
+    return PeerFailedError(f"{what}: {told}{trace}", failed=gone)
 
 
 def waiting_line(facts: Mapping[str, Any], me: Self, point: Point, waited_s: float) -> str:
     """Return the one line that a process logs when it has waited long."""
-    told = "; ".join(_told(facts, me))
+    told = "; ".join([*_told(facts, me), *filter(None, [_more(facts)])])
     missing = listed(facts["missing"])
     return f"{me}: {_place(point)} has waited {waited_s:.0f} s for {missing} [{told}]"
 
@@ -87,13 +101,19 @@ def _deadline_error(
     else:
         ended = f"waited {waited_s:.1f} s until {whose} ({timeout_s:g} s)"
     lines = [f"{me}: {_place(point)} {ended}; {listed(missing)} did not come in time"]
-    lines += _told(facts, me)
+    stacks = {int(process): str(text) for process, text in facts.get("stacks", ())}
+    for (process, _), told in zip(facts["words"], _told(facts, me), strict=False):
+        lines.append(told)
+        lines += [f"  {frame}" for frame in innermost(stacks.get(process, ""))]
+    if more := _more(facts):
+        lines.append(more)
     return DeadlineError(
         "\n  ".join(lines),
         name=point.name,
         waited_s=waited_s,
         missing=missing,
         last_words={int(process): str(words) for process, words in facts["words"]},
+        stacks=stacks,
     )
 
 
@@ -112,9 +132,13 @@ def _divergence_error(facts: Mapping[str, Any], me: Self, point: Point) -> Diver
 
 
 def _told(facts: Mapping[str, Any], me: Self) -> list[str]:
-    lines = [f"{me.name(process)}: {words}" for process, words in facts["words"][:_LINES]]
-    more = len(facts["missing"]) - len(lines)
-    return lines + ([f"and {more} more"] if more else [])
+    """Return the last words of the first who are missing."""
+    return [f"{me.name(process)}: {words}" for process, words in facts["words"][:_LINES]]
+
+
+def _more(facts: Mapping[str, Any]) -> str:
+    more = len(facts["missing"]) - min(_LINES, len(facts["words"]))
+    return f"and {more} more" if more else ""
 
 
 def _place(point: Point) -> str:
@@ -125,5 +149,6 @@ def _last_line(words: str) -> str:
     return words.strip().rpartition("\n")[2].strip()
 
 
-def _indented(text: str) -> str:
+def indented(text: str) -> str:
+    """Return a text that somebody else wrote, with a mark before each line."""
     return "\n".join(f"  | {line}" for line in text.strip().splitlines())

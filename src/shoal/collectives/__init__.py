@@ -1,0 +1,4 @@
+"""Values between processes; one operation, one file.
+
+* `live`: who is alive, agreed by all of them.
+"""

@@ -1,0 +1,32 @@
+"""What an answer of the meeting means to the process that waited for it; equal however it came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shoal.runtime.meeting import Answer
+from shoal.runtime.points import Point
+from shoal.runtime.troubles import Troubles
+from shoal.runtime.verdicts import Self, error_of
+
+__all__ = ["conclude"]
+
+
+def conclude(
+    answer: Answer, point: Point, me: Self, troubles: Troubles, waited_s: float
+) -> Mapping[int, bytes]:
+    """Return the payloads of all that met, or raise what the answer says.
+
+    Survivors that met have agreed on who is gone; who is told of a loss knows it.
+    """
+    if answer.kind == "ok":
+        return answer.payloads
+    facts = answer.facts
+    if answer.kind == "live":
+        troubles.acknowledge(process for process, _, _ in facts["gone"])
+        troubles.acknowledge(name for name, _ in facts["services"])
+        return dict.fromkeys(facts["alive"], b"")
+    if point.lane == "main" and answer.kind in ("lost", "failed"):
+        troubles.tell(process for process, _ in facts["gone"])
+        troubles.tell(name for name, _ in facts.get("services", ()))
+    raise error_of(answer.kind, facts, me, point, waited_s)

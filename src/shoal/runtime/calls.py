@@ -1,0 +1,138 @@
+"""The connections in which calls wait for their answers: each thread that waits has its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+from shoal.errors import ProcessLostError, ShoalError
+from shoal.runtime.channel import Channel, connect
+from shoal.runtime.frames import Frame, pack_frame, split_address
+from shoal.runtime.verdicts import Self
+
+__all__ = ["Calls", "Over", "receive"]
+
+T = TypeVar("T")
+
+_VERDICT_S = 0.5  # a call's connection may end a moment before the one that says why
+
+
+class Over(NamedTuple):
+    """Why no call can succeed any more."""
+
+    kind: type[ShoalError]
+    reason: str
+    lost: Mapping[int, str] = MappingProxyType({})
+
+    def error(self, me: Self, asked: str) -> ShoalError:
+        """Return the exception that says so."""
+        message = f"{me}: {asked}: {self.reason}" if asked else f"{me}: {self.reason}"
+        if issubclass(self.kind, ProcessLostError):
+            return self.kind(message, lost=self.lost)
+        return self.kind(message)
+
+
+class Calls:
+    """A pool of connections to one address; a new one begins with `introduction`."""
+
+    def __init__(
+        self,
+        address: str,
+        introduction: Mapping[str, Any],
+        me: Self,
+        *,
+        max_body_bytes: int,
+        lose: Callable[[str], None],
+    ) -> None:
+        self.over: Over | None = None
+        self._address = address
+        self._introduction = pack_frame(introduction)
+        self._me = me
+        self._max_body_bytes = max_body_bytes
+        self._lose = lose  # called with the reason when the meeting place is lost
+        self._is_judged = threading.Event()
+        self._channels: set[Channel] = set()
+        self._free: list[Channel] = []
+
+    def talk(self, asked: str, limit: float, exchange: Callable[[Channel], T]) -> T:
+        """Talk over a connection. If anything goes wrong it is closed: an answer may be half read.
+
+        The meeting place counts what it got, so an interrupted wait (Ctrl-C) leaves the others'
+        count right.
+
+        Raises:
+          ProcessLostError: the meeting place is gone, or this process was declared lost.
+          UsageError: this process has left the job.
+        """
+        if self.over is not None:
+            raise self.over.error(self._me, asked)
+        channel: Channel | None = None
+        try:
+            channel = self._take(limit)
+            result = exchange(channel)
+        except ShoalError:
+            self._drop(channel)
+            raise
+        except (OSError, ValueError) as error:  # ValueError: no frame, no JSON
+            self._drop(channel)
+            self._end(asked, error)
+        except BaseException:
+            self._drop(channel)
+            raise
+        self._free.append(channel)
+        if self.over is not None:  # hung up meanwhile, by another thread
+            self._drop(channel)
+        return result
+
+    def hang_up(self, why: Over) -> None:
+        """End all connections. Those that threads wait in are shut, and closed by them."""
+        self.over = self.over or why
+        self._is_judged.set()
+        free, self._free = self._free, []
+        for channel in free:
+            self._drop(channel)
+        for channel in tuple(self._channels):
+            channel.shut()
+
+    def abandon(self, why: Over) -> None:
+        """In a forked child: close our copies; shut nothing, for they are the parent's."""
+        self.over = self.over or why
+        for channel in self._channels:
+            channel.close()
+
+    def _take(self, limit: float) -> Channel:
+        try:
+            return self._free.pop()
+        except IndexError:
+            pass  # all are in use
+        address = split_address(self._address)
+        channel = connect(address, limit, max_body_bytes=self._max_body_bytes)
+        try:
+            channel.send(self._introduction, limit)
+        except BaseException:
+            channel.close()
+            raise
+        self._channels.add(channel)
+        return channel
+
+    def _drop(self, channel: Channel | None) -> None:
+        if channel is not None:
+            channel.close()
+            self._channels.discard(channel)
+
+    def _end(self, asked: str, error: Exception) -> NoReturn:
+        """Raise the reason why a talk broke off: the watcher may be about to read it."""
+        if isinstance(error, TimeoutError) or not self._is_judged.wait(_VERDICT_S):
+            self._lose("it does not answer" if isinstance(error, TimeoutError) else str(error))
+        over = self.over or Over(ProcessLostError, "the meeting place is lost")
+        raise over.error(self._me, asked) from None
+
+
+def receive(channel: Channel, ticket: int, limit: float) -> Frame:
+    """Return the next frame of this call; frames of a call that is over are passed by."""
+    while True:
+        frame = channel.receive(limit)
+        if frame.header.get("ticket") == ticket:
+            return frame

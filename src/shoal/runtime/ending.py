@@ -1,0 +1,133 @@
+"""A process that hangs because a peer is gone is ended, with a report and a documented code.
+
+A collective of XLA that waits for a process that is gone may never return, and cannot be
+interrupted. So the watcher, a thread, ends the process: only after somebody is gone, and only when
+its main line has reached no call of shoal for SHOAL_ABORT_AFTER_S since. Once the program was told
+by an exception it may take its time, to save its work for example: then it is ended only when its
+main thread has not moved, in Python, for SHOAL_TIMEOUT_S.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import threading
+from collections.abc import Hashable
+
+from shoal import settings
+from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.exit_guard import flush
+from shoal.runtime.progress import Progress
+from shoal.runtime.stacks import stacks
+from shoal.runtime.troubles import Trouble, Troubles
+from shoal.runtime.verdicts import Self, indented
+
+__all__ = ["TICK_S", "Ending", "Patience", "main_frame"]
+
+TICK_S = 0.25  # how often a process in trouble is looked at
+_FLUSH_S = 2.0  # what Python buffers may take this long to be written: a lock may never be free
+
+
+class Patience:
+    """The rule alone. Call `is_over` every TICK_S as long as there is trouble."""
+
+    def __init__(self, abort_after_s: float, timeout_s: float) -> None:
+        self._abort_after_s = abort_after_s
+        self._timeout_s = timeout_s
+        self._mark: Hashable = None
+        self._at = math.inf
+        self._waited_s = 0.0
+
+    @classmethod
+    def of_settings(cls) -> Patience:
+        """Return what the environment asks for.
+
+        Raises:
+          UsageError: a variable is no positive number.
+        """
+        return cls(settings.seconds("SHOAL_ABORT_AFTER_S"), settings.seconds("SHOAL_TIMEOUT_S"))
+
+    def is_over(
+        self, now: float, troubles: Troubles, progress: Progress, frame: Hashable
+    ) -> Trouble | None:
+        """Return why this process must be ended now, or None.
+
+        `frame` is where the main thread stands in Python, None if the interpreter ends in order.
+        """
+        cause = next(iter(troubles.untold()), None)
+        told = cause is None
+        cause = cause or next(iter(troubles.open()), None)
+        if cause is None or frame is None or progress.is_waiting:
+            mark: Hashable = None
+        else:
+            mark = (told, progress.since, frame if told else None)
+        # Time in which we did not run ourselves (stopped, asleep) was nobody's chance.
+        passed_s = min(max(0.0, now - self._at), 4 * TICK_S)
+        self._waited_s = self._waited_s + passed_s if mark == self._mark else 0.0
+        self._mark, self._at = mark, now
+        if mark is None or math.isinf(self._abort_after_s):
+            return None
+        limit_s = self._timeout_s if told else self._abort_after_s
+        return cause if self._waited_s >= limit_s else None
+
+
+class Ending:
+    """Looks at a process in trouble, and ends it when its patience is over."""
+
+    def __init__(self, coordinator: Coordinator, patience: Patience) -> None:
+        self._coordinator = coordinator
+        self._patience = patience
+
+    def look(self, now: float) -> None:
+        """Called by the watcher while there is trouble."""
+        here = self._coordinator
+        cause = self._patience.is_over(now, here.troubles, here.progress, main_frame())
+        if cause is None:
+            return
+        with contextlib.suppress(Exception):
+            here.tell("failed", f"it hung after {cause.name} was {cause.state}, and was ended")
+        _say_at_the_end(self.report(cause, now))
+        os._exit(cause.exit_code)
+
+    def report(self, cause: Trouble, now: float) -> str:
+        """Return who is gone, since when, where this process stands, and the exit code."""
+        here, progress = self._coordinator, self._coordinator.progress
+        me = Self(here.process, here.hosts)
+        lines = [
+            f"shoal: {me} has been in no call of shoal for {now - progress.since:.0f} s, and "
+            f"{cause.name} is {cause.state}: it hangs, and is ended with exit code "
+            f"{cause.exit_code}"
+        ]
+        for trouble in here.troubles.open():
+            words = (trouble.words.strip().splitlines() or [""])[-1]
+            ago = f"known for {now - trouble.since:.0f} s"
+            lines.append(f"  {trouble.name} is {trouble.state} ({ago}): {words}")
+        step = "" if progress.step is None else f"step {progress.step}, "
+        lines.append(f"  it was last at {step}{progress.place or 'the start of the job'}")
+        return "\n".join([*lines, indented(stacks()), ""])
+
+
+def main_frame() -> Hashable:
+    """Return where the main thread stands, None once the interpreter ends in order."""
+    main = threading.main_thread()
+    if not main.is_alive() or sys.is_finalizing():
+        return None
+    frame = sys._current_frames().get(main.ident or 0)
+    return (id(frame), frame.f_lasti) if frame is not None else ()
+
+
+def _say_at_the_end(text: str) -> None:
+    """Write `text`, and what Python buffers, as far as that can be done within _FLUSH_S."""
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode(errors="replace"))
+        flush()
+
+    # Who hangs may hold a stream's lock, and nobody may read what is written.
+    writer = threading.Thread(target=run, daemon=True)
+    with contextlib.suppress(RuntimeError):  # the interpreter ends: it starts no threads
+        writer.start()
+        writer.join(_FLUSH_S)

@@ -1,0 +1,111 @@
+"""A point where processes meet, and what is known of each of them: values, and one check."""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from shoal.errors import UsageError, UsageTypeError, raise_all
+
+__all__ = ["MAX_PAYLOAD_BYTES", "Member", "Point", "checked", "checked_processes"]
+
+MAX_PAYLOAD_BYTES = 16 << 20  # of one process at one point; larger values travel between devices
+_MAX_TEXT = 32_768  # characters of all texts of a point
+
+
+class Point(NamedTuple):
+    """One point where processes meet, as one of them sees it.
+
+    The points of a group in a lane are counted, for each process, and processes meet by that
+    count: the n-th arrival of each is one meeting. `name` and `fingerprint` must then be equal, or
+    all of them are told that they diverged. A lane is one line of execution: "main", or a name of
+    its own for a background thread.
+    """
+
+    name: str
+    group: tuple[int, ...] | None = None  # the processes that meet here; None: all of the job
+    lane: str = "main"
+    fingerprint: str = ""  # whatever else must be equal: operation, shapes, dtypes, options
+    site: str = ""  # where the caller stands, "train.py:31 (main)"; shown, never compared
+    survivors: bool = False  # who is gone is not waited for; else their loss is everybody's error
+
+
+class Member(NamedTuple):
+    """What is known of one process of the job."""
+
+    process: int
+    host: str
+    state: str  # "here" | "silent" (it runs, but says nothing) | "left" | "lost" | "failed"
+    said: str  # its last words: where it waits or what it last did; or why it is gone
+    step: int | None = None  # the last `step` that it began
+    place: str = ""  # its last call of shoal: what, and file:line (function)
+    since_s: float = 0.0  # seconds since it came there, or since it went
+    is_waiting: bool = False  # does it wait for others there?
+    step_s: float | None = None  # median time of its last steps, seconds
+    memory_bytes: int = 0  # resident
+    pid: int = 0
+
+
+def checked(
+    point: Point, payload: bytes, timeout_s: float, *, process: int, num_processes: int
+) -> Point:
+    """Return `point` as coordinators compare it: its group sorted, and None if that is everybody.
+
+    Raises:
+      UsageError: a process of the group does not exist, comes twice, or the caller is not in it;
+        `timeout_s` is not positive; a text or the payload is too long. All offences at once.
+    """
+    offences = []
+    name, group, lane, fingerprint, site, _ = point
+    if len(name) + len(lane) + len(fingerprint) + len(site) > _MAX_TEXT:
+        lengths = f"name {len(name)}, lane {len(lane)}, fingerprint {len(fingerprint)}"
+        told = f"{lengths}, site {len(site)} characters; {_MAX_TEXT} together are allowed"
+        offences.append(told)
+    if not timeout_s > 0:
+        offences.append(f"timeout_s={timeout_s!r} must be a positive number of seconds")
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        offences.append(f"the payload has {len(payload)} bytes; {MAX_PAYLOAD_BYTES} are allowed")
+    if group is not None:
+        group = tuple(sorted(_index(member) for member in group))
+        offences += _group_offences(group, process, num_processes)
+    if offences:
+        raise_all(f"point {point.name[:200]!r}", offences)
+    if group is None:
+        return point
+    return point._replace(group=None if len(group) == num_processes else group)
+
+
+def checked_processes(
+    asked: str, processes: Iterable[int] | None, num_processes: int
+) -> tuple[int, ...]:
+    """Return the processes that a question is about, sorted; None: all of the job.
+
+    Raises:
+      UsageError: one does not exist.
+    """
+    if processes is None:
+        return tuple(range(num_processes))
+    group = tuple(sorted({_index(member) for member in processes}))
+    if outside := [member for member in group if not 0 <= member < num_processes]:
+        raise UsageError(f"{asked}: the job has processes 0..{num_processes - 1}, not {outside}")
+    return group
+
+
+def _index(member: object) -> int:
+    try:
+        return operator.index(member)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageTypeError(f"processes are whole numbers, not {member!r}") from None
+
+
+def _group_offences(group: tuple[int, ...], process: int, num_processes: int) -> list[str]:
+    offences = []
+    if outside := [member for member in group if not 0 <= member < num_processes]:
+        offences.append(f"the job has processes 0..{num_processes - 1}, not {outside}")
+    if twice := sorted(member for member, count in Counter(group).items() if count > 1):
+        offences.append(f"named more than once: {twice}")
+    if process not in group:
+        offences.append(f"process {process} (this one) is not among the processes {list(group)}")
+    return offences

@@ -1,0 +1,81 @@
+"""Where the threads of this process stand, also while one of them hangs in native code."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import sys
+import tempfile
+import threading
+from typing import IO
+
+__all__ = ["MAX_BYTES", "innermost", "stacks"]
+
+MAX_BYTES = 64 << 10
+
+_HEAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+).*:$")
+
+
+def stacks(max_bytes: int = MAX_BYTES) -> str:
+    """Return the stacks of all Python threads, innermost frame first, the main thread's first.
+
+    The interpreter's own dump, which runs no code of these threads. What is too long loses
+    outermost frames.
+    """
+    with _file() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        text = file.read().decode(errors="replace")
+    blocks = [_named(block) for block in _blocks(text)]
+    main = threading.main_thread().name
+    blocks.sort(key=lambda block: not block[0].startswith(f"Thread {main!r} "))  # stable
+    return _cut(blocks, max_bytes)
+
+
+def innermost(text: str, frames: int = 3) -> list[str]:
+    """Return the first frames of the first thread in `text`, one line each."""
+    block = next(iter(_blocks(text)), [])
+    return [line.strip() for line in block[1:] if line.startswith("  File ")][:frames]
+
+
+def _file() -> IO[bytes]:
+    if sys.platform == "linux":
+        return os.fdopen(os.memfd_create("stacks"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _blocks(text: str) -> list[list[str]]:
+    """Return the lines of each thread; the first of them is its head."""
+    blocks: list[list[str]] = []
+    for line in text.splitlines():
+        if not line.startswith(" ") and line.endswith(":"):
+            blocks.append([line])
+        elif blocks and line.strip():
+            blocks[-1].append(line)
+    return blocks
+
+
+def _named(block: list[str]) -> list[str]:
+    """Say the thread's name instead of its number."""
+    found = _HEAD.match(block[0])
+    if found is None:
+        return block
+    number = int(found[1], 16)
+    name = next((t.name for t in threading.enumerate() if t.ident == number), "")
+    return [f"Thread {name!r} (most recent call first):" if name else block[0], *block[1:]]
+
+
+def _cut(blocks: list[list[str]], max_bytes: int) -> str:
+    """Return the text of all blocks, each with as many of its first lines as all may have."""
+    most = max((len(block) for block in blocks), default=0)
+    while True:
+        shown = [
+            block if len(block) <= most else [*block[:most], f"  ... {len(block) - most} more"]
+            for block in blocks
+        ]
+        text = "\n\n".join("\n".join(block) for block in shown)
+        data = text.encode()
+        if len(data) <= max_bytes or most <= 2:
+            return data[:max_bytes].decode(errors="ignore")
+        most = max(2, most * 3 // 4)

@@ -1,0 +1,100 @@
+"""Which step this process is in, and how long its steps take."""
+
+from __future__ import annotations
+
+import operator
+from contextlib import AbstractContextManager
+from types import TracebackType
+
+from shoal.colour import local
+from shoal.errors import UsageError, UsageTypeError
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator
+
+__all__ = ["step", "step_with"]
+
+_LIMIT = 1 << 63
+
+
+@local
+def step(number: int) -> AbstractContextManager[None]:
+    """Mark a block as one step of the program: others see where this process is, and how fast.
+
+    Local.
+
+    Nothing is sent and nobody is waited for. The number stands in every message about this
+    process, in `roll_call` and in what `shoal watch` shows; the time that the block takes counts
+    there for the median of the last 64 steps. An exception passes through, and such a step is not
+    timed. A step inside another is the label while it lasts; only steps without any inside are
+    timed. Mark steps in the main line of the program, not in threads beside it.
+
+    It also tells a program that waits for nobody what it must know: at its beginning it raises
+    once somebody of the job is gone, and again at every step until the survivors called `live`.
+
+    Args:
+      number: any whole number of 64 bits; it need not grow.
+
+    Returns:
+      What `with` takes; it may be used again.
+
+    Raises:
+      ProcessLostError: on this process, at the beginning of the block: a process is dead or
+        unreachable, or the meeting place is, or the others have gone on without this one.
+      PeerFailedError: on this process, at the beginning of the block: another one raised.
+      UsageError: on this process: `number` is none.
+
+    >>> for i in range(3):
+    ...     with step(i):
+    ...         pass
+    """
+    from shoal.runtime.process import coordinator
+
+    return step_with(coordinator(), number)
+
+
+def step_with(coordinator: Coordinator, number: int) -> AbstractContextManager[None]:
+    """Do what `step` does, with the coordinator given."""
+    try:
+        index = operator.index(number)
+    except TypeError:
+        raise UsageTypeError(f"step({number!r}): the number must be a whole one") from None
+    if not -_LIMIT <= index < _LIMIT:
+        raise UsageError(f"step({number!r}): the number must have no more than 64 bits")
+    return _Step(coordinator, index)
+
+
+class _Step:
+    """One block, or several one after the other or inside each other."""
+
+    __slots__ = ("_coordinator", "_entered", "_number")
+
+    def __init__(self, coordinator: Coordinator, number: int) -> None:
+        self._coordinator = coordinator
+        self._number = number
+        self._entered: list[tuple[float, int | None, int, str]] = []
+
+    def __enter__(self) -> None:
+        coordinator, number = self._coordinator, self._number
+        progress = coordinator.progress
+        site = callsite()
+        place = f"'step' ({site})"
+        before, ended = progress.outer, progress.ended
+        began = progress.begin(number, place)
+        if coordinator.troubles.any():
+            coordinator.check(f"step {number} ({site})")
+        progress.outer = number
+        self._entered.append((began, before, ended, place))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        began, before, ended, place = self._entered.pop()
+        progress = self._coordinator.progress
+        timed = kind is None and progress.ended == ended  # none has ended inside
+        progress.end(began if timed else None, place)
+        progress.outer = before
+        if before is not None:
+            progress.step = before

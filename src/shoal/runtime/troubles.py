@@ -1,0 +1,105 @@
+"""Who is gone, as far as this process was told, and whether its program knows.
+
+A trouble is *told* once an error of it was raised in the main line, and *acknowledged* once the
+survivors have agreed on who is left. Written by the watcher and by calls, in any order: a call may
+learn of a loss before the watcher does. No lock, for a signal's handler may come in between; what
+is read is copied first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
+from shoal.runtime.verdicts import Self, gone_error, service_error
+
+__all__ = ["Trouble", "Troubles"]
+
+
+class Trouble(NamedTuple):
+    """Somebody that this process needs is gone."""
+
+    process: int | None  # None: no process, but something that all of them need
+    name: str  # "process 3 (host)", "JAX's service"
+    state: str  # "lost" | "failed"
+    words: str  # the reason, or a traceback
+    since: float  # when this process heard of it, on its monotonic clock
+
+    @property
+    def exit_code(self) -> int:
+        """What a process exits with that ends because of it."""
+        kind = ProcessLostError if self.state == "lost" else PeerFailedError
+        return kind.exit_code
+
+
+class Troubles:
+    """All of them, in the order in which they were heard of."""
+
+    def __init__(self, me: Self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._me = me
+        self._clock = clock
+        self._heard: dict[int | str, Trouble] = {}
+        self._told: set[int | str] = set()
+        self._acknowledged: set[int | str] = set()
+
+    def hear(self, process: int | None, name: str, state: str, words: str) -> None:
+        """Somebody is gone. Only the first such word counts."""
+        key = name if process is None else process
+        if process is not None:
+            name = self._me.name(process)
+        self._heard.setdefault(key, Trouble(process, name, state, words, self._clock()))
+
+    def acknowledge(self, gone: Iterable[int | str]) -> None:
+        """The program goes on without these processes and services; also if the watcher has yet
+        to hear of them."""
+        self._acknowledged.update(gone)
+
+    def tell(self, gone: Iterable[int | str]) -> None:
+        """An error that names these is about to be raised in the main line."""
+        self._told.update(gone)
+
+    def tell_all(self) -> None:
+        """An error of all of them is about to be raised in the main line."""
+        self._told.update(tuple(self._heard))
+
+    def any(self) -> bool:
+        """Was anything heard, acknowledged or not? For loops, in which nothing nearly always is."""
+        return bool(self._heard)
+
+    def open(self) -> list[Trouble]:
+        """Return those that are not acknowledged, oldest first."""
+        heard = tuple(self._heard.items())
+        return [trouble for key, trouble in heard if key not in self._acknowledged]
+
+    def untold(self) -> list[Trouble]:
+        """Return those of which no error was raised yet, oldest first."""
+        heard = tuple(self._heard.items())
+        known = self._acknowledged | self._told
+        return [trouble for key, trouble in heard if key not in known]
+
+    def check(self, asked: str) -> None:
+        """Raise if somebody is gone and that is not acknowledged.
+
+        Raises:
+          ProcessLostError, PeerFailedError: by how the first of them went.
+        """
+        if not self._heard:  # nearly always
+            return
+        troubles = self.open()
+        if not troubles:
+            return
+        self.tell_all()
+        raise self._error_of(asked, troubles)
+
+    def _error_of(self, asked: str, troubles: list[Trouble]) -> ShoalError:
+        first = troubles[0]
+        what = f"{self._me}: {asked} cannot go on" if asked else f"{self._me} cannot go on"
+        if first.process is None:
+            services = [(t.name, t.words) for t in troubles if t.process is None]
+            return service_error(services, what)
+        alike: Mapping[int, str] = {
+            t.process: t.words for t in troubles if t.process is not None and t.state == first.state
+        }
+        return gone_error(first.state, alike, self._me, what)

@@ -1,0 +1,171 @@
+"""`live`: whoever returns from it returns the same, and it is the truth, whatever happened."""
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.collectives.live import live, live_with
+from shoal.errors import (
+    DeadlineError,
+    DivergenceError,
+    ProcessLostError,
+    UsageError,
+    UsageTypeError,
+)
+from shoal.runtime.barrier import barrier_with
+from shoal.runtime.coordinator_local import LocalJob
+
+PATIENCE_S = 60.0  # reached only when something is broken
+NEVER = 99
+
+
+def run_all(job, function):
+    """Call `function(coordinator)` in a thread for each process; return results and errors."""
+    results = [None] * len(job.coordinators)
+
+    def run(index):
+        try:
+            results[index] = function(job.coordinators[index])
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(results))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "somebody hangs"
+    return results
+
+
+def live_in(coordinator, *processes, **more):
+    return live_with(coordinator, *processes, **{"timeout_s": PATIENCE_S, **more})
+
+
+def test_alone():
+    assert live() == live([0]) == (0,)
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 2, NEVER]), min_size=1, max_size=5),
+    st.sampled_from(["lost", "failed", "left"]),
+    st.booleans(),
+)
+def test_each_call_returns_exactly_those_that_are_left(dies_at, how, waits_first):
+    job = LocalJob(len(dies_at))
+
+    def go_on(coordinator):
+        process, results = coordinator.process, []
+        for turn in range(3):
+            if dies_at[process] == turn:
+                job.depart(process, how, "as the test wants it")
+                return results
+            if waits_first:
+                try:
+                    barrier_with(coordinator, f"turn {turn}", timeout_s=PATIENCE_S)
+                except Exception as error:  # noqa: BLE001 - somebody is gone, or came from live
+                    assert not isinstance(error, DeadlineError)  # noqa: PT017
+            results.append(live_in(coordinator))
+        return results
+
+    everybody = range(len(dies_at))
+    expected = [tuple(p for p in everybody if dies_at[p] > turn) for turn in range(3)]
+    for process, results in enumerate(run_all(job, go_on)):
+        assert results == expected[: min(dies_at[process], 3)]
+
+
+@given(st.integers(2, 5), st.data())
+def test_who_dies_while_others_wait_is_not_waited_for(processes, data):
+    order = data.draw(st.permutations(range(processes)))
+    killer, *victims = order[: data.draw(st.integers(1, processes))]
+    job = LocalJob(processes)
+
+    def go(coordinator):
+        if coordinator.process == killer:
+            for victim in victims:  # some wait already, some have yet to come
+                job.lose(victim, "killed")
+        return live_in(coordinator)
+
+    left = tuple(sorted(set(range(processes)) - set(victims)))
+    for process, result in enumerate(run_all(job, go)):
+        if process in victims:
+            assert isinstance(result, ProcessLostError)
+        else:
+            assert result == left
+
+
+def test_the_loss_is_known_afterwards_and_the_next_one_is_news():
+    job = LocalJob(4)
+    job.lose(3, "killed")
+
+    def first(coordinator):
+        if coordinator.process == 3:
+            return None
+        with pytest.raises(ProcessLostError):
+            coordinator.check("step")
+        left = live_in(coordinator)
+        coordinator.check("step")
+        barrier_with(coordinator, "go on", processes=left, timeout_s=PATIENCE_S)
+        return left
+
+    assert run_all(job, first) == [(0, 1, 2)] * 3 + [None]
+    job.lose(1, "killed too")
+    for process in (0, 2):
+        with pytest.raises(ProcessLostError) as caught:
+            job.coordinators[process].check("step")
+        assert caught.value.lost == {1: "killed too"}
+
+    def second(coordinator):
+        return live_in(coordinator, [2, 0, 1]) if coordinator.process in (0, 2) else None
+
+    assert run_all(job, second) == [(0, 2), None, (0, 2), None]
+
+
+def test_nothing_is_said_of_those_who_were_not_asked_about():
+    job = LocalJob(4)
+    job.lose(0, "killed")
+
+    def pair(coordinator):
+        return live_in(coordinator, (3, 2)) if coordinator.process in (2, 3) else None
+
+    assert run_all(job, pair)[2:] == [(2, 3)] * 2
+    with pytest.raises(ProcessLostError):
+        job.coordinators[2].check("step")  # of process 0 it has not been told yet
+
+
+def test_a_living_one_that_does_not_come_is_a_deadline():
+    job = LocalJob(3)
+    job.lose(2, "killed")
+    with pytest.raises(DeadlineError) as caught:
+        live_in(job.coordinators[0], timeout_s=0.05)
+    assert caught.value.missing == (1,)
+
+
+def test_another_point_is_a_divergence_where_nobody_is_gone():
+    job = LocalJob(2)
+
+    def go(coordinator):
+        if coordinator.process:
+            return live_in(coordinator)
+        return barrier_with(coordinator, "live", timeout_s=PATIENCE_S)
+
+    assert [type(result) for result in run_all(job, go)] == [DivergenceError] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"processes": [1]}, "this one"),
+        ({"processes": [0, 7]}, r"not \[7\]"),
+        ({"processes": []}, "this one"),
+        ({"timeout_s": -1}, "timeout_s"),
+        ({"lane": ""}, "lane"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, told):
+    with pytest.raises(UsageError, match=told):
+        live_with(LocalJob(2).coordinators[0], **arguments)
+    with pytest.raises(UsageTypeError):
+        live_with(LocalJob(2).coordinators[0], **{**arguments, "lane": 3})

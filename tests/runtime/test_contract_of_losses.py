@@ -1,0 +1,113 @@
+"""What every coordinator promises about who is gone; over threads and a real meeting place."""
+
+import pytest
+
+from shoal.collectives.live import live_with
+from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, UsageError
+from shoal.runtime.barrier import barrier_with
+from shoal.runtime.coordinator import Point
+from shoal.runtime.rollcall import roll_call_with
+from shoal.runtime.step import step_with
+
+LONG_S = 60.0  # a deadline that no test here waits for
+
+
+def meet(coordinator, name="x", timeout_s=LONG_S, **more):
+    return coordinator.arrive(Point(name, **more), timeout_s=timeout_s)
+
+
+def test_a_loss_is_known_without_asking_and_raised_at_the_next_step(make_job):
+    job = make_job(3)
+    first = job.coordinators[0]
+    first.check("nothing happened")
+    job.kill(1)
+    job.until_known(0, [1])
+    for _ in range(2):
+        with pytest.raises(ProcessLostError) as caught, step_with(first, 7):
+            pytest.fail("the block runs")
+        assert set(caught.value.lost) == {1}
+        assert str(caught.value).startswith("process 0 of 3 (")
+        assert "step 7 (" in str(caught.value)
+
+
+def test_a_failure_is_known_with_its_traceback_and_a_peaceful_end_is_none(make_job):
+    job = make_job(3)
+    job.coordinators[2].close()
+    job.coordinators[1].tell("failed", "Traceback\nValueError: no data")
+    job.until_known(0, [1])
+    with pytest.raises(PeerFailedError, match="ValueError: no data") as caught:
+        job.coordinators[0].check("going on")
+    assert caught.value.failed == {1: "Traceback\nValueError: no data"}
+
+
+def test_survivors_agree_and_go_on_and_do_so_again(make_job):
+    job = make_job(4)
+    left = (0, 1, 2, 3)
+    for victim in (2, 0):
+        job.kill(victim)
+        left = tuple(p for p in left if p != victim)
+        results = [
+            job.start(lambda c=job.coordinators[p]: live_with(c, timeout_s=LONG_S)) for p in left
+        ]
+        assert [result() for result in results] == [left] * len(left)
+        for process in left:
+            job.coordinators[process].check("acknowledged")
+        rest = [
+            job.start(lambda c=job.coordinators[p], g=left: len(meet(c, group=g))) for p in left
+        ]
+        assert [wait() for wait in rest] == [len(left)] * len(left)
+    with pytest.raises(ProcessLostError):
+        meet(job.coordinators[1], "all of the job")
+
+
+def test_survivors_meet_from_wherever_the_loss_met_them(make_job):
+    job = make_job(3)
+    first, _, third = job.coordinators
+    waits = job.start(lambda: meet(first, "of the main line"))
+    job.until_said(0, "waits at")
+    job.kill(1)
+    assert type(waits()) is ProcessLostError  # its point is owed by process 2, which never comes
+    job.until_known(2, [1])
+    both = [job.start(lambda c=c: live_with(c, timeout_s=LONG_S)) for c in (first, third)]
+    assert [wait() for wait in both] == [(0, 2)] * 2
+    both = [job.start(lambda c=c: barrier_with(c, "on", processes=[0, 2])) for c in (first, third)]
+    assert [wait() for wait in both] == [None] * 2
+
+
+def test_a_living_one_that_does_not_come_to_live_is_a_deadline(make_job):
+    job = make_job(3)
+    job.kill(2)
+    job.until_known(0, [2])
+    with pytest.raises(DeadlineError) as caught:
+        live_with(job.coordinators[0], timeout_s=0.1)
+    assert caught.value.missing == (1,)
+
+
+def test_members_say_the_step_the_place_and_the_memory(make_job):
+    job = make_job(2)
+    with step_with(job.coordinators[1], 41):
+        waits = job.start(lambda: len(meet(job.coordinators[1], "epoch", site="t.py:3 (f)")))
+        member = job.until_said(1, "step 41, waits at 'epoch' (t.py:3 (f)) since")
+        assert (member.step, member.is_waiting, member.state) == (41, True, "here")
+        assert "'epoch'" in member.place
+        assert len(meet(job.coordinators[0], "epoch")) == waits() == 2
+    call = roll_call_with(job.coordinators[0], timeout_s=LONG_S)
+    assert str(call).startswith("2 of 2 processes are here")
+    assert "process 1 (" in str(call)
+
+
+def test_stacks_show_where_the_threads_of_each_are(make_job):
+    job = make_job(3)
+    waits = job.start(lambda: len(meet(job.coordinators[1], "epoch")))
+    job.until_said(1, "waits at")
+    stacks = job.coordinators[0].stacks(timeout_s=LONG_S)
+    assert set(stacks) == {0, 1, 2}
+    assert "Thread 'MainThread' (most recent call first):" in stacks[1]
+    assert " in meet\n" in stacks[1]
+    assert set(job.coordinators[2].stacks([0, 2], timeout_s=LONG_S)) == {0, 2}
+    job.kill(2)
+    job.until_known(0, [2])
+    assert set(job.coordinators[0].stacks([0, 2], timeout_s=LONG_S)) == {0}
+    with pytest.raises(UsageError, match=r"not \[9\]"):
+        job.coordinators[0].stacks([0, 9], timeout_s=LONG_S)
+    assert type(waits()) is ProcessLostError

@@ -1,0 +1,163 @@
+"""`step` labels and times what the main line does, and tells it who is gone."""
+
+import numpy as np
+import pytest
+
+from shoal.errors import PeerFailedError, ProcessLostError, UsageError, UsageTypeError
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.rollcall import RollCall, roll_call, roll_call_with
+from shoal.runtime.step import step, step_with
+
+
+class Clock:
+    """A clock that the test advances."""
+
+    def __init__(self):
+        self.now = 50.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def pair(clock):
+    return LocalJob(2, hosts=["a", "b"], clock=clock)
+
+
+def test_a_step_is_the_label_and_is_timed(pair, clock):
+    first = pair.coordinators[0]
+    for number in (7, 8, 9):
+        with step_with(first, number):
+            assert first.progress.step == number
+            clock.now += number
+    assert first.progress.step == 9  # the last one that began
+    assert first.progress.step_s == 8
+    assert first.progress.place.startswith("'step' (tests/runtime/test_step.py:")
+    assert "(test_a_step_is_the_label_and_is_timed))" in first.progress.place
+
+
+@pytest.mark.parametrize("number", [0, -3, 2**62, np.int64(5), True])
+def test_any_whole_number_is_a_step(pair, number):
+    with step_with(pair.coordinators[0], number):
+        assert pair.coordinators[0].progress.step == int(number)
+    assert type(pair.coordinators[0].progress.step) is int
+
+
+def test_what_is_no_step_is_refused(pair):
+    for wrong in ("3", 1.0, None):
+        with pytest.raises(UsageTypeError, match=r"step\(.*must be a whole one"):
+            step_with(pair.coordinators[0], wrong)
+    with pytest.raises(UsageError, match="64 bits"):
+        step_with(pair.coordinators[0], 2**63)
+    assert pair.coordinators[0].progress.step is None
+
+
+def test_an_exception_passes_through_and_its_time_does_not_count(pair, clock):
+    first = pair.coordinators[0]
+    with pytest.raises(KeyError), step_with(first, 1):  # noqa: PT012
+        clock.now += 100
+        raise KeyError
+    assert first.progress.step_s is None
+    with step_with(first, 2):
+        clock.now += 3
+    assert first.progress.step_s == 3
+
+
+def test_of_steps_inside_each_other_the_inner_ones_are_timed(pair, clock):
+    progress = pair.coordinators[0].progress
+    with step_with(pair.coordinators[0], 100):  # an epoch, say
+        for number in (1, 2):
+            with step_with(pair.coordinators[0], number):
+                assert progress.step == number
+                clock.now += 2
+            assert progress.step == 100
+    assert progress.step_s == 2
+    assert progress.step == 100
+
+
+def test_the_same_object_may_be_used_again_also_inside_itself(pair, clock):
+    progress = pair.coordinators[0].progress
+    again = step_with(pair.coordinators[0], 4)
+    with again:
+        clock.now += 1
+        with again:
+            clock.now += 2
+    with again:
+        clock.now += 4
+    assert progress.step_s == 3  # the median of 2 and 4
+
+
+def test_who_is_gone_is_raised_at_each_step_and_the_block_does_not_run(pair):
+    first = pair.coordinators[0]
+    pair.lose(1, "killed")
+    for _ in range(2):
+        with pytest.raises(ProcessLostError) as caught, step_with(first, 3):
+            pytest.fail("the block runs")
+        assert caught.value.lost == {1: "killed"}
+        told = str(caught.value)
+        assert told.startswith("process 0 of 2 (a): step 3 (tests/runtime/test_step.py:")
+        assert told.endswith("cannot go on: process 1 (b) is lost: killed")
+    first.troubles.acknowledge([1])
+    with step_with(first, 4):
+        pass
+    assert first.progress.ended == 1
+
+
+def test_who_failed_is_raised_with_its_traceback(pair):
+    pair.coordinators[1].tell("failed", "Traceback\nValueError: no data")
+    with (
+        pytest.raises(PeerFailedError, match="ValueError: no data"),
+        step_with(pair.coordinators[0], 3),
+    ):
+        pytest.fail("the block runs")
+
+
+def test_who_left_in_peace_is_no_trouble(pair):
+    pair.coordinators[1].close()
+    with step_with(pair.coordinators[0], 3):
+        pass
+
+
+def test_who_was_declared_lost_itself_is_told_so(pair):
+    pair.lose(1, "silent for 60 s")
+    with pytest.raises(ProcessLostError, match="this process was declared lost: silent for 60 s"):
+        step_with(pair.coordinators[1], 3).__enter__()
+
+
+def test_a_process_alone_has_steps_too():
+    with step(5):
+        pass
+    call = roll_call()
+    assert [member.process for member in call.members] == [0]
+    assert call.members[0].step == 5
+    assert call.median_step_s is not None
+
+
+def test_a_roll_call_says_who_is_slow_against_all(clock):
+    job = LocalJob(4, hosts=list("abcd"), clock=clock)
+    for coordinator, seconds in zip(job.coordinators, (1.0, 1.0, 5.0), strict=False):
+        with step_with(coordinator, 12):
+            clock.now += seconds
+    job.lose(3, "killed")
+    call = roll_call_with(job.coordinators[0])
+    assert isinstance(call, RollCall)
+    assert call.median_step_s == 1.0
+    slow = call.slowest()
+    assert [(member.process, ratio) for member, ratio in slow] == [(2, 5.0), (0, 1.0), (1, 1.0)]
+    assert len(call.slowest(1)) == 1
+    lines = str(call).splitlines()
+    assert lines[0] == "3 of 4 processes are here; median step 1 s"
+    assert lines[3].startswith("  process 2 (c): here: step 12, last at 'step' (tests/")
+    assert "; step 5 s (5.00x)" in lines[3]
+    assert lines[4].startswith("  process 3 (d): lost: killed, 0.0 s ago")
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
+def test_a_roll_call_wants_a_positive_timeout(pair, timeout_s):
+    with pytest.raises(UsageError, match="timeout_s"):
+        roll_call_with(pair.coordinators[0], timeout_s=timeout_s)

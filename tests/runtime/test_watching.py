@@ -1,0 +1,269 @@
+"""The rules of watching, each with a clock of its own: troubles, patience, echoes, progress."""
+
+import math
+import sys
+import threading
+
+import pytest
+
+from shoal.errors import PeerFailedError, ProcessLostError
+from shoal.runtime.ending import TICK_S, Patience, main_frame
+from shoal.runtime.points import Point
+from shoal.runtime.progress import STEPS, Progress, memory_bytes
+from shoal.runtime.stacks import innermost, stacks
+from shoal.runtime.troubles import Troubles
+from shoal.runtime.verdicts import Self
+from shoal.runtime.watcher import Echo
+
+ME = Self(0, ("here", "there", "far"))
+
+
+class Clock:
+    """A clock that the test advances."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def troubles(clock):
+    return Troubles(ME, clock)
+
+
+def test_what_is_heard_is_raised_again_and_again_until_it_is_acknowledged(troubles):
+    troubles.check("step 1")
+    troubles.hear(2, "", "lost", "its connection closed")
+    troubles.hear(2, "", "failed", "said later, and not the cause")
+    for _ in range(2):
+        with pytest.raises(ProcessLostError) as caught:
+            troubles.check("step 1 (train.py:3 (main))")
+        assert caught.value.lost == {2: "its connection closed"}
+        assert str(caught.value) == (
+            "process 0 of 3 (here): step 1 (train.py:3 (main)) cannot go on: process 2 (far) is"
+            " lost: its connection closed"
+        )
+    troubles.acknowledge([2])
+    troubles.check("step 2")
+    troubles.hear(1, "", "failed", "Traceback\nValueError: no data")
+    with pytest.raises(PeerFailedError, match="is gone: ValueError: no data") as caught:
+        troubles.check("step 3")
+    assert caught.value.failed == {1: "Traceback\nValueError: no data"}
+
+
+def test_a_loss_that_was_acknowledged_before_it_was_heard_is_no_news(troubles):
+    troubles.acknowledge([1])
+    troubles.hear(1, "", "lost", "late")
+    troubles.check("step")
+    assert (troubles.open(), troubles.any()) == ([], True)
+
+
+def test_the_first_that_went_is_the_cause_and_the_others_are_named(troubles):
+    troubles.hear(2, "", "lost", "killed")
+    troubles.hear(1, "", "lost", "killed too")
+    with pytest.raises(ProcessLostError, match=r"process 2 .*\(also gone: process 1\)") as caught:
+        troubles.check("")
+    assert list(caught.value.lost) == [2, 1]
+
+
+def test_a_service_is_named_until_the_survivors_go_on_without_it(troubles):
+    troubles.hear(None, "JAX's service", "lost", "killed?")
+    troubles.acknowledge(range(3))
+    with pytest.raises(ProcessLostError) as caught:
+        troubles.check("step 4")
+    assert str(caught.value).endswith("step 4 cannot go on: JAX's service is lost: killed?")
+    assert caught.value.lost == {}
+    troubles.acknowledge(["JAX's service"])
+    troubles.check("step 5")
+
+
+class Watched:
+    """A process in trouble, looked at every moment, as the watcher does."""
+
+    def __init__(self, clock, troubles, abort_after_s=30.0, timeout_s=600.0):
+        self.clock, self.troubles = clock, troubles
+        self.progress = Progress(clock)
+        self.patience = Patience(abort_after_s, timeout_s)
+        self.frame = "here"
+
+    def ended_after(self, limit_s, move=lambda: None):
+        """Return after how many seconds it is ended, None if not within `limit_s`."""
+        began = self.clock.now
+        while self.clock.now < began + limit_s:
+            move()
+            if self.patience.is_over(self.clock.now, self.troubles, self.progress, self.frame):
+                return self.clock.now - began
+            self.clock.now += TICK_S
+        return None
+
+
+@pytest.fixture
+def watched(clock, troubles):
+    return Watched(clock, troubles)
+
+
+def test_without_trouble_nobody_is_ended(watched):
+    assert watched.ended_after(10_000) is None
+
+
+def test_who_hangs_in_trouble_is_ended_after_the_limit(watched, troubles):
+    assert watched.ended_after(100) is None
+    troubles.hear(1, "", "lost", "killed")
+    assert watched.ended_after(100) == pytest.approx(30, abs=TICK_S)
+
+
+def test_moving_in_python_is_no_call_of_shoal(watched, troubles):
+    troubles.hear(1, "", "lost", "killed")
+
+    def move():
+        watched.frame += "."
+
+    assert watched.ended_after(100, move) == 30
+
+
+def test_a_call_of_shoal_begins_the_count_anew_and_a_wait_does_not_count(watched, troubles, clock):
+    troubles.hear(1, "", "lost", "killed")
+    assert watched.ended_after(29) is None
+    watched.progress.come(Point("among the living"), clock.now)
+    assert watched.ended_after(1000) is None
+    watched.progress.go(Point("among the living"))
+    assert watched.ended_after(29) is None
+    watched.progress.begin(3, "step")
+    assert watched.ended_after(100) == pytest.approx(30, abs=TICK_S)
+
+
+def test_who_was_told_may_take_its_time_as_long_as_it_moves(watched, troubles):
+    troubles.hear(1, "", "lost", "killed")
+    with pytest.raises(ProcessLostError):
+        troubles.check("step")
+
+    def move():
+        watched.frame += "."
+
+    assert watched.ended_after(2000, move) is None
+    assert watched.ended_after(2000) == pytest.approx(600, abs=TICK_S)
+    troubles.acknowledge([1])
+    assert watched.ended_after(2000) is None
+
+
+def test_news_after_it_was_told_counts_again(watched, troubles):
+    troubles.tell([1])
+    troubles.hear(1, "", "lost", "killed")  # the call was faster than the watcher
+    assert watched.ended_after(100) is None
+    troubles.hear(2, "", "failed", "no data")
+    assert watched.ended_after(100) == pytest.approx(30, abs=TICK_S)
+
+
+def test_time_in_which_this_process_was_stopped_does_not_count(watched, troubles, clock):
+    troubles.hear(1, "", "lost", "killed")
+    assert watched.ended_after(20) is None
+    clock.now += 3600
+    assert watched.ended_after(100) == pytest.approx(10, abs=1)
+
+
+def test_an_interpreter_that_ends_in_order_is_left_alone(watched, troubles):
+    troubles.hear(1, "", "lost", "killed")
+    watched.frame = None
+    assert watched.ended_after(1000) is None
+
+
+def test_inf_switches_it_off(clock, troubles):
+    watched = Watched(clock, troubles, abort_after_s=math.inf, timeout_s=1.0)
+    troubles.hear(1, "", "lost", "killed")
+    assert watched.ended_after(1000) is None
+    troubles.tell_all()
+    assert watched.ended_after(1000) is None
+
+
+def test_a_place_that_answers_is_never_lost_and_one_that_does_not_is():
+    echo = Echo(10.0)
+    assert echo.due == math.inf
+    echo.sent(100.0)
+    echo.sent(102.0)
+    assert echo.due == 110.0
+    echo.heard()
+    assert echo.due == math.inf
+    echo.overslept(50.0)
+    echo.sent(200.0)
+    assert echo.due == 210.0
+    assert Echo(math.inf).due == math.inf
+
+
+def test_the_median_is_of_the_last_steps(clock):
+    progress = Progress(clock)
+    assert progress.step_s is None
+    for seconds in [100.0] * 10 + [2.0] * STEPS:
+        began = progress.begin(7, "here")
+        clock.now += seconds
+        progress.end(began, "here")
+    assert progress.step_s == 2.0
+    assert progress.ended == 10 + STEPS
+
+
+def test_a_beat_says_where_the_main_line_is(clock):
+    progress = Progress(clock)
+    progress.begin(12, "'step' (t.py:1 (f))")
+    progress.come(Point("epoch", site="t.py:3 (f)"), clock.now)
+    clock.now += 4
+    beat = progress.beat()
+    assert (beat["step"], beat["place"], beat["since_s"]) == (12, "'epoch' (t.py:3 (f))", 4)
+    assert beat["memory_bytes"] == pytest.approx(memory_bytes(), rel=0.5)
+    assert (memory_bytes() > 1 << 20) == (sys.platform == "linux")
+
+
+@pytest.fixture
+def deep_threads():
+    """Return names of threads that stand deep in a recursion."""
+    release, ready = threading.Event(), threading.Semaphore(0)
+
+    def stand(depth):
+        if depth:
+            stand(depth - 1)
+        else:
+            ready.release()
+            release.wait()
+
+    names = [f"deep {index}" for index in range(4)]
+    threads = [threading.Thread(target=stand, args=(60,), name=name) for name in names]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        ready.acquire()
+    yield names
+    release.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_stacks_name_the_threads_the_main_one_first(deep_threads):
+    text = stacks()
+    assert text.startswith("Thread 'MainThread' (most recent call first):\n")
+    assert all(f"Thread {name!r} (" in text for name in deep_threads)
+    assert "in test_stacks_name_the_threads_the_main_one_first" in text
+    frames = innermost(text)
+    assert len(frames) == 3
+    assert all(frame.startswith("File ") for frame in frames)
+
+
+def test_stacks_that_are_too_long_keep_the_innermost_frames_of_all(deep_threads):
+    text = stacks(4000)
+    assert len(text.encode()) <= 4000
+    heads = [line for line in text.splitlines() if line.startswith("Thread ")]
+    assert len(heads) >= 5
+    assert text.count(" in wait\n") >= 4  # the innermost of each
+    assert " more\n" in text
+    assert len(stacks(100).encode()) <= 100
+
+
+def test_the_main_thread_is_seen_to_move():
+    first = main_frame()
+    second = main_frame()
+    assert first is not None
+    assert first != second
