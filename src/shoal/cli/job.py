@@ -6,6 +6,8 @@ a signal to the launcher, or by the launcher's death.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import os
 import secrets
@@ -24,8 +26,9 @@ from shoal.cli.report import describe_failure, exit_code, first_failure
 from shoal.cli.services import Services
 from shoal.errors import InitializeError, ProcessLostError
 
-__all__ = ["Job", "Order"]
+__all__ = ["POSTED", "Job", "Order"]
 
+POSTED = "job.json"  # in the log directory, as long as the job runs
 _START_S = 60.0  # for the services to listen
 _LEFTOVERS_S = 1.0  # between SIGTERM and SIGKILL for what the processes left behind
 _DRAIN_S = 1.0  # for last words, where somebody beyond our reach holds the pipe open
@@ -101,7 +104,9 @@ class Job:
             if services.addresses and not self._interrupted:
                 meeting_place, jax_service = services.addresses
                 master = f"127.0.0.1:{free_port()}"
-                self._start_processes(Addresses(meeting_place, jax_service, master), token)
+                addresses = Addresses(meeting_place, jax_service, master)
+                self._start_processes(addresses, token)
+                self._post(addresses, token)
             elif not self._interrupted:
                 late = f"the meeting place or JAX's service did not start within {_START_S:g} s"
                 self._trouble = self._trouble or late
@@ -134,6 +139,31 @@ class Job:
             self._processes.start(
                 order.command, env, self._loop, shown, log, stdin=order.processes == 1
             )
+
+    def _post(self, addresses: Addresses, token: str) -> None:
+        """Leave word in the log directory of where the job is, for whoever looks in from outside.
+
+        It holds the token: whoever reads it may speak to the job, so only this user can.
+        """
+        posted = {
+            "meeting_place": addresses.meeting_place,
+            "jax_service": addresses.jax_service,
+            "token": token,
+            "launcher": os.getppid(),
+            "services": self._services.named_pids if self._services else {},
+            "processes": [process.popen.pid for process in self._processes.all],
+        }
+        temporary = f"{self._posted}.new"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(file, "w") as stream:
+            stream.write(json.dumps(posted) + "\n")
+        os.replace(temporary, self._posted)
+
+    @property
+    def _posted(self) -> str:
+        return os.path.join(self._order.log_dir, POSTED)
 
     # Watch.
 
@@ -230,6 +260,8 @@ class Job:
 
     def _conclude(self) -> int:
         """Say how the job ended, unless all is well; return its exit code."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._posted)
         endings = [process.ending() for process in self._processes.all]
         for log in self._processes.logs:
             if log.trouble:

@@ -32,6 +32,10 @@ Examples:
   shoal run -n 4 --log-dir logs train.py     keep logs/p0000.log … p0003.log
 
 \b
+While it runs, job.json beside the logs says where the job meets, with its
+token (only you can read it): for programs that look in from outside.
+
+\b
 When a process fails:
   The others learn of it through shoal and have {aftermath} s to end by themselves
   (SHOAL_AFTERMATH_S); then they get SIGTERM and, {grace} s later (SHOAL_GRACE_S),

@@ -6,11 +6,12 @@ the others still learn of it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from shoal.cli.loop import Loop
 from shoal.cli.output import Log, Voice
@@ -27,8 +28,10 @@ _SERVICES = (
 class Service:
     """One of the two. It ends when its standard input is closed."""
 
-    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Log) -> None:
-        self.name, self.popen = name, popen
+    def __init__(
+        self, name: str, popen: subprocess.Popen[bytes], log: Log, on_address: Callable[[], None]
+    ) -> None:
+        self.name, self.popen, self._on_address = name, popen, on_address
         self.address = ""  # empty until it listens
         self.errors = Voice(None, b"", log)
         self._said = b""
@@ -44,6 +47,8 @@ class Service:
                 self.address = str(json.loads(line)["address"])
             except (ValueError, KeyError, TypeError):
                 self.errors.hear(b"no address: " + line + b"\n", 0.0)
+            else:
+                self._on_address()
 
     def close(self) -> None:
         """Nothing more is printed."""
@@ -73,10 +78,19 @@ class Services:
                 start_new_session=True,
             )
             log = Log(os.path.join(log_dir, f"{name.lower().replace(' ', '_')}.log"))
-            service = Service(name, popen, log)
+            service = Service(name, popen, log, self._introduce)
             self._all.append(service)
             loop.listen(popen.stdout, service.hear, service.close)  # type: ignore[arg-type]
             loop.listen_to(popen.stderr, service.errors)  # type: ignore[arg-type]
+
+    def _introduce(self) -> None:
+        """Once both listen, tell JAX's service where the meeting place is, which watches it."""
+        if addresses := self.addresses:
+            line = json.dumps({"meeting_place": addresses[0]}).encode() + b"\n"
+            stdin = self._all[1].popen.stdin
+            with contextlib.suppress(BrokenPipeError):  # it ended: known in its turn
+                stdin.write(line)  # type: ignore[union-attr] # a PIPE is never None
+                stdin.flush()  # type: ignore[union-attr]
 
     @property
     def addresses(self) -> list[str]:
@@ -87,7 +101,12 @@ class Services:
     @property
     def pids(self) -> set[int]:
         """Their process ids."""
-        return {service.popen.pid for service in self._all}
+        return set(self.named_pids.values())
+
+    @property
+    def named_pids(self) -> dict[str, int]:
+        """The process id of each."""
+        return {service.name: service.popen.pid for service in self._all}
 
     def note_end(self, pid: int, code: int) -> str:
         """Note that `pid` ended; if it is one of the two and was not told to, say so in words."""
@@ -101,4 +120,5 @@ class Services:
         """Let them end."""
         self._closed = True
         for service in self._all:
-            service.popen.stdin.close()  # type: ignore[union-attr]
+            with contextlib.suppress(BrokenPipeError):
+                service.popen.stdin.close()  # type: ignore[union-attr]

@@ -7,7 +7,6 @@ does anybody touch JAX's service, which would answer the same mistakes by aborti
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
@@ -121,26 +120,20 @@ def become_member(
         place = _attached_place(cluster, cluster.address, deadline, f"{_KEY}/{attempt}")
     else:
         place = _own_place(cluster, cluster.address, deadline)
+    keeper = HostKeeper()
     try:
-        fault_points.reach("initialize.before_hello", cluster.process)
-        joined = join(
-            place.address,
-            process=cluster.process,
-            num_processes=cluster.num_processes,
-            token=place.token,
-            timeout_s=_left(deadline),
-            jax_service=place.jax_service,
-        )
+        if cluster.num_processes > 1 and leads_probably(cluster.process, os.environ):
+            keeper.start_early()
+        joined = _join(cluster, place, deadline)
     except BaseException:
+        keeper.dismiss()
         if place.services is not None:
             services.retire(place.services)
         raise
     if place.services is not None:
         services.release(place.services)
     try:
-        if not is_attached:
-            _connect_devices(joined, joined.jax_service, deadline)
-        joined.arrive(Point("initialize", site=callsite()), timeout_s=_left(deadline))
+        _enter(joined, keeper, place.token, deadline, is_attached=is_attached)
     except BaseException as error:
         joined.tell("failed", f"initialize: {error}")
         if not is_attached:  # before the services end, for JAX's client aborts when its does
@@ -153,6 +146,18 @@ def become_member(
     return joined
 
 
+def _join(cluster: Cluster, place: _Place, deadline: float) -> TcpCoordinator:
+    fault_points.reach("initialize.before_hello", cluster.process)
+    return join(
+        place.address,
+        process=cluster.process,
+        num_processes=cluster.num_processes,
+        token=place.token,
+        timeout_s=_left(deadline),
+        jax_service=place.jax_service,
+    )
+
+
 def _enter(
     joined: TcpCoordinator, keeper: HostKeeper, token: str, deadline: float, *, is_attached: bool
 ) -> None:
@@ -160,14 +165,16 @@ def _enter(
     jax_service = "" if is_attached else joined.jax_service
     if not (is_attached or jax_service):
         raise InitializeError("nobody told where JAX's service is: is SHOAL_JAX_SERVICE set?")
+    fault_points.reach("initialize.after_hello", joined.process)
     near = jax_service
-    if joined.num_processes > 1:
-        try:
+    try:
+        if joined.num_processes > 1:
             near = find_host_keeper(keeper, joined, token, jax_service, deadline)
-        finally:
-            keeper.dismiss()
+    finally:
+        keeper.dismiss()
     if not is_attached:
         _connect_devices(joined, near, deadline)
+    fault_points.reach("initialize.after_devices", joined.process)
     joined.arrive(Point("initialize", site=callsite()), timeout_s=_left(deadline))
 
 
@@ -244,7 +251,7 @@ def _attached_place(cluster: Cluster, address: str, deadline: float, key: str) -
 
 
 def _connect_devices(joined: Coordinator, near: str, deadline: float) -> None:
-    """Join JAX's service, at `near` or through a splice there, which waits for all; give up when somebody is gone instead.
+    """Join JAX's service, by way of `near`. It waits for all; give up when somebody is gone.
 
     The call blocks in native code and cannot be interrupted, so it gets a thread of its own: a
     daemon, for the interpreter must not join it.

@@ -8,8 +8,8 @@ death of process 0 ends them. They end by themselves:
 The meeting place sees every member's connection close, also when all are killed, and ends; its
 parent waits for that. Until all have come, process 0 holds a leash, a pipe: should it die or give
 up before, both end soon, and the address is free again. JAX's service goes last, because its
-clients abort when it goes first: if the meeting place should die, JAX's service stays until the
-members had time to say so in Python.
+clients may abort when it goes first: if the meeting place should die, JAX's service stays until
+the members had time to say so in Python. The meeting place watches JAX's service, and survives it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ import argparse
 import contextlib
 import json
 import os
-import select
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from typing import IO, NamedTuple, cast
+from typing import IO, NamedTuple
 
 from shoal import settings
 from shoal.errors import InitializeError
 from shoal.runtime.frames import address_text
+from shoal.runtime.service_link import ServiceLink
+from shoal.runtime.spawn import Spawned, leave_signals_to_the_job
 
 __all__ = ["Services", "main", "release", "retire", "start"]
 
@@ -59,32 +58,21 @@ def start(
     Raises:
       InitializeError: they do not start, for example because the port is taken.
     """
-    command = _command("shoal.runtime.services", num_processes, bind, port, timeout_s)
-    # A file and no pipe: later words must not block it, nor hold the caller's own stderr open.
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            [*command, *(() if jax_service else ("--no-jax-service",))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            bufsize=0,
-            env={**os.environ, "SHOAL_TOKEN": token},
-            start_new_session=True,
+    spawned = Spawned(
+        "shoal.runtime.services",
+        *_numbers(num_processes, bind, port, timeout_s),
+        *(() if jax_service else ("--no-jax-service",)),
+        env={"SHOAL_TOKEN": token},
+    )
+    line = spawned.first_line(timeout_s)
+    if not line:
+        words = spawned.last_words() or f"it did not start within {timeout_s:.1f} s"
+        raise InitializeError(
+            f"process 0 cannot start the meeting place at {address_text(bind, port)}: {words}\n"
+            "the address must be one of this host's own, with a free port"
         )
-        line, leash = _first_line(process, timeout_s), process.stdin
-        if not line or leash is None:
-            process.kill()
-            process.wait()
-            errors.seek(0)
-            said = errors.read().decode(errors="replace").strip().splitlines()
-            late = f"it did not start within {timeout_s:.1f} s"
-            raise InitializeError(
-                f"process 0 cannot start the meeting place at {address_text(bind, port)}: "
-                f"{said[-1] if said else late}\n"
-                "the address must be one of this host's own, with a free port"
-            )
-    process.returncode = 0  # nobody waits for it: without this Popen warns when it is collected
-    return Services(leash, **json.loads(line))
+    spawned.let_go()
+    return Services(spawned.stdin, **json.loads(line))
 
 
 def release(services: Services) -> None:
@@ -99,75 +87,63 @@ def retire(services: Services) -> None:
     services.leash.close()
 
 
-def _command(
-    module: str, num_processes: int, bind: str, port: int, idle_s: float
-) -> tuple[str, ...]:
-    """-P: the directory of the user's script must not shadow what the services import."""
+def _numbers(num_processes: int, bind: str, port: int, idle_s: float) -> tuple[str, ...]:
     numbers = ("--processes", str(num_processes), "--port", str(port), "--idle-s", str(idle_s))
-    return (sys.executable, "-P", "-m", module, "--bind", bind, *numbers)
-
-
-def _first_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-    """Return the first line that a process prints, empty if it ends or is late."""
-    stream = cast("IO[bytes]", process.stdout)
-    line = b""
-    deadline = time.monotonic() + timeout_s
-    readable = select.poll()  # select itself takes no descriptor above 1023
-    readable.register(stream, select.POLLIN)
-    while not line.endswith(b"\n"):
-        ready = readable.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        part = os.read(stream.fileno(), 4096) if ready else b""
-        if not part:
-            line = b""
-            break
-        line += part
-    stream.close()
-    return line
+    return ("--bind", bind, *numbers)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run JAX's service, and a meeting place beside it, until the job's members are gone."""
     options = _parse(arguments)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    command = _command(
+    leave_signals_to_the_job()  # the meeting place inherits that
+    place = Spawned(
         "shoal.runtime.meeting_place",
-        options.processes,
-        options.bind,
-        options.port,
-        options.idle_s,
-    )
-    place = subprocess.Popen(
-        [*command, "--until-empty", "--until-stdin-closes"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        *_numbers(options.processes, options.bind, options.port, options.idle_s),
+        *("--until-empty", "--until-stdin-closes"),
     )
     service = None
     if not options.no_jax_service:
         from shoal.runtime.jax_runtime import JaxService  # while the other one starts
 
         service = JaxService(options.processes, host=options.bind)
-    line = _first_line(place, options.idle_s)
+    line = place.first_line(options.idle_s)
     if not line:
-        place.kill()
-        return place.wait() or 1
+        print(place.last_words(), file=sys.stderr)
+        return 1
     told = json.loads(line) | {"jax_service": service.address if service else ""}
     with contextlib.suppress(BrokenPipeError):  # process 0 is gone; others may be there
         print(json.dumps(told), flush=True)
-    if not sys.stdin.buffer.read(1):  # the leash ended
-        _retire(place)
-    elif place.wait() != 0:
-        time.sleep(min(settings.seconds("SHOAL_ABORT_AFTER_S"), _LINGER_MAX_S))
+    link = ServiceLink("JAX's service", os.environ.get("SHOAL_TOKEN", ""))
+    if service is not None:
+        link.open(told["address"])
+    _stay(place, link)
+    link.close()
     if service is not None:
         service.close()
     return 0
 
 
-def _retire(place: subprocess.Popen[bytes]) -> None:
+def _stay(place: Spawned, link: ServiceLink) -> None:
+    """Wait on the leash until the job has begun, then for the end of the meeting place."""
+    leash, ended = sys.stdin.fileno(), place.stdout.fileno()
+    if ended not in link.wait(leash, ended):
+        if not os.read(leash, 1):  # the leash ended
+            _retire(place)
+            return
+        # From here on the meeting place does without us: should JAX's service be killed, it is
+        # the one to say so.
+        with contextlib.suppress(BrokenPipeError):
+            place.stdin.write(b".")
+        link.wait(ended)
+    if place.wait() != 0:
+        time.sleep(min(settings.seconds("SHOAL_ABORT_AFTER_S"), _LINGER_MAX_S))
+
+
+def _retire(place: Spawned) -> None:
     """Those who are about to come have a moment to hear why there will be no job."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         place.wait(_RETIRING_S)
-    if place.stdin is not None:
-        place.stdin.close()
+    place.stdin.close()
     place.wait()
 
 

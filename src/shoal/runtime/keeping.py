@@ -1,0 +1,108 @@
+"""How the processes of each host come to their keeper, and learn where its splice is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+
+from shoal.errors import InitializeError
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Point
+from shoal.runtime.coordinator_tcp import TcpCoordinator
+from shoal.runtime.spawn import Spawned
+
+__all__ = ["HostKeeper", "find_host_keeper", "leads_probably"]
+
+_LOCAL_INDICES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+
+
+def leads_probably(process: int, environ: Mapping[str, str]) -> bool:
+    """Is this process likely to be the lowest of its host? What the meeting place says counts."""
+    return process == 0 or any(environ.get(name) == "0" for name in _LOCAL_INDICES)
+
+
+class HostKeeper:
+    """The keeper of this host, as its starter sees it.
+
+    It may be started before it is known who is to start it: then it is ready when it is needed.
+    """
+
+    def __init__(self) -> None:
+        self._spawned: Spawned | None = None
+
+    def start_early(self) -> None:
+        """Start it if that is possible. If not, that is said when it is needed."""
+        with contextlib.suppress(OSError):
+            self._spawned = Spawned("shoal.runtime.host_keeper")
+
+    def begin(self, joined: TcpCoordinator, token: str, jax_service: str, limit: float) -> str:
+        """Give it its orders; return the address of its splice.
+
+        Raises:
+          OSError: it cannot be started, cannot reach JAX's service, or is late.
+        """
+        spawned, self._spawned = self._spawned or Spawned("shoal.runtime.host_keeper"), None
+        welcome, left_s = joined.welcome, max(0.001, limit - time.monotonic())
+        orders = {
+            "meeting_place": joined.address,
+            "token": token,
+            "process": joined.process,
+            "incarnation": welcome.incarnation,
+            "heartbeat_s": None if welcome.heartbeat_s == math.inf else welcome.heartbeat_s,
+            # A process that does not know its host keeps itself, and has nothing to report.
+            "keeps": dict(joined.keeps) or {joined.process: os.getpid()},
+            "reports": bool(joined.keeps),
+            "jax_service": jax_service,
+            "timeout_s": None if left_s == math.inf else left_s,
+        }
+        with contextlib.suppress(BrokenPipeError):
+            spawned.stdin.write(json.dumps(orders).encode() + b"\n")
+            spawned.stdin.close()
+        line = spawned.first_line(left_s + 1.0)
+        if not line:
+            words = spawned.last_words() or "it did not start in time"
+            raise OSError(words)
+        spawned.let_go()
+        return str(json.loads(line)["address"])
+
+    def dismiss(self) -> None:
+        """It is not needed: it ends by itself."""
+        if self._spawned is not None:
+            self._spawned.stdin.close()
+            self._spawned.let_go()
+            self._spawned = None
+
+
+def find_host_keeper(
+    keeper: HostKeeper, joined: TcpCoordinator, token: str, jax_service: str, limit: float
+) -> str:
+    """Return the address of the splice of this process's host; its leader starts the keeper.
+
+    All processes of the job call it.
+
+    Raises:
+      InitializeError: on all; a keeper cannot be started, or cannot reach JAX's service.
+    """
+    told = {}
+    if joined.leader == joined.process:
+        try:
+            told["address"] = keeper.begin(joined, token, jax_service, limit)
+        except OSError as error:
+            told["trouble"] = str(error)
+    point = Point("initialize", fingerprint="initialize: host keepers", site=callsite())
+    payload = json.dumps(told).encode() if told else b""
+    answers = joined.arrive(point, payload, timeout_s=max(0.001, limit - time.monotonic()))
+    heard = {process: json.loads(answer) for process, answer in answers.items() if answer}
+    troubles = [
+        f"process {process} ({joined.hosts[process]}) cannot start the keeper of its host, through "
+        f"which JAX's service at {jax_service} is reached: {answer['trouble']}"
+        for process, answer in heard.items()
+        if "trouble" in answer
+    ]
+    if troubles:
+        raise InitializeError("; ".join(troubles))
+    return str(heard[joined.leader]["address"])
