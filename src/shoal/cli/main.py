@@ -26,6 +26,8 @@ class Command(NamedTuple):
 COMMANDS: Mapping[str, Command] = {
     # Options after the script belong to the script.
     "run": Command("shoal.cli.run", "run", {"allow_interspersed_args": False}),
+    "watch": Command("shoal.cli.watch", "watch"),
+    "stacks": Command("shoal.cli.stacks", "stacks"),
     "mesh": Command("shoal.cli.mesh", "mesh"),
     "layout": Command("shoal.cli.layout", "layout"),
 }

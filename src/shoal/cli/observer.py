@@ -1,0 +1,291 @@
+"""Finding a job that runs, and asking its meeting place. An observer only reads.
+
+Where a job is: `host:port` of its meeting place, or the `job.json` that `shoal run` keeps beside
+the logs: `{"address": "127.0.0.1:40123", "token": "…", "pids": [4711, 4712]}`.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from shoal import settings
+from shoal.draw.roll import Roll, Service
+from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError, UsageError
+from shoal.runtime.channel import Channel, connect
+from shoal.runtime.coordinator import Member
+from shoal.runtime.frames import Frame, FrameError, pack_frame, split_address
+
+__all__ = ["ANSWER_S", "Observer", "Place", "find"]
+
+ANSWER_S = 10.0  # a meeting place that does not answer within this is frozen or cut off
+_MAX_ANSWER_BYTES = 1 << 30  # the stacks of 10,000 processes
+_FILE = "job.json"
+_MOST_ASKED = 1000  # processes in one question, whose size is limited
+
+
+class Place(NamedTuple):
+    """A meeting place, and the secret that it asks for."""
+
+    address: str
+    token: str
+
+
+class _Record(NamedTuple):
+    """What a `job.json` says."""
+
+    path: str
+    place: Place
+    pids: tuple[int, ...]
+
+
+def find(asked: str, where: str | None, token: str | None) -> Place:
+    """Return the meeting place that is meant.
+
+    Args:
+      asked: the command, for messages.
+      where: host:port, a folder with a job.json, or such a file; None: SHOAL_COORDINATOR, else
+        the one job of this user that runs here.
+      token: None: the one of job.json, else SHOAL_TOKEN.
+
+    Raises:
+      UsageError: there is no such place, or several could be meant.
+    """
+    secret = settings.text("SHOAL_TOKEN") if token is None else token
+    where = where or settings.text("SHOAL_COORDINATOR")
+    if not where:
+        place = _only_job(asked)
+    elif os.path.exists(where):
+        place = _read(asked, os.path.join(where, _FILE) if os.path.isdir(where) else where).place
+    else:
+        place = Place(_address(asked, where), secret)
+    return place if token is None else place._replace(token=token)
+
+
+def _address(asked: str, where: str) -> str:
+    try:
+        split_address(where)
+    except UsageError:
+        told = "is no host:port of a meeting place, and no folder or file"
+        raise UsageError(f"{asked}: {where!r} {told}") from None
+    return where
+
+
+def _only_job(asked: str) -> Place:
+    """Return the job of this user that runs here, if there is one."""
+    records = {}
+    temporary = os.path.join(glob.escape(tempfile.gettempdir()), "shoal-run-*")
+    for folders in (os.curdir, "*", temporary):
+        for path in glob.glob(os.path.join(folders, _FILE)):
+            record = _running(path)
+            if record is not None:
+                records[record.place.address] = record
+    if len(records) == 1:
+        return next(iter(records.values())).place
+    options = "give host:port of a meeting place, or the folder of shoal run's logs"
+    if not records:
+        raise UsageError(f"{asked}: no job of shoal run is found here; {options}")
+    paths = sorted(os.path.dirname(record.path) for record in records.values())
+    listed = "".join(f"\n  - shoal {asked} {path}" for path in paths)
+    raise UsageError(f"{asked}: {len(paths)} jobs run here; say which:{listed}")
+
+
+def _running(path: str) -> _Record | None:
+    """Return what a file says if it is ours and its job runs."""
+    try:
+        if os.stat(path).st_uid != os.getuid():
+            return None  # somebody else's, who should not be told our token
+        record = _read("", path)
+    except (OSError, UsageError):
+        return None
+    return record if any(map(_is_alive, record.pids)) else None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def _read(asked: str, path: str) -> _Record:
+    try:
+        with open(path, encoding="utf-8") as file:
+            told = json.load(file)
+        pids = told.get("pids", ())
+        whole = tuple(int(pid) for pid in (pids.values() if isinstance(pids, dict) else pids))
+        place = Place(str(told["address"]), str(told.get("token", "")))
+    except OSError as error:
+        raise UsageError(f"{asked}: {path!r}: {error.strerror}") from None
+    except (ValueError, AttributeError, KeyError, TypeError):
+        told = "does not say where a job meets: it is no job.json of shoal run"
+        raise UsageError(f"{asked}: {path!r} {told}") from None
+    return _Record(os.path.abspath(path), place, whole)
+
+
+class Observer:
+    """A connection to a meeting place that looks, one small question at a time."""
+
+    def __init__(self, asked: str, place: Place, *, answer_s: float = ANSWER_S) -> None:
+        """Connect.
+
+        Raises:
+          InitializeError: nobody listens there, it is no meeting place, or the token is wrong.
+          DeadlineError: it does not answer within `answer_s`.
+        """
+        self.place = place
+        self._asked = asked
+        self._answer_s = answer_s
+        self._ticket = 0
+        self._asked_at = math.inf  # when the question that is not answered yet was put
+        limit = time.monotonic() + answer_s
+        self._channel = _connected(asked, place, limit)
+        try:
+            self._introduce(limit)
+        except BaseException:
+            self.close()
+            raise
+
+    def _introduce(self, limit: float) -> None:
+        try:
+            self._channel.send(pack_frame({"do": "observe", "token": self.place.token}), limit)
+            welcome = self._channel.receive(limit)
+        except TimeoutError:
+            raise self._late() from None
+        except (OSError, FrameError) as error:
+            told = f"what listens at {self.place.address} is no meeting place of this shoal"
+            raise InitializeError(f"{self._asked}: {told} ({error})") from None
+        if welcome.header.get("is") != "welcome":
+            told = welcome.body.decode(errors="replace")
+            raise InitializeError(f"{self._name()} says: {told}")
+
+    def waits_s(self) -> float:
+        """How long a question has not been answered, seconds; 0 if all are."""
+        return max(0.0, time.monotonic() - self._asked_at)
+
+    def ask(self) -> None:
+        """Ask who is there, unless that was asked and not answered yet."""
+        if self._asked_at == math.inf:
+            self._put({"do": "members"})
+
+    def answer(self, limit: float) -> Roll | None:
+        """Return the answer, or None at the time `limit` of the monotonic clock.
+
+        Raises:
+          ProcessLostError: the meeting place is gone.
+        """
+        frame = self._receive(limit)
+        return None if frame is None else self._roll(frame)
+
+    def roll(self) -> Roll:
+        """Ask who is there and return the answer.
+
+        Raises:
+          DeadlineError: there was none in time.
+          ProcessLostError: the meeting place is gone.
+        """
+        self.ask()
+        roll = self.answer(time.monotonic() + self._answer_s)
+        if roll is None:
+            raise self._late()
+        return roll
+
+    def stacks(self, processes: Sequence[int] | None = None) -> dict[int, str]:
+        """Return the stacks of all threads of `processes` (None: all), without the silent.
+
+        Raises as `roll` does.
+        """
+        if processes is None:
+            return self._stacks(None)
+        told: dict[int, str] = {}
+        for begin in range(0, len(processes), _MOST_ASKED):
+            told |= self._stacks(processes[begin : begin + _MOST_ASKED])
+        return told
+
+    def _stacks(self, processes: Sequence[int] | None) -> dict[int, str]:
+        self._put({"do": "stacks", "processes": processes})
+        frame = self._receive(time.monotonic() + self._answer_s)
+        if frame is None:
+            raise self._late()
+        told = self._body(frame).get("stacks", {})
+        return {int(process): str(text) for process, text in told.items()}
+
+    def close(self) -> None:
+        """Go. Nobody minds."""
+        self._channel.close()
+
+    def _put(self, question: dict[str, Any]) -> None:
+        self._ticket += 1
+        self._asked_at = now = time.monotonic()
+        try:
+            self._channel.send(
+                pack_frame({**question, "ticket": self._ticket}), now + self._answer_s
+            )
+        except TimeoutError:
+            raise self._late() from None
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def _receive(self, limit: float) -> Frame | None:
+        try:
+            while True:
+                frame = self._channel.receive(limit)
+                if frame.header.get("ticket") == self._ticket:
+                    self._asked_at = math.inf
+                    return frame
+        except TimeoutError as error:
+            if time.monotonic() < limit:  # the kernel gave up on the link
+                raise self._lost(error) from None
+            return None
+        except OSError as error:
+            raise self._lost(error) from None
+        except FrameError as error:
+            raise self._strange(error) from None
+
+    def _roll(self, frame: Frame) -> Roll:
+        told = self._body(frame)
+        try:
+            members = tuple(Member(*row) for row in told["members"])
+            services = tuple(Service(*row) for row in told.get("services", ()))
+        except (KeyError, TypeError) as error:
+            raise self._strange(error) from None
+        return Roll(self.place.address, members, services)
+
+    def _body(self, frame: Frame) -> dict[str, Any]:
+        try:
+            told = json.loads(frame.body)
+        except ValueError as error:
+            raise self._strange(error) from None
+        if not isinstance(told, dict):
+            raise self._strange("no object")
+        return told
+
+    def _lost(self, error: object) -> ProcessLostError:
+        return ProcessLostError(f"{self._name()} is gone ({error})")
+
+    def _late(self) -> DeadlineError:
+        told = f"does not answer for {self._answer_s:g} s: frozen or cut off"
+        return DeadlineError(f"{self._name()} {told}", waited_s=self._answer_s)
+
+    def _strange(self, error: object) -> ShoalError:
+        told = f"answers what this shoal does not understand: {error}; another version?"
+        return InitializeError(f"{self._name()} {told}")
+
+    def _name(self) -> str:
+        return f"{self._asked}: the meeting place at {self.place.address}"
+
+
+def _connected(asked: str, place: Place, limit: float) -> Channel:
+    try:
+        address = split_address(place.address)
+        return connect(address, limit, max_body_bytes=_MAX_ANSWER_BYTES)
+    except OSError as error:
+        told = f"nobody answers at {place.address} ({error}); is the job over?"
+        raise InitializeError(f"{asked}: {told}") from None

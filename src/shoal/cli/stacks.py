@@ -1,0 +1,192 @@
+"""`shoal stacks`: what the threads of a running job's processes are doing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli.observer import Observer, find
+from shoal.cli.watch import Token, Where, utc_text
+from shoal.draw.roll import GONE, Roll, standing
+from shoal.errors import UsageError, raise_all
+from shoal.runtime.coordinator import Member
+from shoal.runtime.verdicts import listed
+
+__all__ = ["read_processes", "stacks"]
+
+_HELP = """\
+Show what the threads of a running job's processes are doing: their Python stacks.
+
+WHERE is host:port of the job's meeting place, or the folder of the logs of shoal run (with its
+job.json). Default: SHOAL_COORDINATOR, else the one job of yours that runs here. PROCESSES are
+indices, as in 3 or 0-7,12; default: all.
+
+\b
+Examples:
+  shoal stacks                     all processes of the job that runs here
+  shoal stacks 3                   of process 3
+  shoal stacks logs 0-7,12         of some, of shoal run --log-dir logs
+  shoal stacks 10.0.0.1:8476       of the job that meets there
+  shoal stacks --json              everything, for another program
+
+\b
+Processes whose main threads stand at the same line are shown once, innermost
+call first; shoal's own watcher, which answers, is left out (--json has it). A
+process answers also while its main thread hangs in native code, such as a
+collective. It cannot while it is frozen, cut off, or native code holds its
+interpreter lock: who does not answer is listed last. A debugger on its host
+(py-spy, gdb) may know more.
+
+\b
+Exit code:
+  0      shown, also if some did not answer
+  2      wrong usage, or no such job
+  71     the meeting place went away before it answered
+  73     the meeting place does not answer: frozen or cut off
+  74     nobody listens there, or the token is wrong
+"""
+
+_INDICES = re.compile(r"\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*")
+_WATCHER = "'shoal watcher'"
+_MOST_PROCESSES = 1 << 20
+
+_Processes = Annotated[str | None, typer.Argument(metavar="PROCESSES", hidden=True)]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
+
+
+def stacks(
+    where: Where = None,
+    processes: _Processes = None,
+    token: Token = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Show what the threads of a running job's processes are doing: their Python stacks."""
+    if processes is None and where and _INDICES.fullmatch(where) and not os.path.exists(where):
+        where, processes = None, where
+    asked = None if processes is None else read_processes(processes)
+    try:
+        observer = Observer("stacks", find("stacks", where, token))
+        with contextlib.closing(observer):
+            roll = observer.roll()
+            chosen = _chosen(roll, asked)
+            answers = observer.stacks(None if asked is None else [m.process for m in chosen])
+            roll = observer.roll()  # how they are now, after the wait for those who are silent
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    chosen = _chosen(roll, asked)
+    if as_json:
+        print(json.dumps(_facts(roll, chosen, answers)))
+    else:
+        print("\n\n".join(_paragraphs(chosen, answers)))
+
+
+stacks.__doc__ = _HELP
+
+
+def read_processes(text: str) -> list[int]:
+    """Return the indices that a text such as `0-7,12` names, sorted.
+
+    Raises:
+      UsageError: it names none.
+    """
+    if not _INDICES.fullmatch(text):
+        raise UsageError(f"stacks: {text!r} are no processes; give indices, as in 3 or 0-7,12")
+    found: set[int] = set()
+    offences = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        begin, end = int(first), int(last or first)
+        if end < begin:
+            offences.append(f"{part.strip()!r} runs backwards")
+        elif end >= _MOST_PROCESSES:
+            offences.append(f"{part.strip()!r} is no process of any job")
+        else:
+            found.update(range(begin, end + 1))
+    raise_all("stacks", offences)
+    return sorted(found)
+
+
+def _chosen(roll: Roll, asked: list[int] | None) -> list[Member]:
+    count = len(roll.members)
+    if asked is None:
+        return list(roll.members)
+    if outside := [process for process in asked if process >= count]:
+        told = f"the job has processes 0 to {count - 1}" if count > 1 else "the job has process 0"
+        raise UsageError(f"stacks: {told}, not {listed(outside).partition(' ')[2]}")
+    return [roll.members[process] for process in asked]
+
+
+def _paragraphs(chosen: list[Member], answers: dict[int, str]) -> list[str]:
+    """Return one paragraph for each main-thread stack, the rarest first; then the silent."""
+    alike: dict[str, list[Member]] = {}
+    for member in chosen:
+        if member.process in answers:
+            main = next(iter(_threads(answers[member.process])), "no thread runs Python")
+            alike.setdefault(main, []).append(member)
+    groups = sorted(alike.items(), key=lambda item: (len(item[1]), item[1][0].process))
+    paragraphs = [_paragraph(main, members, answers) for main, members in groups]
+    silent = [member for member in chosen if member.process not in answers]
+    if silent:
+        paragraphs.append("\n".join(_why_silent(member) for member in silent))
+    return paragraphs or ["there is nobody"]
+
+
+def _threads(text: str) -> list[str]:
+    """Return the stack of each thread; the main thread's is the first."""
+    return [block.strip("\n") for block in text.split("\n\n") if block.strip()]
+
+
+def _paragraph(main: str, members: list[Member], answers: dict[int, str]) -> str:
+    """Return the main thread of some processes, and their other threads, each once."""
+    first = members[0]
+    names = listed(member.process for member in members)
+    hosts = {member.host for member in members}
+    places = {standing(member) for member in members}
+    told = next(iter(places)) if len(places) == 1 else f"at {len(places)} places"
+    step = f", step {first.step}" if len(members) == 1 and first.step is not None else ""
+    head = f"{names} ({first.host if len(hosts) == 1 else f'{len(hosts)} hosts'}){step}: {told}"
+    others: dict[str, list[int]] = {}
+    for member in members:
+        for thread in _threads(answers[member.process])[1:]:
+            if _WATCHER not in thread.partition("\n")[0]:
+                others.setdefault(thread, []).append(member.process)
+    blocks = [main]
+    for thread, processes in others.items():
+        whose = "" if len(processes) == len(members) else f"in {listed(processes)}: "
+        blocks.append(whose + thread)
+    return "\n".join([head, *(f"  {line}" for block in blocks for line in block.splitlines())])
+
+
+def _why_silent(member: Member) -> str:
+    """Say who does not answer, and why, as far as that is known."""
+    name = f"process {member.process}" + (f" ({member.host})" if member.host else "")
+    if member.state in GONE or member.state == "absent":
+        verb = "has" if member.state in ("failed", "left") else "is"
+        return f"{name} {verb} {member.state}: {standing(member)}"
+    pid = f"pid {member.pid}: " if member.pid else ""
+    told = "frozen, cut off, or native code holds its interpreter lock"
+    said = f"; {member.said}" if member.said else ""
+    return f"{name} does not answer: {pid}{told}{said}"
+
+
+def _facts(roll: Roll, chosen: list[Member], answers: dict[int, str]) -> dict[str, Any]:
+    return {
+        "time": utc_text(),
+        "address": roll.address,
+        "num_processes": len(roll.members),
+        "processes": [
+            member._asdict()
+            | {
+                "where": standing(member),
+                "answers": member.process in answers,
+                "why_not": "" if member.process in answers else _why_silent(member),
+                "stacks": answers.get(member.process),
+            }
+            for member in chosen
+        ],
+    }

@@ -1,0 +1,273 @@
+"""`shoal watch`: who is in a job that runs, where each one stands, and for how long."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from shoal.cli.observer import Observer, find
+from shoal.draw.roll import ORDERS, Roll, render_roll, slowness_of, standing
+from shoal.draw.terminal import plain
+from shoal.errors import ProcessLostError, UsageError, nearest, raise_all
+
+__all__ = ["facts_of", "utc_text", "watch"]
+
+_HELP = """\
+Show who is in a job that runs, where each process stands, and for how long.
+
+WHERE is host:port of the job's meeting place, or the folder of the logs of shoal run (with its
+job.json). Default: SHOAL_COORDINATOR, else the one job of yours that runs here. It only looks:
+the job does not notice.
+
+\b
+Examples:
+  shoal watch                       the job that runs here, live
+  shoal watch logs                  the one of shoal run --log-dir logs
+  shoal watch 10.0.0.1:8476 --all   a row for every process, however many
+  shoal watch --sort time           the slowest first
+  shoal watch --json                all facts, once, for another program
+  shoal watch --log watch.jsonl     and a line of JSON for each refresh
+
+\b
+Read it from the top: who is not where most are comes first, for that is whom
+the others wait for. Lost, failed and silent processes lead; then the slow (1.5
+times the median step or more) and those that are furthest behind. Where rows
+do not fit, processes at the same place share one, with the slowest step,
+the longest time and the largest memory among them.
+  waits at 'x' (train.py:31 (main))   in a call that waits for others
+  last at 'x' (train.py:31 (main))    its last call of shoal, and it went on
+  silent                              it runs, but gives no sign of life
+
+\b
+It ends when the job is over; Ctrl-C ends it before.
+Not on a terminal it prints plain text: once, unless --every or --log is given.
+Exit code:
+  0      the job is over, or it was shown once
+  2      wrong usage, or no such job
+  71     the meeting place went away before it answered once
+  73     the meeting place does not answer: frozen or cut off
+  74     nobody listens there, or the token is wrong
+  130    ended by Ctrl-C
+"""
+
+_STALE_S = 2.0  # an answer that is older is said to be old
+_PLAIN_ROWS = 40
+_PLAIN_COLUMNS = 400  # as wide as the rows are; who reads a file can scroll
+
+_LIVE: Mapping[str, Any] = {"auto_refresh": False, "screen": True, "vertical_overflow": "crop"}
+
+Where = Annotated[str | None, typer.Argument(metavar="WHERE", hidden=True)]
+Token = Annotated[
+    str | None,
+    typer.Option(metavar="TEXT", help="The job's secret; default: of job.json, or SHOAL_TOKEN."),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead, once.")]
+_All = Annotated[bool, typer.Option("--all", help="A row for every process.")]
+_Sort = Annotated[str, typer.Option(metavar="KEY", help=f"One of {', '.join(ORDERS)}.")]
+_Log = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Append a line of JSON for each refresh.")
+]
+_Every = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Between two refreshes.  [default: 1]"),
+]
+_Once = Annotated[bool, typer.Option("--once", help="Show it once and end.")]
+_Table = Annotated[
+    bool, typer.Option("--table/--no-table", help="With --log: is the table shown, too?")
+]
+
+
+class _View:
+    """Where the table is shown, and how much of it."""
+
+    def __init__(self, terminal: Console | None, all_rows: bool, order: str) -> None:
+        self._terminal = terminal  # None: plain text
+        self._all_rows = all_rows
+        self._order = order
+        self._last: RenderableType | None = None
+
+    def print(self, roll: Roll, note: str = "", end: str = "\n") -> None:
+        """Show it below what was there before."""
+        table = self._render(roll, note)
+        if self._terminal is not None:
+            self._terminal.print(table)
+        else:
+            print(plain(table, _PLAIN_COLUMNS), end=end, flush=True)
+
+    @contextlib.contextmanager
+    def screen(self, *, is_shown: bool) -> Iterator[Callable[[Roll, str], None]]:
+        """Give a function that shows a table in place of the one before."""
+        if not is_shown:
+            yield lambda roll, note: None
+        elif self._terminal is None:
+            yield lambda roll, note: self.print(roll, note, end="\n\n")
+        else:
+            with self._restored(), Live(console=self._terminal, **_LIVE) as live:
+                yield lambda roll, note: live.update(self._render(roll, note), refresh=True)
+
+    @contextlib.contextmanager
+    def _restored(self) -> Iterator[None]:
+        """SIGTERM too leaves a terminal as it was; what was seen last stays below."""
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            if self._last is not None and self._terminal is not None:
+                self._terminal.print(self._last)
+
+    def _render(self, roll: Roll, note: str) -> RenderableType:
+        """Return a table that fits, unless all rows are asked for."""
+        terminal = self._terminal
+        height = _PLAIN_ROWS if terminal is None else terminal.height - 1
+        most = None if self._all_rows else height
+        while True:
+            self._last = render_roll(roll, order=self._order, most_rows=most, note=note)
+            if terminal is None or most is None or most == 1:
+                return self._last
+            extra = len(terminal.render_lines(self._last)) - height
+            if extra <= 0:
+                return self._last
+            most = max(1, most - (extra + 1) // 2)
+
+
+def watch(
+    where: Where = None,
+    token: Token = None,
+    as_json: _AsJson = False,
+    all_rows: _All = False,
+    sort: _Sort = "telling",
+    log: _Log = None,
+    every: _Every = None,
+    once: _Once = False,
+    table: _Table = True,
+) -> None:
+    """Show who is in a job that runs, where each process stands, and for how long."""
+    _check(sort, every, log, table)
+    try:
+        with (
+            contextlib.closing(Observer("watch", find("watch", where, token))) as observer,
+            _opened(log) as file,
+        ):
+            console = Console()
+            is_live = console.is_terminal and not console.is_dumb_terminal
+            view = _View(console if is_live else None, all_rows, sort)
+            if as_json or once or not (is_live or every or log):
+                roll = observer.roll()
+                _write(file, roll)
+                print(json.dumps(facts_of(roll))) if as_json else view.print(roll)
+                return
+            with view.screen(is_shown=table) as show:
+                over = _follow(observer, show, file, every or 1.0)
+            print(over)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+watch.__doc__ = _HELP
+
+
+def _check(sort: str, every: float | None, log: str | None, table: bool) -> None:
+    offences = []
+    if sort not in ORDERS:
+        offences.append(f"--sort {sort} is none of {', '.join(ORDERS)}{nearest(sort, ORDERS)}")
+    if every is not None and not 0 < every < math.inf:
+        offences.append(f"--every {every:g} must be a positive number of seconds")
+    if not (table or log):
+        offences.append("--no-table shows nothing; give --log FILE")
+    raise_all("watch", offences)
+
+
+def _follow(
+    observer: Observer,
+    show: Callable[[Roll, str], None],
+    file: IO[bytes] | None,
+    every_s: float,
+) -> str:
+    """Show and log each answer until the job is over; return the words for that."""
+    roll: Roll | None = None
+    tick_at = time.monotonic()
+    try:
+        while True:
+            observer.ask()
+            tick_at = max(tick_at + every_s, time.monotonic())
+            # Also when it has answered: the end of the connection is heard at once.
+            while (now := time.monotonic()) < tick_at:
+                answer = observer.answer(min(tick_at, now + _STALE_S))
+                if answer is not None:
+                    roll = answer
+                    _write(file, roll)
+                    show(roll, "")
+                    if roll.is_over:
+                        return f"the job is over: {_counted(roll)}"
+                elif roll is not None and (silent_s := observer.waits_s()) >= _STALE_S:
+                    show(roll, _stale(silent_s))
+    except ProcessLostError:
+        seen = f"; last seen: {_counted(roll)}" if roll is not None else ""
+        return f"the job is over: its meeting place at {observer.place.address} has closed{seen}"
+
+
+def _stale(silent_s: float) -> str:
+    return f"the meeting place has not answered for {silent_s:.0f} s: frozen or cut off"
+
+
+def _counted(roll: Roll) -> str:
+    return ", ".join(f"{count} {state}" for state, count in roll.counts.items())
+
+
+@contextlib.contextmanager
+def _opened(path: str | None) -> Iterator[IO[bytes] | None]:
+    """Open what --log names, to be added to."""
+    if path is None:
+        yield None
+        return
+    try:
+        file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed below)
+    except OSError as error:
+        raise UsageError(f"watch: --log {path!r}: {error.strerror}") from None
+    with file:
+        yield file
+
+
+def _write(file: IO[bytes] | None, roll: Roll) -> None:
+    if file is None:
+        return
+    try:
+        file.write(json.dumps(facts_of(roll)).encode() + b"\n")
+    except OSError as error:
+        raise UsageError(f"watch: --log {file.name!r}: {error.strerror}") from None
+
+
+def facts_of(roll: Roll) -> dict[str, Any]:
+    """Return all that is known of a job now, as `--json` and `--log` write it."""
+    median_s = roll.median_step_s
+    return {
+        "time": utc_text(),
+        "address": roll.address,
+        "num_processes": len(roll.members),
+        "counts": roll.counts,
+        "median_step_s": median_s,
+        "processes": [
+            member._asdict()
+            | {"slowness": slowness_of(member, median_s), "where": standing(member)}
+            for member in roll.members
+        ],
+        "services": [service._asdict() for service in roll.services],
+    }
+
+
+def utc_text() -> str:
+    """Return the time as `2026-01-31T12:00:00.000Z`."""
+    now = datetime.datetime.now(datetime.UTC)
+    return now.isoformat(timespec="milliseconds").replace("+00:00", "Z")
