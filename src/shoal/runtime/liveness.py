@@ -21,7 +21,7 @@ __all__ = ["Limits", "Liveness", "RunningClock", "Verdict"]
 Key = TypeVar("Key", bound=Hashable)
 
 _ENDED_S = 0.3  # until then the end of its connection says better how a process ended
-_LONGEST_TICK_S = 1.0
+_LONGEST_TICK_S = 0.25
 
 
 class Limits(NamedTuple):

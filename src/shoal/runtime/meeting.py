@@ -106,7 +106,7 @@ class Meeting(Generic[To]):
             return [Reply(to, ticket, self._losses.answer(self._everybody, process))]
         gathering = self._find(process, point)
         replies: list[Reply[To]] = []
-        while self._starts_again(gathering, point):
+        while gathering.survivors != point.survivors and self._starts_again(gathering):
             answer = self._losses.any_answer(gathering.line.members)
             if not point.survivors:  # the others know of the loss
                 record.note(now, "last at", point)
@@ -254,10 +254,9 @@ class Meeting(Generic[To]):
             self._open.setdefault(point.lane, set()).add(found)
         return found
 
-    def _starts_again(self, gathering: Gathering[To], point: Point) -> bool:
-        """Do some come to an ordinary point, after a loss, and some to one of survivors?"""
-        is_other = gathering.answer is None and gathering.survivors != point.survivors
-        return is_other and self._losses.concern(gathering.line.members)
+    def _starts_again(self, gathering: Gathering[To]) -> bool:
+        """After a loss, some know of it and start again, and others have yet to be told."""
+        return gathering.answer is None and self._losses.concern(gathering.line.members)
 
     def _judge(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:
         line, arrived = gathering.line, gathering.arrived
@@ -335,7 +334,8 @@ class Meeting(Generic[To]):
         """Give the one answer to all that wait; keep it for the living that did not come yet."""
         line = gathering.line
         gathering.answer = answer
-        self._asking.take(gathering.question)
+        if gathering.question is not None:
+            self._asking.take(gathering.question)
         if answer.kind not in ("ok", "live"):
             missing = gathering.missing(self._gone)
             gathering.owing = {p for p in missing if p not in self._gone}

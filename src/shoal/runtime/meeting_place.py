@@ -74,6 +74,7 @@ class MeetingPlace:
         self._limits = limits or Limits.of_settings()
         self._clock = clock
         self._running = RunningClock(clock(), tick_s=self._limits.tick_s)
+        self._look_at = math.inf  # when silence must be looked at again
         self._connections = Connections(server, self, clock)
         self._is_for_one_job = False
         self._services: list[Service] = []
@@ -97,7 +98,7 @@ class MeetingPlace:
         now = quiet_since = self._clock()
         while True:
             due = self._due()
-            wake = min(due, quiet_since + idle_s if until_empty else math.inf, self._tick_at(now))
+            wake = min(due, quiet_since + idle_s) if until_empty else due
             if not self._connections.poll(None if wake == math.inf else max(0.0, wake - now)):
                 newest = self.newest_job
                 newest.answer_joining(newest.joining.abandon(self._clock()))
@@ -105,8 +106,7 @@ class MeetingPlace:
             now = self._clock()
             if now >= due:
                 self._on_time(now)
-            self._judge_silence(now)
-            if any(job.lives for job in self._jobs):
+            if self._is_somebody_here():
                 quiet_since = now
             elif until_empty and (self.newest_job.is_over(now) or now >= quiet_since + idle_s):
                 break
@@ -167,26 +167,36 @@ class MeetingPlace:
         job.service_rows = lambda: [service.row for service in self._services]
         return job
 
+    def _is_somebody_here(self) -> bool:
+        return bool(self.newest_job.lives) or any(job.lives for job in self._earlier)
+
     def _due(self) -> float:
         """When something must be done though nobody says anything."""
-        jobs = self._jobs
-        due = min(self._connections.next_deadline, *(job.next_deadline for job in jobs))
-        joining = self.newest_job.joining
-        return due if any(job.lives for job in jobs) else min(due, joining.stands_until)
-
-    def _tick_at(self, now: float) -> float:
-        """When silence must be looked at again."""
-        is_watching = self._services or any(job.lives for job in self._jobs)
-        return now + self._limits.tick_s if is_watching else math.inf
+        newest = self.newest_job
+        due = min(newest.next_deadline, self._connections.next_deadline, self._look_at)
+        if self._earlier:
+            due = min(due, *(job.next_deadline for job in self._earlier))
+        return due if self._is_somebody_here() else min(due, newest.joining.stands_until)
 
     def _on_time(self, now: float) -> None:
         self._earlier = [job for job in self._earlier if job.lives]
         for job in self._jobs:
             job.on_time(now)
+        if now >= self._look_at:
+            self._judge_silence(now)
+            is_watching = self._services or self._is_somebody_here()
+            self._look_at = now + self._limits.tick_s if is_watching else math.inf
+
+    def _begin_to_look(self) -> None:
+        """Somebody is here whose silence means something."""
+        if self._look_at == math.inf:
+            now = self._clock()
+            self._running.read(now)
+            self._look_at = now + self._limits.tick_s
 
     def _judge_silence(self, now: float) -> None:
-        ran_s, jobs = self._running.read(now), self._jobs
-        late = [job for job in jobs if job.is_silence_due(now)]
+        ran_s = self._running.read(now)
+        late = [job for job in self._jobs if job.is_silence_due(now)]
         if late or self._serving.next_deadline() <= ran_s:
             self._connections.poll(0)  # what they said while we were busy, or stopped
             for job in late:
@@ -205,6 +215,7 @@ class MeetingPlace:
             self.newest_job = self._new_job()
         life = self.newest_job.hello(connection, hello)
         if life is not None:
+            self._begin_to_look()
             process = Process(self.newest_job, life)
             self._connections.trust(connection, process, max_body_bytes=process.max_body_bytes)
             watch_link(connection.socket, self._limits.lost_after_s)
@@ -233,6 +244,7 @@ class MeetingPlace:
             connection, header, on_beat=self._service_beats, on_gone=self._end_service
         )
         self._services.append(service)
+        self._begin_to_look()
         self._serving.watch(self._running.read(self._clock()), service)
         self._trust_little(connection, service)
         watch_link(connection.socket, self._limits.lost_after_s)

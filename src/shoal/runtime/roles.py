@@ -81,6 +81,7 @@ class Lane:
     def __init__(self, job: Job, life: Life) -> None:
         self._job = job
         self._life = life
+        self._count = job.num_processes
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """See `connections.Listener`."""
@@ -104,7 +105,7 @@ class Lane:
             meeting.arrive(
                 job.now(),
                 process,
-                point_of(header, process, job.num_processes),
+                point_of(header, process, self._count),
                 frame.body,
                 timeout_s=number_field(header, "timeout_s"),
                 to=connection,
