@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from shoal import settings
@@ -72,6 +73,9 @@ def barrier_with(
     timeout_s = settings.timeout(f"barrier({name!r})", timeout_s, "SHOAL_TIMEOUT_S")
     group = None if processes is None else tuple(processes)
     point = Point(name, group=group, lane=lane, fingerprint="barrier", site=callsite())
-    fault_points.reach("barrier.before_arrive", coordinator.process)
+    has_faults = fault_points.VARIABLE in os.environ  # one look: it is a hundredth of a barrier
+    if has_faults:
+        fault_points.reach("barrier.before_arrive", coordinator.process)
     coordinator.arrive(point, timeout_s=timeout_s)
-    fault_points.reach("barrier.after_arrive", coordinator.process)
+    if has_faults:
+        fault_points.reach("barrier.after_arrive", coordinator.process)

@@ -8,6 +8,7 @@ from types import TracebackType
 
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
+from shoal.runtime import fault_points
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 
@@ -92,6 +93,8 @@ class _Step:
         trace: TracebackType | None,
     ) -> None:
         began, before, ended, place = self._entered.pop()
+        if kind is None:
+            fault_points.reach("step.end", self._coordinator.process)
         progress = self._coordinator.progress
         timed = kind is None and progress.ended == ended  # none has ended inside
         progress.end(began if timed else None, place)
