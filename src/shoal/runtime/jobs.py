@@ -162,6 +162,8 @@ class Job:
             self.answer_joining(self.joining.depart(self.now(), life.process))
         else:
             self.depart(life.process, "lost", reason)
+        if not self.lives:
+            self._release_keepers()
 
     def life_of(self, process: int, incarnation: str) -> Life | None:
         """Return the life of a process of this job, if it is the one it says it is."""
@@ -215,6 +217,12 @@ class Job:
         """A keeper says which of its processes are stopped or have ended."""
         ran_s = self._running.read(self.now())
         self._liveness.states(ran_s, of, stopped=stopped, ended=ended)
+
+    def _release_keepers(self) -> None:
+        """The job is over. Its processes may live on; who keeps them hears it by the end."""
+        for connection in self._keepers.values():
+            self._connections.close(connection)
+        self._keepers.clear()
 
     def end_keeper(self, host_id: str, connection: Connection) -> None:
         """A keeper has gone: what it said is not known any more."""

@@ -1,0 +1,165 @@
+"""What runs beside the processes: the keeper of a host, the splice, and JAX's watched service."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+KEEPER = "shoal.runtime.host_keeper"
+GO = """
+import threading
+go = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: go.set())
+"""
+WAIT = (
+    GO
+    + """
+initialize()
+global_sum()
+barrier("ready")
+say("ready")
+"""
+)
+QUICK = {"SHOAL_LOST_AFTER_S": "2", "SHOAL_HEARTBEAT_S": "0.2"}
+
+
+def await_words(words, *processes):
+    for process in processes:
+        for text in process.stdout:
+            if text == f"> {words}\n":
+                break
+        else:
+            raise AssertionError(f"it never said {words!r}")
+
+
+def start(job, count, script, **env):
+    processes = [job.start(index, count, WAIT + script, **env) for index in range(count)]
+    await_words("ready", *processes)
+    return processes
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGKILL, "its connection closed"), (signal.SIGSTOP, "silent")]
+)
+def test_the_loss_of_jaxs_service_is_a_python_error_on_all(job, number, words):
+    start(job, 2, "while True:\n    barrier('again')\n", **QUICK)
+    (service,) = job.descendants(of="shoal.runtime.services")
+    os.kill(service, number)
+    ended = job.wait()
+    os.kill(service, signal.SIGKILL) if number == signal.SIGSTOP else None
+    for one in ended:
+        assert one.code == 71, one
+        assert "ProcessLostError" in one.err, one
+        assert "JAX's service" in one.err.splitlines()[-1], one
+        assert words in one.err, one
+        assert "Fatal" not in one.err, one
+        assert "Check failure" not in one.err, one
+    assert job.leaves_no_orphan()
+
+
+def test_who_handles_the_loss_of_jaxs_service_computes_on_and_ends_well(job, said):
+    script = """
+try:
+    while True:
+        barrier("again")
+except ProcessLostError as error:
+    import jax
+    say("computes", jax.numpy.ones(3).sum(), jax.process_count())
+"""
+    start(job, 2, script, **QUICK)
+    (service,) = job.descendants(of="shoal.runtime.services")
+    os.kill(service, signal.SIGKILL)
+    for one in job.wait():
+        assert one.code == 0, one
+        assert said(one).splitlines()[-1] == "computes 3.0 2", one
+        assert "Check failure" not in one.err, one
+    assert job.leaves_no_orphan()
+
+
+def test_a_stopped_process_is_lost_soon_and_learns_it_when_it_wakes(job):
+    stopped = start(job, 2, "while True:\n    barrier('again')\n", **QUICK)[1]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    survivor = job.wait_for(0)
+    os.kill(stopped.pid, signal.SIGCONT)
+    woken = job.wait_for(1)
+    assert survivor.code == 71, survivor
+    assert "process 1" in survivor.err
+    assert "SIGSTOP" in survivor.err
+    assert woken.code == 71, woken
+    assert "lost" in woken.err
+    assert job.leaves_no_orphan()
+
+
+def test_a_busy_process_is_as_silent_and_is_not_lost(job, said):
+    script = """
+if index == 1:
+    import ctypes
+    ctypes.PyDLL(None).usleep(5_000_000)  # keeps the interpreter's lock
+barrier("late")
+say("all here")
+"""
+    start(job, 2, script, **QUICK)
+    for one in job.wait():
+        assert one.code == 0, one
+        assert said(one).splitlines()[-1] == "all here"
+    assert job.leaves_no_orphan()
+
+
+def test_the_death_of_the_keepers_starter_leaves_the_others_their_splice(job, said):
+    script = """
+try:
+    while True:
+        barrier("again")
+except ProcessLostError as error:
+    say("lost", *error.lost)
+go.wait()
+say("still here")
+"""
+    starter, *others = [job.start(index, 3, WAIT + script) for index in range(3)]
+    await_words("ready", starter, *others)
+    (keeper,) = job.descendants(of=KEEPER)
+    starter.kill()
+    await_words("lost 0", *others)
+    assert job.descendants(of=KEEPER) == [keeper]
+    for other in others:
+        other.send_signal(signal.SIGUSR1)
+    for one in job.wait()[1:]:
+        assert (one.code, one.err) == (0, ""), one
+        assert said(one).splitlines()[-1] == "still here"
+    assert job.leaves_no_orphan()
+
+
+HOSTS = """
+from shoal.runtime import coordinator_tcp
+this_host = coordinator_tcp.this_host
+coordinator_tcp.this_host = lambda: this_host() + str(index // 2)
+"""
+
+
+def test_each_host_has_a_keeper_of_its_own(job):
+    script = HOSTS + WAIT + "go.wait()\n"
+    processes = [job.start(index, 3, script) for index in range(3)]
+    await_words("ready", *processes)
+    assert len(job.descendants(of=KEEPER)) == 2
+    for process in processes:
+        process.send_signal(signal.SIGUSR1)
+    assert [one.code for one in job.wait()] == [0, 0, 0]
+    assert job.leaves_no_orphan()
+
+
+def test_a_keeper_ends_with_its_job_though_its_processes_live_on(job):
+    script = """
+initialize()
+barrier("here")
+process.shutdown()
+say("ready")
+go.wait()
+"""
+    processes = [job.start(index, 2, GO + script) for index in range(2)]
+    await_words("ready", *processes)
+    assert job.leaves_no_orphan(of="shoal.runtime.")
+    for process in processes:
+        process.send_signal(signal.SIGUSR1)
+    assert [one.code for one in job.wait()] == [0, 0]
