@@ -1,5 +1,6 @@
 """The server's sockets under hostile bytes, in process, under a clock that the test turns."""
 
+import errno
 import os
 import socket
 import struct
@@ -138,9 +139,78 @@ def test_the_end_of_the_leash_ends_the_loop(place):
     try:
         place.connections.hold_leash(reading)
         assert place.connections.poll(0)
-        os.write(writing, b"x")
-        assert place.connections.poll(10)
         os.close(writing)
         assert not place.connections.poll(10)
     finally:
         os.close(reading)
+
+
+def test_a_word_on_the_leash_lets_go(place):
+    reading, writing = os.pipe()
+    try:
+        place.connections.hold_leash(reading)
+        os.write(writing, b"x")
+        assert place.connections.poll(10)
+        os.close(writing)
+        with place.knock():  # something happens, and it is not the end of the leash
+            assert place.connections.poll(0)
+    finally:
+        os.close(reading)
+
+
+class CutOff:
+    """A socket whose other end the kernel has given up."""
+
+    def __init__(self, sock, number):
+        self._sock = sock
+        self._number = number
+
+    def recv(self, size):
+        raise OSError(self._number, os.strerror(self._number))
+
+    def __getattr__(self, name):
+        return getattr(self._sock, name)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ETIMEDOUT, "cut off (Connection timed out)"),
+        (errno.EHOSTUNREACH, "cut off (No route to host)"),
+        (errno.ECONNRESET, "its connection closed (killed?)"),
+    ],
+)
+def test_a_link_that_is_cut_is_said_to_be(place, number, words):
+    with place.knock() as client:
+        place.say(client, pack_frame({"trust": True}))
+        [connection] = place.trusted
+        connection.socket = CutOff(connection.socket, number)
+        place.say(client, pack_frame({"hello": 1}))
+    assert place.ended == [words]
+
+
+def test_who_trusts_somebody_may_say_who_hears_it(place):
+    other = Place()
+    with place.knock() as client:
+        place.say(client, pack_frame({"trust": True}))
+        place.connections.trust(place.trusted[0], Deaf(other), max_body_bytes=3)
+        place.say(client, pack_frame({"n": 1}, b"abc"))
+        place.say(client, pack_frame({"n": 2}, b"abcd"))
+    assert [frame.body for frame in other.frames] == [b"abc"]
+    assert "frame too large" in other.ended[0]
+    assert len(place.frames) == 1
+    assert place.ended == []
+    other.connections.close_all()
+
+
+class Deaf:
+    """Passes on what it hears, and answers nothing."""
+
+    def __init__(self, place):
+        self._place = place
+
+    def on_frame(self, connection, frame):
+        self._place.frames.append(frame)
+
+    def on_end(self, connection, reason):
+        self._place.ended.append(reason)
