@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import select
 import socket
 import subprocess
@@ -15,6 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from shoal.testing.running import Pump, Running
+from shoal.testing.warden import MARK, marked
+from shoal.testing.warding import Warden
 
 DEADLINE_S = 60.0
 # Before every script: who it is, and what most of them do.
@@ -46,8 +49,6 @@ def say(*words):
     os.write(1, f"\\n> {text}\\n".encode())
 """
 
-MARK = "SHOAL_TEST_JOB"  # an environment variable by which all descendants are found
-
 
 class Ended(NamedTuple):
     """How one process ended."""
@@ -58,35 +59,61 @@ class Ended(NamedTuple):
     ended_s: float  # seconds after the job began
 
 
+class Started:
+    """One process of a job: what `Popen` offers, with its output read by the bench."""
+
+    def __init__(self, running: Running, pump: Pump) -> None:
+        self.running, self._pump = running, pump
+        self.pid, self.kill = running.popen.pid, running.popen.kill
+        self.send_signal = running.popen.send_signal
+        self.stdout = self._lines()
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        """Sleep until it is so; each line that is said, and each end, wakes."""
+        with self._pump.changed:
+            found = self._pump.changed.wait_for(is_so, DEADLINE_S)
+        assert found, f"not within {DEADLINE_S:g} s: {self.running.tail(10)}"
+
+    def _lines(self) -> Iterator[str]:
+        """Yield the lines of its stdout as they come, until it ends."""
+        running, begin = self.running, 0
+        while True:
+            self.until(lambda n=begin: b"\n" in running.out[n:] or running.code is not None)
+            line, newline, _ = bytes(running.out[begin:]).partition(b"\n")
+            if not newline:
+                return
+            begin += len(line) + 1
+            yield line.decode(errors="replace") + "\n"
+
+
 class Job:
-    """Processes that run one script, with HEAD before it."""
+    """Processes that run one script, with HEAD before it. The numbers are arguments of the script:
+    unlike those of a `Cluster`, two may have one index, and none need join."""
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self.folder = folder
-        self.mark = secrets.token_hex(8)
-        self.env = {**env, MARK: self.mark}
+        self.warden = Warden(0)
+        self.pump = Pump()
+        self.env = {**env, MARK: self.warden.mark}
         self.began = time.monotonic()
         self.address = f"127.0.0.1:{free_port()}"
-        self.processes: dict[int, subprocess.Popen[str]] = {}
-        self.ended: dict[int, Ended] = {}
+        self.processes: list[Started] = []
 
-    def start(
-        self, index: int, count: int, script: str, *more: str, **env: str
-    ) -> subprocess.Popen[str]:
-        """Start one process; its stdout is a pipe, its stderr a file."""
+    def start(self, index: int, count: int, script: str, *more: str, **env: str) -> Started:
+        """Start one process."""
         path = self.folder / f"script{index}.py"
         path.write_text(HEAD + textwrap.dedent(script))
-        with (self.folder / f"err{len(self.processes)}").open("w") as errors:
-            process = subprocess.Popen(
-                [sys.executable, str(path), self.address, str(index), str(count), *more],
-                env={**self.env, **env},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-        self.processes[len(self.processes)] = process
-        return process
+        popen = subprocess.Popen(
+            [sys.executable, str(path), self.address, str(index), str(count), *more],
+            env={**self.env, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        running = Running(f"process {index}", popen)
+        self.pump.follow(running)
+        self.processes.append(Started(running, self.pump))
+        return self.processes[-1]
 
     def run(self, count: int, script: str, *more: str, **env: str) -> list[Ended]:
         """Start all processes and wait until all have ended."""
@@ -100,31 +127,15 @@ class Job:
 
     def wait_for(self, number: int) -> Ended:
         """Wait until the process that was started as this one has ended."""
-        if number not in self.ended:
-            process = self.processes[number]
-            out, _ = process.communicate(timeout=DEADLINE_S - (time.monotonic() - self.began))
-            err = (self.folder / f"err{number}").read_text()
-            ended_s = time.monotonic() - self.began
-            self.ended[number] = Ended(process.returncode, out, err, ended_s)
-        return self.ended[number]
+        started = self.processes[number]
+        running = started.running
+        started.until(lambda: running.code is not None)
+        out, err = (said.decode(errors="replace") for said in (running.out, running.err))
+        return Ended(running.code, out, err, running.began - self.began + running.ended_s)
 
     def descendants(self, of: str = "") -> list[int]:
         """Return the pids of all processes of this job that are alive and run module `of`."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                environ = (folder / "environ").read_bytes()
-                command = (folder / "cmdline").read_text()
-                is_dead = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
-            except OSError:
-                continue
-            if (
-                f"{MARK}={self.mark}".encode() in environ.split(b"\0")
-                and of in command
-                and not is_dead
-            ):
-                found.append(int(folder.name))
-        return found
+        return [pid for pid in marked(self.warden.mark) if of in command_line(pid)]
 
     def leaves_no_orphan(self, within_s: float = 15.0, of: str = "") -> bool:
         """Wait, event-driven, until every descendant that runs module `of` has ended."""
@@ -141,15 +152,18 @@ class Job:
         return True
 
     def end(self) -> None:
-        """Kill whatever is left, by pid."""
-        for process in self.processes.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        for pid in self.descendants():
-            os.kill(pid, 9)
+        """Kill whatever is left."""
+        self.warden.close()
+        for process in self.processes:
+            process.running.popen.wait()
+        self.pump.close()
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def free_port() -> int:

@@ -50,18 +50,17 @@ class Running:
 class Pump:
     """Reads and notes; see the module. `changed` is notified whenever something is new."""
 
-    def __init__(self, pauses_at: str) -> None:
+    def __init__(self, pauses_at: str = "") -> None:
+        """`pauses_at`: the path of a new Unix socket, to which paused processes speak."""
         self.changed = threading.Condition()
         self.pauses: list[Pause] = []
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._ended: list[Running] = []
         self._is_closed = False
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(pauses_at)
-        self._listener.listen(64)
         self._selector.register(self._woken, selectors.EVENT_READ, self._note_ends)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        if pauses_at:
+            self._listen(pauses_at)
         self._thread = threading.Thread(target=self._run, name="shoal bench", daemon=True)
         self._thread.start()
 
@@ -132,8 +131,14 @@ class Pump:
                     pass
             running.code = running.popen.returncode
 
-    def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+    def _listen(self, path: str) -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(path)
+        listener.listen(64)
+        self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
+
+    def _accept(self, listener: socket.socket) -> None:
+        connection, _ = listener.accept()
         said = bytearray()
 
         def hear() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -16,8 +15,10 @@ from typing import NamedTuple
 
 import pytest
 
+from shoal.testing.warden import MARK, marked
+from shoal.testing.warding import Warden
+
 DEADLINE_S = 60.0
-MARK = "SHOAL_TEST_LAUNCH"  # in the environment of all that a launch starts
 
 
 class Finished(NamedTuple):
@@ -44,8 +45,8 @@ class Launch:
         self.folder = folder
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
-        self.mark = secrets.token_hex(8)
-        self.env = {**env, MARK: self.mark, "TMPDIR": str(self.temporary)}
+        self.warden = Warden(0)
+        self.env = {**env, MARK: self.warden.mark, "TMPDIR": str(self.temporary)}
         self.env |= {"SHOAL_AFTERMATH_S": "0.3", "SHOAL_GRACE_S": "5"}
         self.popen: subprocess.Popen[str] | None = None
 
@@ -84,10 +85,7 @@ class Launch:
         By the mark in their environment, or, for one that wiped it, by what it left in a file.
         """
         found = {int(path.read_text()) for path in self.folder.glob("*.pid")}
-        for folder in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes():
-                    found.add(int(folder.name))
+        found.update(marked(self.warden.mark))
         return sorted(pid for pid in found if is_alive(pid) and words in command_line(pid))
 
     def leaves_nobody(self, within_s: float = 10.0) -> bool:
@@ -104,6 +102,7 @@ class Launch:
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self.warden.close()
         if self.popen is not None:
             self.popen.wait()
             for pipe in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
