@@ -280,7 +280,6 @@ def _connect_devices(joined: Coordinator, near: str, deadline: float) -> None:
         raise InitializeError(f"JAX's service at {joined.jax_service}: {error}") from error
     connection, jax_service = result.result(), joined.jax_service
     jax_runtime.install(connection, jax_service, joined.process, joined.num_processes)
-    fault_points.reach("initialize.after_devices", joined.process)
 
 
 def _disconnect(connected: Future[Any]) -> None:
