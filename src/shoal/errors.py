@@ -74,7 +74,8 @@ class DivergenceError(ShoalError):
 class ProcessLostError(ShoalError):
     """Processes are dead or unreachable. Raised on the survivors.
 
-    `lost` maps each lost process to the reason, in words.
+    `lost` maps each lost process to the reason, in words. It is empty when something else is lost
+    that all of them need: the meeting place, or JAX's service.
     """
 
     exit_code = 71

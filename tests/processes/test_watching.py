@@ -151,6 +151,24 @@ def test_who_was_frozen_is_lost_and_learns_it_when_it_wakes(stage, told):
     assert "others have gone on without it" in told(woken)[0]
 
 
+def test_who_was_frozen_and_wakes_in_time_goes_on(stage, told):
+    waits = """
+while member.members(timeout_s=50)[1].state != "silent":
+    pass
+say("silent")
+attempt(lambda: meet("later"))
+attempt(lambda: member.members(timeout_s=50)[1].state)
+"""
+    waiting, frozen = stage.start(waits, "attempt(lambda: meet('later'))")
+    frozen.send_signal(signal.SIGSTOP)
+    stage.until(waiting, "silent")
+    frozen.send_signal(signal.SIGCONT)
+    for ended in stage.job.wait():
+        assert ended.code == 0, ended
+        assert "None" in told(ended), ended
+    assert told(stage.job.wait_for(0))[-1] in ("here", "left")
+
+
 def test_a_frozen_meeting_place_is_lost_to_a_program_that_asks_nothing(stage, told):
     stage.start("attempt(steps_until_error)", "attempt(lambda: meet('never'))")
     stage.place.send_signal(signal.SIGSTOP)

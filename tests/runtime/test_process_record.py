@@ -44,6 +44,13 @@ def test_a_timeout_must_be_positive_seconds(child_env, timeout_s):
         initialize(timeout_s=timeout_s)
 
 
+@pytest.mark.parametrize("name", ["SHOAL_ABORT_AFTER_S", "SHOAL_TIMEOUT_S"])
+def test_a_malformed_setting_is_told_before_anything_begins(monkeypatch, name):
+    monkeypatch.setenv(name, "soon")
+    with pytest.raises(UsageError, match=f"{name}='soon'"):
+        initialize()
+
+
 def test_importing_has_no_side_effects(child_env):
     script = """
     import signal, sys, threading

@@ -1,5 +1,6 @@
 """Joining a real meeting place: whatever is wrong is an InitializeError on all, never a hang."""
 
+import os
 import socket
 import time
 
@@ -9,6 +10,7 @@ from shoal.errors import InitializeError, PeerFailedError, ProcessLostError, Usa
 from shoal.runtime.coordinator import Point
 from shoal.runtime.coordinator_tcp import join
 from shoal.runtime.frames import address_text, pack_frame
+from shoal.runtime.hello import host_id
 from shoal.runtime.joining import PROTOCOL
 
 
@@ -213,6 +215,41 @@ def test_a_member_that_breaks_the_protocol_is_lost_alone(fresh_place, come):
     second._life.send(pack_frame({"do": "nonsense"}), float("inf"))
     with pytest.raises(ProcessLostError, match="unknown verb 'nonsense'"):
         first.arrive(Point("x"), timeout_s=20)
+
+
+def test_who_is_declared_lost_learns_it_in_its_wait(fresh_place, come, run_all):
+    first, second = come(fresh_place(2), 2, {"process": 0}, {"process": 1})
+
+    def declare():
+        while not first.members(timeout_s=20)[1].is_waiting:
+            pass
+        second.be_lost("silent for 60 s")  # what the watcher does when the meeting place says so
+
+    _, error = run_all(declare, lambda: _error_of(lambda: second.arrive(Point("x"), timeout_s=20)))
+    assert type(error) is ProcessLostError
+    assert error.lost == {1: "silent for 60 s"}
+    assert "this process was declared lost: silent for 60 s; others have gone on" in str(error)
+    with pytest.raises(ProcessLostError, match="declared lost"):
+        second.check("step 3")
+
+
+def _error_of(call):
+    with pytest.raises(ProcessLostError) as caught:
+        call()
+    return caught.value
+
+
+def test_the_leader_of_a_host_knows_its_processes(fresh_place, come):
+    rows = [{"process": p, "host_id": host} for p, host in enumerate(["a", "b", "a", ""])]
+    coordinators = come(fresh_place(4), 4, *rows)
+    assert [c.leader for c in coordinators] == [0, 1, 0, 3]
+    assert [set(c.keeps) for c in coordinators] == [{0, 2}, {1}, set(), set()]
+    assert set(coordinators[0].keeps.values()) == {os.getpid()}
+
+
+def test_processes_of_this_host_find_each_other(fresh_place, come):
+    first, second = come(fresh_place(2), 2, {"process": 0}, {"process": 1})
+    assert (first.leader, second.leader) == ((0, 0) if host_id() else (0, 1))
 
 
 def test_a_long_wait_for_others_is_logged_once(fresh_place, come, run_all, shoal_log):

@@ -1,11 +1,17 @@
 """Processes: who is here, alive, agreed, leaving.
 
-* What programs call: `process` (initialize, shutdown, who am I), `barrier`.
+* What programs call: `process` (initialize, shutdown, who am I), `barrier`, `step`, `rollcall`.
 * How a process becomes a member: `cluster` (its numbers), `membership`, `services` (what process 0
-  starts where no launcher did), `exit_guard` (how it ends), `jax_runtime` (the one file that knows
+  starts where no launcher did), `keeping` and `host_keeper` (who watches a host), `splice` and
+  `service_link` (JAX's service at arm's length), `spawn`, `jax_runtime` (the one file that knows
   JAX's private parts).
-* Meeting: `coordinator` is the seam; `meeting` and `joining` are the rules, pure state machines;
-  `verdicts` puts answers into words; `callsite` and `lanes` say where and in which line one waits.
-* Two ways to meet: `coordinator_local` in one process; `coordinator_tcp` (with `hello`, `channel`)
-  at the `meeting_place` (with `connections`), which speak in `frames`.
+* How a process stays one, and ends: `watcher` (the thread that speaks for it), `progress` (how far
+  it came), `troubles` (who is gone), `stacks`, `ending` (when it hangs), `exit_guard`.
+* Meeting: `coordinator` is the seam, about `points`; `joining`, `meeting` (with `gathering`,
+  `losses`, `asking`, `record`) and `liveness` are the rules, pure state machines; `answers` and
+  `verdicts` put answers into words; `callsite` and `lanes` say where and in which line one waits.
+* Two ways to meet: `coordinator_local` in one process; `coordinator_tcp` (with `hello`, `channel`,
+  `calls`) at the `meeting_place` (with `jobs`, `roles`, `messages`, `connections`), which speak in
+  `frames`; `keepalive` lets the kernel tell of dead links.
+* `fault_points`: where tests let something happen.
 """

@@ -96,6 +96,7 @@ def initialize(
         virtual_devices,
     )
     deadline = _deadline("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
+    patience = Patience.of_settings()
     if _RECORD.guard is None:
         _RECORD.guard = ExitGuard()
         _RECORD.guard.hook()
@@ -104,13 +105,12 @@ def initialize(
             f"initialize was called twice: this is process {_RECORD.joined.process} of "
             f"{_RECORD.joined.num_processes} already\ncall shutdown() first to join another job"
         )
-    _enter(arguments, deadline, _RECORD.guard)
+    _enter(arguments, deadline, _RECORD.guard, patience)
 
 
-def _enter(arguments: Arguments, deadline: float, guard: ExitGuard) -> None:
+def _enter(arguments: Arguments, deadline: float, guard: ExitGuard, patience: Patience) -> None:
     cluster, is_attached = membership.find_cluster(arguments)
     membership.check_in_time(cluster, is_attached=is_attached)
-    patience = Patience.of_settings()
     if not jax_runtime.backend_exists():
         jax_runtime.configure_devices(cluster.virtual_devices, cluster.local_device_ids)
     _RECORD.attempts += 1
