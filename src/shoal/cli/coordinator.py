@@ -1,0 +1,250 @@
+"""`shoal coordinator`: the two services of a job, by themselves, so that no process is special."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from types import FrameType
+from typing import Annotated, NamedTuple, NoReturn
+
+import typer
+
+from shoal import settings
+from shoal.errors import InitializeError, ProcessLostError, UsageError, raise_all
+from shoal.runtime.frames import address_text, split_address
+from shoal.runtime.spawn import Spawned
+
+__all__ = ["coordinator"]
+
+_HELP = """\
+Run what a job meets at, beside it: shoal's meeting place and JAX's service.
+
+Without it process 0 of a job starts both (and under shoal run the launcher does). Run it where a
+host or a pod outlives the processes: then any process may die, and the others go on. It prints
+one line of JSON on stdout (addresses, pids) and, on stderr, the variables that the processes need.
+
+\b
+Examples:
+  shoal coordinator -n 4                            on this host only
+  shoal coordinator -n 64 --bind 0.0.0.0 --port 8476 --jax-port 8477
+  shoal coordinator -n 4 --keep                     one job after the other
+
+\b
+Each process is then started with what stderr says, and its own number:
+  SHOAL_COORDINATOR=… SHOAL_JAX_SERVICE=… SHOAL_TOKEN=…
+  SHOAL_NUM_PROCESSES=4 SHOAL_PROCESS_ID=0 python train.py
+
+\b
+The token is a secret: whoever knows it may join the job, or end it. It is
+taken from SHOAL_TOKEN; if that is not set, one is made and printed. How long
+to wait before a process is lost is for this command to know, not for the
+processes: SHOAL_HEARTBEAT_S, SHOAL_LOST_AFTER_S, SHOAL_SILENT_LOST_AFTER_S.
+
+\b
+It ends when the job is over; Ctrl-C or SIGTERM ends it, and the job with it.
+Exit code:
+  0      the job is over
+  2      wrong usage
+  71     the meeting place or JAX's service ended before the job
+  74     they could not start, for example because a port is taken
+  128+n  ended by signal n
+"""
+
+_START_S = 60.0
+_LINGER_MAX_S = 600.0
+_END_S = 10.0
+_ANYWHERE = ("0.0.0.0", "::")
+
+_Processes = Annotated[
+    str, typer.Option(*("-n", "--processes"), metavar="N", help="How many processes the job has.")
+]
+_Bind = Annotated[
+    str,
+    typer.Option(metavar="HOST", help="The address to listen at; 0.0.0.0: all, for other hosts."),
+]
+_Port = Annotated[str, typer.Option(metavar="P", help="Of the meeting place; 0: any free one.")]
+_JaxPort = Annotated[str, typer.Option(metavar="P", help="Of JAX's service; 0: any free one.")]
+_Keep = Annotated[
+    bool, typer.Option("--keep", help="Serve one job after the other, at the same addresses.")
+]
+
+
+class _Ended(Exception):
+    """A signal has come."""
+
+
+class _Request(NamedTuple):
+    """What to run."""
+
+    processes: int
+    bind: str
+    port: int
+    jax_port: int
+    token: str
+    is_token_ours: bool  # made here: nobody else knows it yet
+
+
+def coordinator(
+    processes: _Processes,
+    bind: _Bind = "127.0.0.1",
+    port: _Port = "0",
+    jax_port: _JaxPort = "0",
+    keep: _Keep = False,
+) -> None:
+    """Run what a job meets at, beside it: shoal's meeting place and JAX's service."""
+    given = settings.text("SHOAL_TOKEN")
+    request = _Request(
+        *_checked(processes, bind, port, jax_port), given or secrets.token_hex(16), not given
+    )
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    try:
+        while True:
+            request = _serve(request)
+            if not keep:
+                return
+    except _Ended as ended:
+        raise typer.Exit(128 + int(ended.args[0])) from None
+
+
+coordinator.__doc__ = _HELP
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    raise _Ended(number)
+
+
+def _checked(processes: str, bind: str, port: str, jax_port: str) -> tuple[int, str, int, int]:
+    offences = []
+    if not (processes.isascii() and processes.isdigit() and int(processes) >= 1):
+        offences.append(f"-n {processes} must be a whole number, at least 1")
+    for option, value in (("--port", port), ("--jax-port", jax_port)):
+        if not (value.isascii() and value.isdigit() and int(value) <= 65535):
+            offences.append(f"{option} {value} must be a port, 0 to 65535")
+    if port == jax_port != "0":
+        offences.append(f"--port {port} and --jax-port {jax_port} must differ")
+    raise_all("coordinator", offences)
+    return int(processes), bind, int(port), int(jax_port)
+
+
+def _serve(request: _Request) -> _Request:
+    """Serve one job; return the request with the ports that were found for it."""
+    services = _Services(request)
+    try:
+        place, jax_service = services.await_addresses(request)
+        _announce(request, place, jax_service, services)
+        services.await_end()
+    finally:
+        services.close()
+    port, jax_port = split_address(place)[1], split_address(jax_service)[1]
+    return request._replace(port=port, jax_port=jax_port)
+
+
+class _Services:
+    """Both services. They end when their standard input is closed, so they never outlive us."""
+
+    def __init__(self, request: _Request) -> None:
+        env = {"SHOAL_TOKEN": request.token}
+        common = ("--processes", str(request.processes), "--bind", request.bind)
+        always = (*common, "--until-stdin-closes")
+        until = ("--until-empty", "--idle-s", "inf")
+        at = ("--port", str(request.port))
+        self.place = Spawned("shoal.runtime.meeting_place", *always, *at, *until, env=env)
+        at = ("--port", str(request.jax_port))
+        self.jax_service = Spawned("shoal.runtime.jax_runtime", *always, *at, env=env)
+
+    def await_addresses(self, request: _Request) -> tuple[str, str]:
+        """Return where they listen, as other hosts say it; let one watch over the other."""
+        found = []
+        for name, port, spawned in (
+            ("the meeting place", request.port, self.place),
+            ("JAX's service", request.jax_port, self.jax_service),
+        ):
+            line = spawned.first_line(_START_S)
+            if not line:
+                words = spawned.last_words() or f"it did not start within {_START_S:g} s"
+                where = address_text(request.bind, port)
+                raise InitializeError(f"coordinator: {name} cannot start at {where}: {words}")
+            found.append(str(json.loads(line)["address"]))
+        with contextlib.suppress(BrokenPipeError):  # it ended: known in its turn
+            told = json.dumps({"meeting_place": found[0]})
+            self.jax_service.stdin.write(told.encode() + b"\n")
+        return _reachable(found[0]), _reachable(found[1])
+
+    def await_end(self) -> None:
+        """Wait until the job is over.
+
+        Raises:
+          ProcessLostError: one of the two ended before.
+        """
+        ends = select.poll()
+        for spawned in (self.place, self.jax_service):
+            ends.register(spawned.stdout, select.POLLIN)
+        ended = {file for file, _ in ends.poll()}
+        if self.place.stdout.fileno() in ended:
+            code = self.place.wait()
+            if code:
+                raise _lost("the meeting place", code, self.place)
+            return
+        lost = _lost("JAX's service", self.jax_service.wait(), self.jax_service)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it tells the processes
+            self.place.wait(min(settings.seconds("SHOAL_ABORT_AFTER_S"), _LINGER_MAX_S))
+        raise lost
+
+    def close(self) -> None:
+        """End both: the meeting place first, for the other one is still needed until then."""
+        for spawned in (self.place, self.jax_service):
+            with contextlib.suppress(OSError):
+                spawned.stdin.close()
+            try:
+                spawned.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                spawned.kill()
+                spawned.wait()
+            spawned.stdout.close()
+            spawned.let_go()
+
+
+def _lost(name: str, code: int, spawned: Spawned) -> ProcessLostError:
+    words = spawned.last_words()
+    return ProcessLostError(f"coordinator: {name} ended, code {code}" + (words and f": {words}"))
+
+
+def _reachable(address: str) -> str:
+    """Return the address as other hosts reach it."""
+    host, port = split_address(address)
+    return address_text(socket.gethostname() if host in _ANYWHERE else host, port)
+
+
+def _announce(request: _Request, place: str, jax_service: str, services: _Services) -> None:
+    """Say where the job meets: to programs on stdout, to people on stderr."""
+    told = {
+        "meeting_place": place,
+        "jax_service": jax_service,
+        "pids": {"meeting_place": services.place.pid, "jax_service": services.jax_service.pid},
+    }
+    variables = {"SHOAL_COORDINATOR": place, "SHOAL_JAX_SERVICE": jax_service}
+    if request.is_token_ours:
+        told["token"] = variables["SHOAL_TOKEN"] = request.token
+    try:
+        print(json.dumps(told), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise UsageError("coordinator: nobody reads its standard output") from None
+    for name, value in variables.items():
+        print(f"export {name}={shlex.quote(value)}", file=sys.stderr)
+    last = request.processes - 1
+    print(
+        f"and for each process SHOAL_NUM_PROCESSES={request.processes} "
+        f"and SHOAL_PROCESS_ID, 0 to {last}",
+        file=sys.stderr,
+        flush=True,
+    )

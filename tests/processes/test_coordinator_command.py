@@ -1,0 +1,169 @@
+"""`shoal coordinator`: with it no process is special."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+COUNT = 3
+SCRIPT = """
+process.initialize(virtual_devices=2, timeout_s=30)
+say(global_sum())
+barrier("ready")
+say("ready")
+"""
+
+
+class Coordinator:
+    """The command at work, and what it said."""
+
+    def __init__(self, env, *options):
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "shoal", "coordinator", "-n", str(COUNT), *options],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def told(self):
+        return json.loads(self.popen.stdout.readline())
+
+    def variables(self):
+        """What people are told to export."""
+        lines = [self.popen.stderr.readline() for _ in range(4)]
+        assert lines.pop().startswith(f"and for each process SHOAL_NUM_PROCESSES={COUNT} and ")
+        pairs = [line.removeprefix("export ").rstrip().split("=", 1) for line in lines]
+        return dict(pairs)
+
+    def finish(self):
+        out, err = self.popen.communicate(timeout=60)
+        return self.popen.returncode, out, err
+
+
+@pytest.fixture
+def start(job):
+    """Return a function that starts the command; the job's fixture ends what is left of it."""
+    started = []
+
+    def start(*options, **env):
+        started.append(Coordinator({**job.env, **env}, *options))
+        return started[-1]
+
+    yield start
+    for coordinator in started:
+        coordinator.popen.kill()
+        coordinator.finish() if not coordinator.popen.stdout.closed else None
+
+
+def start_all(job, variables, script=SCRIPT):
+    numbers = {"SHOAL_NUM_PROCESSES": str(COUNT), **variables}
+    return [
+        job.start(index, COUNT, script, SHOAL_PROCESS_ID=str(index), **numbers)
+        for index in range(COUNT)
+    ]
+
+
+def await_words(words, *processes):
+    for process in processes:
+        assert f"> {words}\n" in process.stdout
+
+
+def test_a_job_meets_there_and_both_end_with_it(job, said, start):
+    coordinator = start()
+    told, variables = coordinator.told(), coordinator.variables()
+    assert told["meeting_place"] == variables["SHOAL_COORDINATOR"]
+    assert told["jax_service"] == variables["SHOAL_JAX_SERVICE"]
+    assert told["token"] == variables["SHOAL_TOKEN"]
+    assert set(told["pids"].values()) <= set(job.descendants())
+    start_all(job, variables)
+    for one in job.wait():
+        assert (one.code, one.err) == (0, ""), one
+        assert said(one).splitlines() == ["15.0", "ready"]
+    assert coordinator.finish() == (0, "", "")
+    assert job.leaves_no_orphan()
+
+
+def test_process_0_is_not_special(job, said, start):
+    script = """
+import threading
+try:
+    while True:
+        barrier("again")
+except ProcessLostError as error:
+    say("lost", *error.lost)
+barrier("the others", processes=[1, 2])
+say("met")
+"""
+    coordinator = start(SHOAL_TOKEN="ours")
+    told = coordinator.told()
+    assert "token" not in told
+    variables = {
+        "SHOAL_COORDINATOR": told["meeting_place"],
+        "SHOAL_JAX_SERVICE": told["jax_service"],
+        "SHOAL_TOKEN": "ours",
+    }
+    zero, *others = start_all(job, variables, SCRIPT + script)
+    await_words("ready", zero, *others)
+    zero.kill()
+    for one in job.wait()[1:]:
+        assert (one.code, one.err) == (0, ""), one
+        assert said(one).splitlines()[-2:] == ["lost 0", "met"]
+    assert coordinator.finish()[0] == 0
+    assert job.leaves_no_orphan()
+
+
+def test_it_keeps_for_one_job_after_the_other(job, start):
+    coordinator = start("--keep")
+    first, variables = coordinator.told(), coordinator.variables()
+    for _ in range(2):
+        start_all(job, variables)
+        assert {one.code for one in job.wait()} == {0}
+    second = coordinator.told()
+    assert {**second, "pids": first["pids"]} == first
+    coordinator.popen.send_signal(signal.SIGTERM)
+    assert coordinator.finish()[0] == 128 + signal.SIGTERM
+    assert job.leaves_no_orphan()
+
+
+def test_the_end_of_a_service_is_said(job, start):
+    coordinator = start()
+    told, variables = coordinator.told(), coordinator.variables()
+    processes = start_all(job, variables, SCRIPT + "while True:\n    barrier('again')\n")
+    await_words("ready", *processes)
+    os.kill(told["pids"]["jax_service"], signal.SIGKILL)
+    for one in job.wait():
+        assert one.code == 71, one
+        assert "JAX's service" in one.err.splitlines()[-1], one
+    code, _, err = coordinator.finish()
+    assert code == 71
+    assert "JAX's service ended, code -9" in err
+    assert job.leaves_no_orphan()
+
+
+def test_its_own_death_ends_both(job, start):
+    coordinator = start()
+    coordinator.told()
+    coordinator.popen.kill()
+    assert job.leaves_no_orphan()
+
+
+def test_what_is_wrong_is_said(job, start):
+    coordinator = start()
+    port = coordinator.told()["meeting_place"].rpartition(":")[2]
+    taken = start("--port", port)
+    code, out, err = taken.finish()
+    assert (code, out) == (74, "")
+    assert f"the meeting place cannot start at 127.0.0.1:{port}" in err
+    assert "in use" in err
+    wrong = start("--port", "x", "--jax-port", "70000")
+    code, out, err = wrong.finish()
+    assert (code, out) == (2, "")
+    assert "--port x" in err
+    assert "--jax-port 70000" in err
