@@ -6,6 +6,8 @@ import os
 import signal
 from textwrap import dedent
 
+import pytest
+
 
 def line(process, word):
     """Read a process's stdout up to a line that begins with `word`."""
@@ -81,10 +83,25 @@ except ProcessLostError:
     assert job.leaves_no_orphan()
 
 
-def test_an_error_of_the_runtime_is_explained(job):
-    script = IN_FLIGHT.replace("timeout_s=30", "timeout_s=30, virtual_devices=1") + (
-        "barrier('ready')\nsay('ready')\nwhile True:\n    total(array).block_until_ready()\n"
-    )
+TRAINING = """
+def train():
+    while True:
+        total(array).block_until_ready()
+barrier("ready")
+say("ready")
+"""
+CAUGHT = """
+try:
+    train()
+except Exception as error:
+    raise RuntimeError("no more training") from error
+"""
+
+
+@pytest.mark.parametrize("ends", ["train()", CAUGHT], ids=["at once", "caught first"])
+def test_an_error_of_the_runtime_is_explained(job, ends):
+    one_device = IN_FLIGHT.replace("timeout_s=30", "timeout_s=30, virtual_devices=1")
+    script = one_device + TRAINING + ends
     job.start(0, 2, script)
     victim = job.start(1, 2, script)
     line(victim, "ready")
