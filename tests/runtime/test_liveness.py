@@ -63,7 +63,6 @@ def test_who_speaks_again_is_here_again_and_may_be_silent_again():
 def test_who_is_stopped_is_lost_as_soon_as_it_is_silent():
     liveness = watched(3)
     liveness.states(3.0, (0, 1), stopped=(0,), ended=())
-    assert liveness.is_stopped(0)
     assert liveness.tick(9.9) == []
     assert told(sorted(liveness.tick(10.0)))[0] == (
         0,
@@ -72,7 +71,8 @@ def test_who_is_stopped_is_lost_as_soon_as_it_is_silent():
     )
     liveness.states(30.0, (0, 1), stopped=(0, 1), ended=())
     assert told(liveness.tick(30.0)) == [(1, "lost", "stopped (SIGSTOP?), silent for 30 s")]
-    assert not liveness.is_stopped(0), "who is gone is forgotten"
+    assert not liveness.is_quiet(0), "who is gone is forgotten"
+    assert liveness.is_quiet(2)
 
 
 def test_who_is_continued_has_time_to_speak():

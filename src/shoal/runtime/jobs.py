@@ -277,7 +277,8 @@ class Job:
                 self._dismiss(process, words)
                 continue
             meeting.hush(process, now - silent_s)
-            lowest = min((p for p in self.lives if not meeting.has_gone(p)), default=process)
+            awake = (p for p in self.lives if not self._liveness.is_quiet(p))
+            lowest = min((p for p in awake if not meeting.has_gone(p)), default=process)
             told = meeting.waiters_for(process) | {lowest}
             header = {"is": "silent", "process": process}
             self._push(told - {process}, pack_frame(header, words.encode()))

@@ -146,9 +146,9 @@ class Liveness(Generic[Key]):
             if key in ended:
                 self._ended.setdefault(key, now)
 
-    def is_stopped(self, key: Key) -> bool:
-        """Is it known to be stopped?"""
-        return key in self._stopped
+    def is_quiet(self, key: Key) -> bool:
+        """Has it given no sign of life for long?"""
+        return key in self._quiet
 
     def next_deadline(self) -> float:
         """When `tick` must be called; never too late."""

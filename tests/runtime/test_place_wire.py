@@ -1,0 +1,238 @@
+"""What the meeting place says to bare sockets, under a clock that the test turns."""
+
+import json
+
+import pytest
+
+from runtime.bare import BEAT, TOKEN, Place
+
+
+@pytest.fixture
+def open_place():
+    places = []
+
+    def start(processes, **more):
+        places.append(Place(processes, **more))
+        return places[-1]
+
+    yield start
+    for place in places:
+        place.end()
+
+
+def gone(process, state, words, name=None):
+    name = name or f"process {process} (host{process})"
+    return {"is": "gone", "process": process, "name": name, "state": state, "body": words}
+
+
+def test_welcome_says_how_often_to_beat_and_who_keeps_the_host(open_place):
+    place = open_place(5)
+    ids = ["a", "b", "", "b", "a"]
+    told = [place.process(p, host_id=host_id) for p, host_id in enumerate(ids)]
+    welcomes = [process.told() for process in told]
+    assert {w["is"] for w in welcomes} == {"welcome"}
+    assert {(w["heartbeat_s"], w["lost_after_s"]) for w in welcomes} == {(0.25, 1.0)}
+    assert [w["leader"] for w in welcomes] == [0, 1, 2, 1, 0]
+    assert [w.get("keeps") for w in welcomes] == [
+        {"0": 100, "4": 104}, {"1": 101, "3": 103}, None, None, None,
+    ]  # fmt: skip
+    assert json.loads(welcomes[2]["body"]) == [f"host{p}" for p in range(5)]
+
+
+def test_a_beat_is_answered_and_shown(open_place):
+    place = open_place(2)
+    first, _ = place.job()
+    first.beat()
+    first.beat(step=None, step_s=None)
+    member = place.ask("members")["members"][0]
+    assert member[2:4] == ["here", "step 3, joined, 0.0 s ago"]
+    assert member[4:] == [3, "", 0.0, False, None, 7, 100]
+
+
+def test_who_is_lost_or_failed_is_told_to_all_who_live_and_who_left_to_nobody(open_place):
+    place = open_place(4)
+    first, second, third, fourth = place.job()
+    second.close()
+    words = "its connection closed (killed?)"
+    for process in (first, third, fourth):
+        assert process.told() == gone(1, "lost", words)
+    third.say("failed", b"Traceback\nValueError: no data")
+    for process in (first, fourth):
+        assert process.told() == gone(2, "failed", "Traceback\nValueError: no data")
+    third.beat()  # it still runs, and the next that it hears is the answer
+    fourth.say("bye")
+    place.until_states("here", "lost", "failed", "left")
+    first.beat()  # the next that it hears is no farewell
+    fourth.close()
+    third.close()
+    first.beat()
+    place.until_states("here", "lost", "failed", "left")
+
+
+def test_who_is_silent_is_named_to_those_who_wait_and_lost_much_later(open_place):
+    place = open_place(3)
+    first, second, third = place.job()
+    lane = place.lane(third)
+    lane.say("arrive", ticket=1, step=4, timeout_s=None, point=["x", [1, 2], "main", "", "", False])
+    place.turn(1.0, beating=(first, third))
+    silent = {"is": "silent", "process": 1, "body": "silent for 1 s; it may hold the interpreter"}
+    for process in (first, third):
+        told = process.told()
+        assert {**told, "body": told["body"].removesuffix(" lock")} == silent
+    assert place.states() == ["here", "silent", "here"]
+    second.beat()
+    assert place.states() == ["here", "here", "here"]
+    place.turn(1.0, beating=(third,))
+    assert third.told()["process"] == 0  # the lowest that lives
+    assert third.told()["process"] == 1
+    place.now += 1000.0  # it was stopped, or the laptop slept
+    place.turn()
+    assert place.states() == ["silent", "silent", "here"]
+    place.turn(2.5, beating=(first, third))
+    assert second.told() == {"is": "lost", "body": "silent for 4 s"}
+    assert second.told() is None
+    assert first.told() == gone(1, "lost", "silent for 4 s")
+    answer = lane.told()
+    assert (answer["is"], answer["ticket"]) == ("lost", 1)
+    assert json.loads(answer["body"]) == {"gone": [[1, "silent for 4 s"]]}
+
+
+def test_a_keeper_tells_who_is_stopped_and_who_has_ended(open_place):
+    place = open_place(4)
+    job = place.job()
+    keeper = place.keeper(job[0])
+    keeper.say("states", stopped=[1], ended=[2])
+    place.turn_until("here", "here", "lost", "here", beating=(job[0], job[1], job[3]))
+    words = "its process ended without a word"
+    assert job[2].told() == {"is": "lost", "body": words}
+    assert job[0].told() == gone(2, "lost", words)
+    assert job[1].told() == gone(2, "lost", words)
+    place.turn_until("here", "lost", "lost", "here", beating=(job[0], job[3]))
+    assert job[1].told() == {"is": "lost", "body": "stopped (SIGSTOP?), silent for 1 s"}
+    assert job[0].told() == gone(1, "lost", "stopped (SIGSTOP?), silent for 1 s")
+
+
+def test_who_says_bye_before_it_ends_is_not_lost(open_place):
+    place = open_place(2)
+    first, second = place.job()
+    keeper = place.keeper(first)
+    keeper.say("states", stopped=[], ended=[1])
+    second.say("bye")
+    second.close()
+    place.until_states("here", "left")
+    place.turn(1.0, beating=(first,))
+    assert place.states() == ["here", "left"]
+
+
+def test_when_a_keeper_ends_it_is_not_known_who_is_stopped(open_place):
+    place = open_place(2)
+    first, _ = place.job()
+    keeper = place.keeper(first)
+    keeper.say("states", stopped=[1], ended=[])
+    keeper.say("states", stopped=[1], ended=[1, 5])  # breaks the protocol: it names others
+    assert keeper.told() is None
+    place.turn(1.0, beating=(first,))
+    assert place.states() == ["here", "silent"]
+
+
+def test_the_newest_keeper_of_a_host_counts(open_place):
+    place = open_place(2)
+    first, _ = place.job()
+    before = place.keeper(first)
+    before.say("states", stopped=[1], ended=[])
+    after = place.keeper(first)
+    after.say("states", stopped=[], ended=[])
+    assert before.told() is None
+    place.turn(1.0, beating=(first,))
+    assert place.states() == ["here", "silent"]
+
+
+def test_a_service_that_is_killed_is_told_to_all_and_ends_their_waits(open_place):
+    place = open_place(2)
+    first, second = place.job()
+    service = place.service()
+    service.say("beat")
+    assert service.told()["is"] == "beat"
+    lane = place.lane(first)
+    lane.say("arrive", ticket=5, timeout_s=9, point=["x", None, "main", "", "", False])
+    assert place.ask("members")["services"] == [["JAX's service", "far", "here", "serves"]]
+    service.close()
+    words = "its connection closed (killed?)"
+    for process in (first, second):
+        assert process.told() == gone(None, "lost", words, name="JAX's service")
+    answer = lane.told()
+    assert (answer["is"], answer["ticket"]) == ("lost", 5)
+    assert json.loads(answer["body"]) == {"gone": [], "services": [["JAX's service", words]]}
+    assert place.ask("members")["services"] == [["JAX's service", "far", "lost", words]]
+
+
+def test_a_service_that_is_silent_is_lost_and_one_that_leaves_is_not(open_place):
+    place = open_place(1)
+    [process] = place.job()
+    silent, leaving = place.service("silent"), place.service("leaving")
+    leaving.say("bye")
+    leaving.close()
+    place.turn(1.0, beating=(process,))
+    assert process.told() == gone(None, "lost", "silent for 1 s", name="silent")
+    assert silent.told() is None
+    assert [row[0] for row in place.ask("members")["services"]] == ["silent"]
+
+
+def test_a_job_that_joins_is_refused_when_its_service_is_gone(open_place):
+    place = open_place(2)
+    service, first = place.service(), place.process(0)
+    place.until_states("here", "absent")
+    service.close()
+    told = first.told()
+    assert (told["is"], told["missing"]) == ("refused", [1])
+    assert told["body"].startswith("JAX's service is lost (its connection closed (killed?)) before")
+    assert first.told() is None
+
+
+def test_an_observer_sees_who_came_and_its_end_means_nothing(open_place):
+    place = open_place(2)
+    assert place.states() == ["absent", "absent"]
+    assert place.ask("stacks", processes=None) == {"stacks": {}}
+    place.process(1)
+    place.until_states("absent", "here")
+    rows = place.ask("members")["members"]
+    assert rows[1][:4] == [1, "host1", "here", "waits for all to come"]
+    assert rows[0][:4] == [0, "", "absent", "did not come yet"]
+    other = place.stranger("observe", token=TOKEN)
+    assert other.told()["is"] == "welcome"
+    other.close()
+    assert place.states() == ["absent", "here"]
+
+
+@pytest.mark.parametrize("asks", ["observer", "lane"])
+def test_stacks_are_asked_of_processes_and_brought_to_who_asked(open_place, asks):
+    place = open_place(3)
+    job = place.job()
+    asker = place.observer if asks == "observer" else place.lane(job[2])
+    asker.say("stacks", ticket=70, processes=[1, 0, 1])
+    for process in job[:2]:
+        told = process.told()
+        assert told["is"] == "stacks"
+        process.say("stacks", f"in {process.process}".encode(), ticket=told["ticket"], **BEAT)
+    told = asker.told()
+    assert (told["ticket"], told["is"]) == (70, "stacks")
+    assert json.loads(told["body"]) == {"stacks": {"0": "in 0", "1": "in 1"}}
+    assert place.ask("members")["members"][1][4] == BEAT["step"]
+
+
+def test_a_deadline_brings_the_stacks_of_who_is_late(open_place):
+    place = open_place(2)
+    first, second = place.job()
+    lane = place.lane(first)
+    lane.say("arrive", ticket=1, timeout_s=0.5, point=["x", None, "main", "", "", False])
+    while "waits at" not in place.ask("members")["members"][0][3]:
+        continue
+    place.turn(0.5)
+    told = second.told()
+    assert told["is"] == "stacks"
+    second.say("stacks", b"in load", ticket=told["ticket"], **BEAT)
+    answer = lane.told()
+    assert (answer["is"], answer["ticket"]) == ("deadline", 1)
+    facts = json.loads(answer["body"])
+    assert facts["stacks"] == [[1, "in load"]]
+    assert facts["words"][0][1].startswith("step 3, ")
