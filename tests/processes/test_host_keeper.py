@@ -163,3 +163,43 @@ go.wait()
     for process in processes:
         process.send_signal(signal.SIGUSR1)
     assert [one.code for one in job.wait()] == [0, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_schedulers_signal_to_everybody_ends_nothing_that_is_still_needed(job, number):
+    """A program that gets SIGTERM may save its work together, for which all of this is needed."""
+    script = """
+asked = threading.Event()
+signal.signal(int(sys.argv[4]), lambda *_: asked.set())
+say("listens")
+asked.wait()
+say(global_sum())
+barrier("saved")
+"""
+    processes = [
+        job.start(index, 2, WAIT + script, str(int(number)), **QUICK) for index in range(2)
+    ]
+    await_words("listens", *processes)
+    pids = job.descendants()
+    assert len(pids) == 5
+    for pid in pids:
+        os.kill(pid, number)
+    for one in job.wait():
+        assert (one.code, one.err) == (0, ""), one
+    assert job.leaves_no_orphan()
+
+
+def test_a_keeper_that_cannot_reach_jaxs_service_is_an_error_on_all(job):
+    script = """
+from shoal.runtime import keeping
+begin = keeping.HostKeeper.begin
+keeping.HostKeeper.begin = lambda self, joined, token, _, limit: begin(
+    self, joined, token, "127.0.0.1:1", __import__("time").monotonic() + 1)
+initialize()
+"""
+    for one in job.run(2, script):
+        assert one.code == 74, one
+        assert "process 0 (" in one.err.splitlines()[-1]
+        assert "cannot start the keeper of its host" in one.err.splitlines()[-1], one
+        assert "refused" in one.err.splitlines()[-1]
+    assert job.leaves_no_orphan()

@@ -22,7 +22,6 @@ import json
 import math
 import os
 import resource
-import signal
 import socket
 import sys
 import time
@@ -45,6 +44,7 @@ from shoal.runtime.joining import Hello, Joining, JoinReply, parse_hello
 from shoal.runtime.keepalive import watch_link
 from shoal.runtime.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.roles import ECHO, Keeper, Lane, Observer, Process, Service
+from shoal.runtime.spawn import leave_signals_to_the_job
 
 __all__ = ["MeetingPlace", "main"]
 
@@ -262,7 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the server from the command line."""
     options = _parse(arguments)
     if options.until_stdin_closes or options.until_empty:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the job; its end ends us
+        leave_signals_to_the_job()  # its end ends us
     try:
         limits = Limits.of_settings()
     except UsageError as error:

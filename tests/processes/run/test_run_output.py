@@ -127,3 +127,26 @@ def test_a_terminal_gets_colours(launch):
 def test_a_terminal_without_colours_gets_none_of_ours(launch):
     shown, code = show_on_terminal(launch, TERM="xterm", NO_COLOR="1")
     assert (shown, code) == (["", "p0| \x1b[31mred\x1b[0m", "p1| \x1b[31mred\x1b[0m"], 0)
+
+
+def test_where_the_job_meets_stands_beside_the_logs_as_long_as_it_runs(launch):
+    finished = launch.run(
+        *("-n", "2", "--log-dir", "logs"),
+        script="""
+            import json, os, pathlib, stat, time
+            path = pathlib.Path("logs/job.json")
+            while not path.exists():
+                time.sleep(0.01)
+            told = json.loads(path.read_text())
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert told["meeting_place"] == os.environ["SHOAL_COORDINATOR"]
+            assert told["jax_service"] == os.environ["SHOAL_JAX_SERVICE"]
+            assert told["token"] == os.environ["SHOAL_TOKEN"]
+            assert told["processes"][int(os.environ["RANK"])] == os.getpid()
+            assert set(told["services"]) == {"meeting place", "JAX service"}
+            os.kill(told["launcher"], 0)
+        """,
+    )
+    assert finished.code == 0, finished
+    assert not (launch.folder / "logs/job.json").exists()
+    assert (launch.folder / "logs/p0001.log").exists()
