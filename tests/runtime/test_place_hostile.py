@@ -1,0 +1,216 @@
+"""What nobody should say to a meeting place is refused, and hurts nobody but who says it."""
+
+import pytest
+
+from runtime.bare import BEAT, TOKEN, Place
+from shoal.runtime.frames import pack_frame
+from shoal.runtime.joining import PROTOCOL
+
+
+@pytest.fixture
+def place():
+    place = Place(3)
+    yield place
+    place.end()
+
+
+@pytest.mark.parametrize(
+    ("verb", "fields"),
+    [
+        ("observe", {}),
+        ("observe", {"token": 7}),
+        ("serve", {"token": TOKEN, "name": "x", "host": "h"}),
+        ("serve", {"token": TOKEN, "name": None, "host": "h", "pid": 1}),
+        ("serve", {"token": TOKEN, "name": "x", "host": [], "pid": 1}),
+        ("serve", {"token": TOKEN, "name": "x", "host": "h", "pid": True}),
+        ("keep", {"token": TOKEN}),
+        ("keep", {"token": TOKEN, "process": 0, "incarnation": "guessed"}),
+        ("keep", {"token": TOKEN, "process": 1, "incarnation": "run 1"}),  # not the leader
+        ("keep", {"token": TOKEN, "process": 99, "incarnation": "run 0"}),
+        ("keep", {"token": TOKEN, "process": "0", "incarnation": "run 0"}),
+        ("keep", {"token": TOKEN, "process": 2, "incarnation": "run 2"}),  # knows no host
+        ("beat", {"token": TOKEN, **BEAT}),
+        ("states", {"token": TOKEN, "stopped": [0], "ended": [0]}),
+        ("stacks", {"token": TOKEN, "ticket": 1, "processes": None}),
+        ("members", {"token": TOKEN, "ticket": 1}),
+    ],
+)
+def test_a_stranger_is_thrown_out(place, verb, fields):
+    job = [place.process(p, host_id="a" if p < 2 else "") for p in range(3)]
+    assert {process.told()["is"] for process in job} == {"welcome"}
+    assert place.stranger(verb, **fields).told() is None
+    assert place.states() == ["here"] * 3
+    assert place.ask("members")["services"] == []
+
+
+@pytest.mark.parametrize("verb", ["observe", "serve", "keep"])
+def test_a_wrong_token_is_refused_whatever_comes_with_it(place, verb):
+    stranger = place.stranger(verb, token="guessed", process=0, incarnation="x", name="x")
+    told = stranger.told()
+    assert told["is"] == "refused"
+    assert "the token is wrong" in told["body"]
+    assert stranger.told() is None
+
+
+@pytest.mark.parametrize(
+    ("verb", "fields"),
+    [
+        ("members", {}),
+        ("members", {"ticket": "1"}),
+        ("stacks", {"ticket": 1, "processes": [3]}),
+        ("stacks", {"ticket": 1, "processes": [-1]}),
+        ("stacks", {"ticket": 1, "processes": ["0"]}),
+        ("stacks", {"ticket": 1, "processes": [True]}),
+        ("stacks", {"ticket": 1, "processes": 0}),
+        ("stacks", {"processes": None}),
+        ("arrive", {"ticket": 1, "timeout_s": 1, "point": ["x", None, "main", "", "", False]}),
+        ("failed", {}),
+        ("bye", {}),
+        ("beat", BEAT),
+        ("states", {"stopped": [], "ended": []}),
+    ],
+)
+def test_an_observer_may_only_look(place, verb, fields):
+    job = place.job()
+    observer = place.stranger("observe", token=TOKEN)
+    assert observer.told()["is"] == "welcome"
+    observer.say(verb, **fields)
+    assert observer.told() is None
+    for process in job:
+        process.beat()
+    assert place.states() == ["here"] * 3
+
+
+def test_those_who_have_little_to_say_may_not_send_much(place):
+    job = place.job()
+    observer = place.stranger("observe", token=TOKEN)
+    observer.told()
+    for client in (observer, place.keeper(job[0]), place.service()):
+        client.say("members", b"a body", ticket=1)
+        while client.told() is not None:
+            continue
+    assert place.states() == ["here"] * 3
+    observer = place.stranger("observe", token=TOKEN)
+    observer.told()
+    observer.say("members", ticket=1, padding="x" * (17 << 10))
+    assert observer.told() is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stopped": [0]},
+        {"stopped": [0], "ended": None},
+        {"stopped": [0], "ended": [2]},  # a process of another host
+        {"stopped": [2], "ended": []},
+        {"stopped": [99], "ended": []},
+        {"stopped": [-1], "ended": []},
+        {"stopped": ["1"], "ended": []},
+        {"stopped": [True], "ended": []},
+        {"stopped": {"1": 1}, "ended": []},
+    ],
+)
+def test_a_keeper_that_says_what_it_must_not_is_not_believed(place, fields):
+    job = [place.process(p, host_id="a" if p < 2 else "b") for p in range(3)]
+    assert {process.told()["is"] for process in job} == {"welcome"}
+    keeper = place.keeper(job[0])
+    keeper.say("states", **fields)
+    assert keeper.told() is None
+    place.turn(1.0, beating=(job[0], job[2]))
+    assert place.states() == ["here", "silent", "here"]
+
+
+def test_a_keeper_has_nothing_else_to_say(place):
+    job = place.job()
+    keeper = place.keeper(job[0])
+    keeper.say("failed", b"")
+    assert keeper.told() is None
+    assert place.states() == ["here"] * 3
+
+
+def test_a_service_that_breaks_the_protocol_is_lost(place):
+    job = place.job()
+    service = place.service()
+    service.say("members", ticket=1)
+    assert service.told() is None
+    told = job[0].told()
+    assert (told["process"], told["state"]) == (None, "lost")
+    assert "unknown verb 'members'" in told["body"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "fields", "body", "words"),
+    [
+        ("beat", {**BEAT, "step": "3"}, b"", "field 'step' is no whole number"),
+        ("beat", {**BEAT, "step": True}, b"", "field 'step' is no whole number"),
+        ("beat", {**BEAT, "place": None}, b"", "field 'place' is no text"),
+        ("beat", {**BEAT, "since_s": "1"}, b"", "field 'since_s' is no number"),
+        ("beat", {**BEAT, "step_s": []}, b"", "field 'step_s' is no number"),
+        ("beat", {**BEAT, "memory_bytes": 0.5}, b"", "field 'memory_bytes' is no whole number"),
+        ("beat", {}, b"", "is no number"),
+        ("stacks", {**BEAT, "ticket": 1}, b"in fit", "question 1, which was never asked"),
+        ("stacks", {**BEAT, "ticket": -(10**30)}, b"in fit", "which was never asked"),
+        ("stacks", {**BEAT, "ticket": None}, b"in fit", "field 'ticket' is no whole number"),
+        ("stacks", {"ticket": 1}, b"in fit", "is no number"),
+        ("stacks", {**BEAT, "ticket": 1}, b"x" * ((1 << 20) + 1), "frame too large"),
+        ("failed", {}, b"x" * ((1 << 20) + 1), "frame too large"),
+        ("states", {"stopped": [], "ended": [0]}, b"", "unknown verb 'states'"),
+        ("members", {"ticket": 1}, b"", "unknown verb 'members'"),
+    ],
+)
+def test_a_process_that_breaks_the_protocol_is_lost_alone(place, verb, fields, body, words):
+    job = place.job()
+    job[1].say(verb, body, **fields)
+    for process in (job[0], job[2]):
+        told = process.told()
+        assert (told["process"], told["state"]) == (1, "lost")
+        assert words in told["body"]
+    assert job[1].told() is None
+    assert place.states() == ["here", "lost", "here"]
+
+
+def test_a_beat_before_all_have_come_breaks_the_joining(place):
+    early = place.process(0)
+    early.say("beat", **BEAT)
+    assert early.told() is None
+    late = place.process(1)
+    assert late.told()["body"].startswith("process 0 (host0, pid 100) died or gave up")
+
+
+def test_an_arrival_must_say_its_step_and_whether_survivors_meet(place):
+    job = place.job()
+    for wrong in (
+        {"step": "3", "point": ["x", None, "main", "", "", False]},
+        {"step": 3, "point": ["x", None, "main", "", "", 0]},
+        {"step": 3, "point": ["x", None, "main", "", "", "yes"]},
+        {"step": 3, "point": ["x", None, "main", "", ""]},
+    ):
+        lane = place.lane(job[0])
+        lane.say("arrive", ticket=1, timeout_s=1, **wrong)
+        assert lane.told() is None
+    assert place.states() == ["here"] * 3
+
+
+def test_stacks_that_are_repeated_or_too_long_are_cut(place):
+    job = place.job()
+    place.observer.say("stacks", ticket=70, processes=[0])
+    ticket = job[0].told()["ticket"]
+    for _ in range(3):
+        job[0].say("stacks", b"x" * (1 << 20), ticket=ticket, **BEAT)
+    told = place.observer.told()
+    assert told["ticket"] == 70
+    assert len(told["body"]) < (64 << 10) + 100
+    job[0].beat()
+    assert place.states() == ["here"] * 3
+
+
+def test_a_hello_of_an_earlier_protocol_is_refused_for_that(place):
+    old = place.stranger()
+    hello = {
+        "do": "hello", "protocol": 1, "token": TOKEN, "process": 0, "processes": 3, "host": "h",
+        "pid": 1, "incarnation": "x", "versions": "", "jax_service": "", "timeout_s": 10,
+    }  # fmt: skip
+    old.socket.sendall(pack_frame(hello))
+    told = old.told()
+    assert told["is"] == "refused"
+    assert f"speaks protocol 1, the meeting place {PROTOCOL}" in told["body"]
