@@ -110,10 +110,12 @@ class Stage:
         self.hold, self._release = os.pipe()
         self.me = None
 
-    def open(self, processes):
+    def open(self, processes, **env):
         command = [sys.executable, "-m", "shoal.runtime.meeting_place", "--processes"]
         self.server = subprocess.Popen(
-            [*command, str(processes), "--until-empty"], stdout=subprocess.PIPE, env=self.env
+            [*command, str(processes), "--until-empty"],
+            stdout=subprocess.PIPE,
+            env={**self.env, **env},
         )
         self.processes = processes
         self.address = json.loads(self.server.stdout.readline())["address"]
@@ -127,9 +129,9 @@ class Stage:
     def join(self, timeout_s=PATIENCE_S):
         return join(self.address, process=0, num_processes=self.processes, timeout_s=timeout_s)
 
-    def start(self, processes):
+    def start(self, processes, **env):
         """Start a job; return this process's coordinator and the children."""
-        self.open(processes)
+        self.open(processes, **env)
         children = [self.child(p) for p in range(1, processes)]
         self.me = self.join()
         assert [child.answer() for child in children] == [{"result": "joined"}] * len(children)
@@ -200,6 +202,28 @@ def test_a_frozen_process_is_late_is_named_and_may_come_back(stage):
         child.order("barrier", "next", PATIENCE_S)
     barrier_with(me, "next", timeout_s=PATIENCE_S)
     assert [child.answer() for child in (frozen, other)] == [{"result": None}] * 2
+
+
+def test_a_process_that_is_silent_too_long_is_lost_and_learns_it_when_it_wakes(stage):
+    me, (frozen,) = stage.start(2, SHOAL_LOST_AFTER_S="0.5", SHOAL_SILENT_LOST_AFTER_S="1")
+    frozen.signal(signal.SIGSTOP)
+    with pytest.raises(ProcessLostError, match="silent for 1 s") as caught:
+        barrier_with(me, "epoch", timeout_s=PATIENCE_S)
+    assert set(caught.value.lost) == {1}
+    assert me.members(timeout_s=PATIENCE_S)[1].state == "lost"
+    frozen.signal(signal.SIGCONT)
+    frozen.order("barrier", "epoch", PATIENCE_S)
+    assert frozen.answer()["error"] == "ProcessLostError"
+
+
+def test_a_deadline_shows_where_who_is_late_stands(stage):
+    me, (child,) = stage.start(2)
+    with pytest.raises(DeadlineError) as caught:
+        barrier_with(me, "epoch", timeout_s=0.2)
+    assert "in main" in caught.value.stacks[1]
+    assert "child.py" in caught.value.stacks[1]
+    child.order("barrier", "epoch", PATIENCE_S)
+    assert child.answer()["error"] == "DeadlineError"
 
 
 def test_disagreeing_processes_are_shown_both_sides(stage):
