@@ -206,10 +206,11 @@ def _hello_frame(card: Card, incarnation: str, limit: float) -> bytes:
 
 
 def host_id() -> str:
-    """Return what is equal for all processes that see each other's pids; empty: not known."""
+    """Return what is equal for all that see each other's pids and loopback; empty: not known."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+            boot = file.read().strip()
+        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))])
     except OSError:
         return ""
 
