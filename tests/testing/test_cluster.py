@@ -73,12 +73,24 @@ def test_a_process_that_was_killed_and_the_error_of_the_others(cluster, child_en
 
 
 def test_a_frozen_process_goes_on_when_told(cluster, child_env):
-    bench = cluster(2, env=child_env, faults="mine@1:stop")
+    bench = cluster(2, env=child_env, faults="mine:pause")
     bench.start(functions.reach_twice, initialize=False)
-    assert bench.wait(only=[0])[0].value == ["mine@1:stop"]
+    for process in (0, 1):
+        bench.wait_for_pause("mine", process)
+    bench.stop(1)
+    bench.release("mine")
+    assert bench.wait(only=[0])[0].value == [""]
     assert bench.pid(1) in bench.pids()
     bench.cont(1)
     assert bench.wait(only=[1])[0].value == [""]
+
+
+def test_a_process_that_freezes_itself(cluster, child_env):
+    bench = cluster(1, env=child_env, faults="mine:stop; left:raise")
+    bench.start(functions.reach_twice, initialize=False)
+    os.waitid(os.P_PID, bench.pid(0), os.WSTOPPED)
+    bench.cont(0)
+    assert bench.wait()[0].value == ["left:raise"]
 
 
 @pytest.mark.parametrize("number", ["terminate", "interrupt"])

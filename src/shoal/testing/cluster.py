@@ -258,8 +258,9 @@ class Cluster:
         self._send(who, signal.SIGKILL)
 
     def stop(self, who: int | str) -> None:
-        """Freeze it: SIGSTOP."""
+        """Freeze it: SIGSTOP. On Linux it stands still when this returns."""
         self._send(who, signal.SIGSTOP)
+        self._job.until_frozen(self.pid(who))
 
     def cont(self, who: int | str) -> None:
         """Let a frozen one go on: SIGCONT."""

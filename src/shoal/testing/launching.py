@@ -9,6 +9,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import IO, cast
@@ -160,6 +161,11 @@ class Job:
             raise UsageError(f"{who if isinstance(who, str) else f'process {who}'} does not run")
         return found[0]
 
+    def until_frozen(self, pid: int) -> None:
+        """Wait until a process that was sent SIGSTOP has stopped, or is gone."""
+        while _stat(pid)[:1] not in ([], ["T"], ["Z"], ["X"]):
+            time.sleep(0.001)
+
     def place_of(self, who: int | str) -> int:
         """Return the number of the network namespace of a process, or of "services"."""
         if isinstance(who, int) and 0 <= who < self._processes:
@@ -179,9 +185,14 @@ def _command_line(pid: int) -> str:
 
 
 def _parent(pid: int) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
+    return int((_stat(pid)[1:2] or ["0"])[0])
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what the kernel says of a process from its state on (proc_pid_stat(5)); [] if gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return []
 
 
 def _quiet_address() -> tuple[str, int]:
