@@ -1,0 +1,283 @@
+"""What every coordinator promises, as tests that a coordinator of yours can be held to.
+
+    from shoal.testing.coordinator_contract import CoordinatorContract, Stage
+
+    class TestMine(CoordinatorContract):
+        @pytest.fixture
+        def stage(self):
+            def make(processes):
+                return Stage([MyCoordinator(p, processes) for p in range(processes)], kill)
+            return make
+
+The tests look at types and facts of errors, not at their words. They run N coordinators in threads
+of one process, wait for events, and hold no clock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from shoal.errors import (
+    DeadlineError,
+    DivergenceError,
+    PeerFailedError,
+    ProcessLostError,
+    UsageError,
+)
+from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES, Coordinator, Member, Point
+
+__all__ = ["PATIENCE_S", "CoordinatorContract", "MakeStage", "Stage", "meet", "run_together"]
+
+PATIENCE_S = 30.0  # a deadline of the test itself: reached only when something is broken
+_LONG_S = 60.0  # a deadline that no test here waits for
+
+Call = Callable[[], Any]
+
+
+def run_together(*functions: Call) -> list[Any]:
+    """Run each function in a thread of its own; return what each returned or raised."""
+    results: list[Any] = [None] * len(functions)
+
+    def run(index: int, function: Call) -> None:
+        try:
+            results[index] = function()
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            results[index] = error
+
+    threads = [
+        threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(functions)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "somebody hangs"
+    return results
+
+
+def meet(
+    coordinator: Coordinator, name: str = "x", payload: bytes = b"", **more: Any
+) -> dict[int, bytes]:
+    """Arrive at a point; `more` are its fields, and `timeout_s`."""
+    timeout_s = more.pop("timeout_s", _LONG_S)
+    return dict(coordinator.arrive(Point(name, **more), payload, timeout_s=timeout_s))
+
+
+class Stage:
+    """N coordinators, one for each process of a job, and the power to kill one."""
+
+    def __init__(self, coordinators: Sequence[Coordinator], kill: Callable[[int], object]) -> None:
+        """`kill(p)`: what process p's sudden death does: its connections end without a word."""
+        self.coordinators, self.kill = list(coordinators), kill
+
+    def on_all(self, function: Callable[[Any], object]) -> list[Any]:
+        """Call `function(coordinator)` on all processes at once."""
+        return run_together(*(lambda c=c: function(c) for c in self.coordinators))
+
+    def start(self, function: Call) -> Call:
+        """Start one call; return a function that waits for its result or error."""
+        box: list[Any] = []
+        thread = threading.Thread(target=lambda: box.extend(run_together(function)), daemon=True)
+        thread.start()
+
+        def result() -> Any:
+            thread.join(PATIENCE_S)
+            assert box, "it hangs"
+            return box[0]
+
+        return result
+
+    def until_said(self, process: int, words: str) -> Member:
+        """Return once `process` is known to have said something that begins with `words`."""
+        return self._until(process, lambda member: member.said.startswith(words))
+
+    def until_waiting(self, process: int) -> Member:
+        """Return once `process` is known to wait for others."""
+        return self._until(process, lambda member: member.is_waiting)
+
+    def _until(self, process: int, is_so: Callable[[Member], bool]) -> Member:
+        give_up = time.monotonic() + PATIENCE_S
+        asker = next(c for c in self.coordinators if c.process != process)
+        while True:
+            member = asker.members(timeout_s=PATIENCE_S)[process]
+            if is_so(member):
+                return member
+            assert time.monotonic() < give_up, f"it never came to that: {member}"
+
+
+MakeStage = Callable[..., Stage]
+
+
+def _error(call: Call) -> Any:
+    """Return what a call raises, at once: long before its own deadline."""
+    began = time.monotonic()
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - the tests look at it
+        assert time.monotonic() - began < _LONG_S / 2
+        return error
+
+
+class CoordinatorContract:
+    """Derive from it, and give it a fixture `stage`: a function that makes a `Stage` of N."""
+
+    @pytest.mark.parametrize("processes", [1, 2, 4])
+    def test_everybody_gets_everybodys_bytes(self, stage: MakeStage, processes: int) -> None:
+        job = stage(processes)
+        payloads = {p: bytes(range(p)) * p for p in range(processes)}
+        results = job.on_all(lambda c: meet(c, payload=payloads[c.process]))
+        assert results == [payloads] * processes
+        assert job.on_all(meet) == [dict.fromkeys(payloads, b"")] * processes
+
+    def test_large_payloads_arrive_whole(self, stage: MakeStage) -> None:
+        payloads = {p: bytes([p + 1]) * (3_000_000 + p) for p in range(3)}
+        results = stage(3).on_all(lambda c: meet(c, payload=payloads[c.process]) == payloads)
+        assert results == [True] * 3
+
+    def test_the_same_name_serves_again_at_once(self, stage: MakeStage) -> None:
+        def loop(coordinator: Coordinator) -> list[list[bytes]]:
+            return [list(meet(coordinator, payload=bytes([i])).values()) for i in range(50)]
+
+        assert stage(3).on_all(loop) == [[[bytes([i])] * 3 for i in range(50)]] * 3
+
+    def test_a_group_meets_without_the_others_named_in_any_order(self, stage: MakeStage) -> None:
+        job = stage(3)
+        first, _, third = job.coordinators
+        waits = job.start(lambda: meet(first, group=(2, 0), payload=b"a"))
+        assert meet(third, group=(0, 2), payload=b"b") == waits() == {0: b"a", 2: b"b"}
+
+    @pytest.mark.parametrize("field", ["name", "fingerprint"])
+    def test_what_differs_is_told_to_all(self, stage: MakeStage, field: str) -> None:
+        job = stage(3)
+        words = ["one", "other", "one"]
+        errors = job.on_all(lambda c: meet(c, **{"name": "x", field: words[c.process]}))
+        for error in errors:
+            assert type(error) is DivergenceError
+            one, other = sorted(error.sides.values(), key=lambda side: 1 in side)
+            assert other == (1,)
+            assert set(one) <= {0, 2}  # it is told at the first difference: not all need have come
+        assert job.on_all(lambda c: len(meet(c, "next"))) == [3] * 3
+
+    def test_a_circle_of_waits_is_told_at_once(self, stage: MakeStage) -> None:
+        job = stage(3)
+        one, two, _ = job.coordinators
+        waits = [job.start(lambda: meet(one, group=(0, 1))), job.start(lambda: meet(two))]
+        assert [type(wait()) for wait in waits] == [DivergenceError] * 2
+
+    def test_the_earliest_deadline_ends_it_for_all(self, stage: MakeStage) -> None:
+        job = stage(4)
+        waits = [
+            job.start(partial(meet, job.coordinators[p], "epoch", timeout_s=s))
+            for p, s in {0: _LONG_S, 2: 0.2}.items()
+        ]
+        errors = [wait() for wait in waits]
+        errors += [_error(partial(meet, job.coordinators[p], "epoch")) for p in (1, 3)]
+        for error in errors:  # who comes late is told at once, though its own deadline is far
+            assert type(error) is DeadlineError
+            assert (error.name, error.missing) == ("epoch", (1, 3))
+            assert set(error.last_words) == {1, 3}
+        assert job.on_all(lambda c: len(meet(c, "next"))) == [4] * 4
+
+    def test_a_lost_process_ends_waits_now_and_later(self, stage: MakeStage) -> None:
+        job = stage(3)
+        first, _, third = job.coordinators
+        waits = job.start(lambda: meet(first))
+        job.until_waiting(0)
+        job.kill(1)
+        errors = [waits(), *(_error(partial(meet, third, n)) for n in ("x", "later"))]
+        assert [type(error) for error in errors] == [ProcessLostError] * 3
+        assert [set(error.lost) for error in errors] == [{1}] * 3
+        pair = job.start(lambda: len(meet(first, lane="pair", group=(0, 2))))
+        assert len(meet(third, lane="pair", group=(0, 2))) == pair() == 2
+
+    def test_survivors_meet_and_go_on(self, stage: MakeStage) -> None:
+        job = stage(3)
+        first, _, third = job.coordinators
+        job.kill(1)
+        for name, survivors in (("who", True), ("next", False)):
+            more: dict[str, Any] = {"survivors": survivors, "group": None if survivors else (0, 2)}
+            other = job.start(partial(meet, first, name, **more))
+            assert meet(third, name, **more).keys() == other().keys() == {0, 2}
+
+    def test_a_failed_process_ends_waits_with_its_words(self, stage: MakeStage) -> None:
+        job = stage(3)
+        waits = job.start(lambda: meet(job.coordinators[0]))
+        job.until_waiting(0)
+        words = "Traceback (most recent call last):\n  File ...\nValueError: no such data"
+        job.coordinators[1].tell("failed", words)
+        error = waits()
+        assert type(error) is PeerFailedError
+        assert error.failed == {1: words}
+        job.kill(1)  # its end says nothing new
+        assert _error(lambda: meet(job.coordinators[2])).failed == {1: words}
+
+    def test_a_process_that_left_ends_the_waits_for_it(self, stage: MakeStage) -> None:
+        job = stage(2)
+        waits = job.start(lambda: meet(job.coordinators[0]))
+        job.until_waiting(0)
+        job.coordinators[1].close()
+        job.coordinators[1].close()  # idempotent
+        for error in (waits(), _error(lambda: meet(job.coordinators[0], "later"))):
+            assert type(error) is PeerFailedError
+            assert set(error.failed) == {1}
+        with pytest.raises(UsageError):
+            meet(job.coordinators[1])
+
+    def test_lanes_meet_independently_in_threads_of_one_process(self, stage: MakeStage) -> None:
+        job = stage(2)
+        lanes = [f"lane{i}" for i in range(4)]
+
+        def loop(coordinator: Coordinator, lane: str) -> list[list[bytes]]:
+            rounds = (meet(coordinator, lane, bytes([i]), lane=lane) for i in range(10))
+            return [list(payloads.values()) for payloads in rounds]
+
+        def all_lanes(coordinator: Coordinator) -> Mapping[str, Any]:
+            order = lanes if coordinator.process else lanes[::-1]
+            waits = {n: job.start(partial(loop, coordinator, n)) for n in order}
+            return {lane: wait() for lane, wait in waits.items()}
+
+        expected = {lane: [[bytes([i])] * 2 for i in range(10)] for lane in lanes}
+        assert job.on_all(all_lanes) == [expected] * 2
+
+    def test_two_threads_in_one_lane_are_refused(self, stage: MakeStage) -> None:
+        job = stage(2)
+        waits = job.start(lambda: len(meet(job.coordinators[0], "first")))
+        job.until_waiting(0)
+        assert type(_error(lambda: meet(job.coordinators[0], "second"))) is UsageError
+        assert len(meet(job.coordinators[1], "first")) == waits() == 2
+
+    def test_members_tell_who_is_where(self, stage: MakeStage) -> None:
+        job = stage(3)
+        job.coordinators[1].tell("doing", "something")
+        job.until_said(1, "something")
+        job.coordinators[2].close()
+        job._until(2, lambda member: member.state == "left")
+        members = job.coordinators[0].members(timeout_s=PATIENCE_S)
+        assert [(m.process, m.state) for m in members] == [(0, "here"), (1, "here"), (2, "left")]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"group": (1,)},
+            {"group": (0, 5)},
+            {"group": (0, 1, 1)},
+            {"timeout_s": 0},
+            {"timeout_s": float("nan")},
+            {"payload": bytes(MAX_PAYLOAD_BYTES + 1)},
+            {"fingerprint": "f" * 40_000},
+        ],
+        ids=["alone", "outside", "twice", "no time", "no number", "large", "long"],
+    )
+    def test_a_wrong_point_is_refused_before_anything_is_sent(
+        self, stage: MakeStage, wrong: dict[str, Any]
+    ) -> None:
+        job = stage(2)
+        with pytest.raises(UsageError):
+            meet(job.coordinators[0], **wrong)
+        assert job.on_all(lambda c: len(meet(c))) == [2] * 2

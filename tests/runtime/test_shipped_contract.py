@@ -1,0 +1,28 @@
+"""Both of our coordinators keep the contract that is shipped to those who write their own."""
+
+import pytest
+
+from shoal.testing.coordinator_contract import CoordinatorContract, Stage
+
+
+class TestOurs(CoordinatorContract):
+    @pytest.fixture
+    def stage(self, make_job):
+        def make(processes):
+            job = make_job(processes)
+            return Stage(job.coordinators, job.kill)
+
+        return make
+
+
+def test_a_coordinator_that_breaks_its_word_is_found():
+    class Broken:
+        process, num_processes = 0, 1
+
+        def arrive(self, point, payload=b"", *, timeout_s):
+            return {0: b"something else"}
+
+    with pytest.raises(AssertionError):
+        CoordinatorContract().test_everybody_gets_everybodys_bytes(
+            lambda n: Stage([Broken()], None), 1
+        )
