@@ -16,29 +16,7 @@ from shoal.errors import UsageError
 from shoal.runtime.calls import Over
 from shoal.runtime.coordinator_local import LocalJob
 from shoal.runtime.coordinator_tcp import join
-
-PATIENCE_S = 30.0  # a deadline of the test itself: reached only when something is broken
-
-
-def run_together(*functions):
-    """Run each function in a thread of its own; return what each returned or raised."""
-    results = [None] * len(functions)
-
-    def run(index, function):
-        try:
-            results[index] = function()
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
-            results[index] = error
-
-    threads = [
-        threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(functions)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive(), "somebody hangs"
-    return results
+from shoal.testing.coordinator_contract import PATIENCE_S, Stage, run_together
 
 
 def vanish(coordinator):
@@ -47,29 +25,8 @@ def vanish(coordinator):
     coordinator._watcher.stop()
 
 
-class Job:
-    """N coordinators, and the power to kill one."""
-
-    def __init__(self, coordinators, kill):
-        self.coordinators = coordinators
-        self.kill = kill
-
-    def on_all(self, function):
-        """Call `function(coordinator)` on all processes at once."""
-        return run_together(*(lambda c=c: function(c) for c in self.coordinators))
-
-    def start(self, function):
-        """Start one call; return a function that waits for its result or error."""
-        box = []
-        thread = threading.Thread(target=lambda: box.extend(run_together(function)), daemon=True)
-        thread.start()
-
-        def result():
-            thread.join(PATIENCE_S)
-            assert box, "it hangs"
-            return box[0]
-
-        return result
+class Job(Stage):
+    """N coordinators of ours, and the power to kill one."""
 
     def until_known(self, process, gone):
         """Return once `process` was told that `gone` are gone."""
@@ -78,16 +35,6 @@ class Job:
         while not {trouble.process for trouble in asker.troubles.open()} >= set(gone):
             asker.members(timeout_s=PATIENCE_S)
             assert time.monotonic() < give_up, "it was never told"
-
-    def until_said(self, process, words):
-        """Return once `process` is known to have said something that begins with `words`."""
-        give_up = time.monotonic() + PATIENCE_S
-        asker = next(c for c in self.coordinators if c.process != process)
-        while True:
-            member = asker.members(timeout_s=PATIENCE_S)[process]
-            if member.said.startswith(words):
-                return member
-            assert time.monotonic() < give_up, f"it never said {words!r} but {member}"
 
 
 class MeetingPlaces:
