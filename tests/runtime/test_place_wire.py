@@ -1,10 +1,13 @@
 """What the meeting place says to bare sockets, under a clock that the test turns."""
 
 import json
+import select
+import socket
 
 import pytest
 
-from runtime.bare import BEAT, TOKEN, Place
+from runtime.bare import BEAT, LIMITS, PATIENCE_S, TOKEN, Place, Process
+from shoal.runtime.meeting_place import MeetingPlace
 
 
 @pytest.fixture
@@ -95,6 +98,28 @@ def test_who_is_silent_is_named_to_those_who_wait_and_lost_much_later(open_place
     answer = lane.told()
     assert (answer["is"], answer["ticket"]) == ("lost", 1)
     assert json.loads(answer["body"]) == {"gone": [[1, "silent for 4 s"]]}
+
+
+def test_what_was_said_is_read_before_anybody_is_judged():
+    now = [1000.0]
+    server = socket.create_server(("127.0.0.1", 0))
+    place = MeetingPlace(server, 1, token=TOKEN, limits=LIMITS, clock=lambda: now[0])
+    process = Process(place.address, 0, 1)
+    while place.newest_job.meeting is None:
+        place._connections.poll(PATIENCE_S)
+
+    def half_a_second():  # two ticks: more is no time in which the place ran
+        now[0] += 0.5
+        place._on_time(now[0])
+        return place.newest_job.meeting.members(now[0])[0].state
+
+    assert half_a_second() == "here"
+    process.say("beat", **BEAT)
+    inbox = place.newest_job.lives[0].connection.socket
+    assert select.select([inbox], [], [], PATIENCE_S)[0]
+    assert [half_a_second() for _ in range(3)] == ["here", "here", "silent"]
+    place._connections.close_all()
+    process.close()
 
 
 def test_a_keeper_tells_who_is_stopped_and_who_has_ended(open_place):
