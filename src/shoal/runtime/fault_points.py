@@ -36,6 +36,7 @@ POINTS: Mapping[str, str] = {
     "initialize.after_devices": "the devices are connected, the job has not begun",
     "barrier.before_arrive": "in barrier, before anything is sent",
     "barrier.after_arrive": "in barrier, after all came",
+    "step.end": "at the end of the block of step, if nothing was raised in it",
 }
 KINDS: Mapping[str, str] = {
     "kill": "SIGKILL to this process",
