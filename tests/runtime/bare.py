@@ -27,7 +27,7 @@ class Bare:
     def __init__(self, address):
         self.socket = socket.create_connection(split_address(address), timeout=PATIENCE_S)
         self._reader = FrameReader(max_header_bytes=1 << 20, max_body_bytes=1 << 24)
-        self._passed_by = []
+        self.passed_by = []
 
     def say(self, verb, body=b"", **fields):
         with contextlib.suppress(ConnectionError):  # it may hang up at the first bytes
@@ -47,7 +47,7 @@ class Bare:
 
     def told(self):
         """Return the next frame as one dictionary; "body" is its text."""
-        frame = self._passed_by.pop(0) if self._passed_by else self.hear()
+        frame = self.passed_by.pop(0) if self.passed_by else self.hear()
         return None if frame is None else {**frame.header, "body": frame.body.decode()}
 
     def close(self):
@@ -72,7 +72,7 @@ class Process(Bare):
         """Beat, and wait for the answer; what comes before it is kept for `told`."""
         self.say("beat", **{**BEAT, **more})
         while (frame := self.hear()).header != {"is": "beat"}:
-            self._passed_by.append(frame)
+            self.passed_by.append(frame)
 
 
 BEAT = {"step": 3, "place": "'x' (a.py:1 (f))", "since_s": 0.5, "step_s": 0.1, "memory_bytes": 7}

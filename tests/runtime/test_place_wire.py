@@ -72,6 +72,25 @@ def test_who_is_lost_or_failed_is_told_to_all_who_live_and_who_left_to_nobody(op
     place.until_states("here", "lost", "failed", "left")
 
 
+def test_a_disaster_is_no_flood_and_survivors_are_told_again(open_place):
+    place = open_place(70)
+    first, second, *others = place.job()
+    for process in others[:-1]:
+        process.close()
+    place.until_states("here", "here", *["lost"] * 67, "here")
+    first.beat()
+    assert len(first.passed_by) == 64
+    first.passed_by.clear()
+    second.close()
+    place.until_states("here", *["lost"] * 68, "here")
+    lane = place.lane(first)
+    live = ["live", [0, 1], "main", "", "", True]
+    lane.say("arrive", ticket=1, timeout_s=9, point=live)
+    assert lane.told()["is"] == "live"
+    others[-1].close()
+    assert first.told()["process"] == 69
+
+
 def test_who_is_silent_is_named_to_those_who_wait_and_lost_much_later(open_place):
     place = open_place(3)
     first, second, third = place.job()

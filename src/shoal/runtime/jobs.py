@@ -20,7 +20,8 @@ __all__ = ["Job", "Life"]
 
 _STACKS_GRACE_S = 0.5  # how long those who are late may take to say where they are
 _STACKS_S = 2.0  # the same, when somebody asks
-# Everybody is told of this many losses; more are one disaster, and `live` names them all.
+# Everybody is told of this many losses until survivors meet; more are one disaster, in which words
+# to all about all would be a flood. Survivors are told of each when they meet.
 _MOST_GONE = 64
 
 
@@ -300,6 +301,8 @@ class Job:
             body = bodies.get(id(answer))
             if body is None:
                 body = bodies[id(answer)] = _body_of(answer)
+                if answer.kind == "live":
+                    self._told_gone = 0
             self._connections.send(to, pack_answer(ticket, answer.kind, body))
 
     def _send_questions(self) -> None:
