@@ -279,12 +279,11 @@ def leave(*, process_ends: bool) -> None:
     from jax._src import api, distributed
 
     state = distributed.global_state
-    client = state.client
+    client, state.client = state.client, None
     if process_ends:
         state.client = client and _Leaving(client)
         api.clean_up()
         return
-    state.client = None
     if client is not None:
         disconnect(client)
     state.shutdown()
@@ -390,13 +389,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     service = JaxService(options.processes, host=options.bind, port=options.port)
     print(json.dumps({"address": service.address}), flush=True)
     link = ServiceLink("JAX's service", os.environ.get("SHOAL_TOKEN", ""))
-    stdin, told = sys.stdin.fileno(), b""
-    while link.wait(stdin) and (data := os.read(stdin, 4096)):
-        told += data
-        if told.endswith(b"\n"):
-            link.open(json.loads(told)["meeting_place"])
-            told = b""
-    link.close()
+    link.stay(sys.stdin.fileno())
     service.close()
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import select
@@ -63,6 +64,16 @@ class ServiceLink:
             "host": socket.gethostname(),
             "pid": os.getpid(),
         }
+
+    def stay(self, file: int) -> None:
+        """Stay until a pipe ends; a line on it, of JSON, says where the `meeting_place` is."""
+        told = b""
+        while self.wait(file) and (data := os.read(file, 4096)):
+            told += data
+            if told.endswith(b"\n"):
+                self.open(json.loads(told)["meeting_place"])
+                told = b""
+        self.close()
 
     def wait(self, *files: int) -> list[int]:
         """Wait until one of `files` can be read or has ended; return those. Give signs of life."""
