@@ -232,3 +232,11 @@ def test_a_peer_that_dies_before_the_devices_are_connected(job, said):
     assert one.code == 74, one
     assert "process 1" in one.err.splitlines()[-1], one
     assert job.leaves_no_orphan()
+
+
+def test_a_web_proxy_is_not_asked_for_this_host(job, said):
+    script = "initialize()\nsay(global_sum())\n"
+    nowhere = "http://127.0.0.1:1"
+    for one in job.run(2, script, http_proxy=nowhere, grpc_proxy=nowhere, no_proxy="example.org"):
+        assert (one.code, one.err) == (0, ""), one
+        assert said(one) == "6.0"

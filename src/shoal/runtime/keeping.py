@@ -15,7 +15,7 @@ from shoal.runtime.coordinator import Point
 from shoal.runtime.coordinator_tcp import TcpCoordinator
 from shoal.runtime.spawn import Spawned
 
-__all__ = ["HostKeeper", "find_host_keeper", "leads_probably"]
+__all__ = ["HostKeeper", "find_host_keeper", "leads_probably", "past_the_proxy"]
 
 _LOCAL_INDICES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
@@ -23,6 +23,17 @@ _LOCAL_INDICES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
 def leads_probably(process: int, environ: Mapping[str, str]) -> bool:
     """Is this process likely to be the lowest of its host? What the meeting place says counts."""
     return process == 0 or any(environ.get(name) == "0" for name in _LOCAL_INDICES)
+
+
+def past_the_proxy(host: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which JAX's client reaches `host` itself.
+
+    gRPC asks a web proxy even for the loopback, unless one of three variables names the host; the
+    first of them that is set counts.
+    """
+    names = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
+    spared = next((environ[name] for name in names if environ.get(name)), "")
+    return {"no_grpc_proxy": ",".join(filter(None, (spared, host)))}
 
 
 class HostKeeper:

@@ -25,7 +25,12 @@ from shoal.runtime.coordinator_local import alone
 from shoal.runtime.coordinator_tcp import TcpCoordinator, join
 from shoal.runtime.exit_guard import gone_members, pause_s
 from shoal.runtime.frames import address_text, split_address
-from shoal.runtime.keeping import HostKeeper, find_host_keeper, leads_probably
+from shoal.runtime.keeping import (
+    HostKeeper,
+    find_host_keeper,
+    leads_probably,
+    past_the_proxy,
+)
 
 __all__ = [
     "become_member",
@@ -173,6 +178,8 @@ def _enter(
     finally:
         keeper.dismiss()
     if not is_attached:
+        if is_loopback(host := split_address(near)[0]):
+            os.environ.update(past_the_proxy(host, os.environ))
         _connect_devices(joined, near, deadline)
     fault_points.reach("initialize.after_devices", joined.process)
     joined.arrive(Point("initialize", site=callsite()), timeout_s=_left(deadline))
