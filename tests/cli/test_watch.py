@@ -86,12 +86,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_record(folder: Path, port: int, pids: object) -> Path:
+def write_record(folder: Path, port: int, launcher: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"address": f"127.0.0.1:{port}", "token": f"secret {port}", "pids": pids}
+    told = {"meeting_place": f"127.0.0.1:{port}", "token": f"secret {port}"}
     path = folder / "job.json"
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(told | {"launcher": launcher or ended_pid()}))
     return path
+
+
+def ended_pid() -> int:
+    """Return a process that runs no more."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    process.wait()
+    return process.pid
 
 
 def test_an_address_goes_with_the_token_of_the_environment(folder, monkeypatch):
@@ -105,18 +112,16 @@ def test_an_address_goes_with_the_token_of_the_environment(folder, monkeypatch):
 
 def test_a_folder_of_logs_or_its_file_says_where_and_what_the_token_is(folder, monkeypatch):
     monkeypatch.setenv("SHOAL_TOKEN", "hush")
-    path = write_record(folder / "logs", 5, [])
+    path = write_record(folder / "logs", 5)
     for where in ("logs", str(path)):
         assert find("watch", where, None) == ("127.0.0.1:5", "secret 5")
     assert find("watch", "logs", "other") == ("127.0.0.1:5", "other")
 
 
 @pytest.mark.parametrize("place", ["logs", ".", "tmp/shoal-run-x"])
-@pytest.mark.parametrize("kind", [list, dict])
-def test_the_only_job_that_runs_here_is_found(folder, place, kind):
-    pids = [os.getpid()] if kind is list else {"0": os.getpid()}
-    write_record(folder / place, 5, pids)
-    write_record(folder / "old", 6, [])
+def test_the_only_job_that_runs_here_is_found(folder, place):
+    write_record(folder / place, 5, os.getpid())
+    write_record(folder / "old", 6)
     assert find("watch", None, None) == ("127.0.0.1:5", "secret 5")
 
 
@@ -125,7 +130,7 @@ def test_no_job_or_several_are_said(folder):
     with pytest.raises(UsageError, match=f"^watch: {words}"):
         find("watch", None, None)
     for port, name in ((5, "a"), (6, "b")):
-        write_record(folder / name, port, [os.getpid()])
+        write_record(folder / name, port, os.getpid())
     with pytest.raises(UsageError) as caught:
         find("stacks", None, None)
     assert str(caught.value) == (
@@ -135,7 +140,7 @@ def test_no_job_or_several_are_said(folder):
 
 
 def test_a_record_that_somebody_else_wrote_is_not_believed(folder, monkeypatch):
-    write_record(folder / "logs", 5, [os.getpid()])
+    write_record(folder / "logs", 5, os.getpid())
     monkeypatch.setattr(observing.os, "getuid", lambda: 10**6)
     with pytest.raises(UsageError, match="no job of shoal run is found here"):
         find("watch", None, None)
@@ -145,11 +150,11 @@ def test_a_record_that_somebody_else_wrote_is_not_believed(folder, monkeypatch):
     ("where", "words"),
     [
         ("nowhere", "'nowhere' is no host:port of a meeting place, and no folder or file"),
-        ("empty", "'empty/job.json': No such file or directory"),
+        ("empty", "'empty': no job runs there, or it is no folder of its logs: it has no job.json"),
         ("bad.json", "'bad.json' does not say where a job meets"),
         ("list.json", "'list.json' does not say where a job meets"),
         ("half.json", "'half.json' does not say where a job meets"),
-        ("pids.json", "'pids.json' does not say where a job meets"),
+        ("odd.json", "'odd.json' does not say where a job meets"),
     ],
 )
 def test_what_is_no_place_is_said(folder, where, words):
@@ -157,7 +162,8 @@ def test_what_is_no_place_is_said(folder, where, words):
     (folder / "bad.json").write_text("{")
     (folder / "list.json").write_text("[]")
     (folder / "half.json").write_text('{"token": ""}')
-    (folder / "pids.json").write_text('{"address": "a:1", "pids": ["x"]}')
+    odd = {"meeting_place": "a:1", "token": "", "launcher": None}
+    (folder / "odd.json").write_text(json.dumps(odd))
     with pytest.raises(UsageError, match=words):
         find("watch", where, None)
 

@@ -16,7 +16,7 @@ TABLE = """\
 3 processes at a:1 on host0: 2 here, 1 failed; median step 14.0 ms
 process  state   step      step time  where                                  since  memory
 ──────────────────────────────────────────────────────────────────────────────────────────
-2        failed                       KeyError: 'k'
+2        failed                       KeyError: 'k'                          9.0 s
 1        here      11  18.0 ms, 1.3x  last at 'load' (data.py:10 (batches))   61 s
 0        here      12  10.0 ms, 0.7x  waits at 'epoch' (train.py:31 (main))  4.0 s   1 GiB
 JAX's service (host0): lost: its connection closed (killed?)
@@ -63,7 +63,7 @@ def test_everybody_is_in_one_row_and_every_row_is_of_one_kind(given, order, fold
         assert fold or len(row.members) == 1
         assert len({(m.state, m.step) for m in row.members}) == 1
         if row.first.state in ("here", "silent"):
-            assert len({(m.place, m.is_waiting) for m in row.members}) == 1
+            assert len({m.place and (m.place, m.is_waiting) for m in row.members}) == 1
     for most_rows in (None, 1, 5):
         lines = plain(render_roll(roll, order=order, most_rows=most_rows), 300).splitlines()
         assert lines[0].startswith(f"{len(given)} process")
@@ -129,10 +129,11 @@ def test_a_row_shows_the_worst_of_those_in_it():
 
 
 def test_the_table_of_a_small_job():
+    said = "Traceback (most recent call last):\n  x\nKeyError: 'k', 9.0 s ago"
     members = (
         waiting(0, memory_bytes=1 << 30),
         waiting(1, is_waiting=False, place=LOAD, step=11, since_s=61.0, step_s=0.018),
-        Member(2, "host0", "failed", "Traceback (most recent call last):\n  x\nKeyError: 'k'\n"),
+        Member(2, "host0", "failed", said, since_s=9.0),
     )
     services = (
         Service("JAX's service", "host0", "lost", "its connection closed (killed?)"),
@@ -158,6 +159,22 @@ def test_long_lists_of_processes_are_cut():
     assert "\n0, 2, 4, 6, 8, 10, … (50)  13 hosts" in text
     text = plain(render_roll(many(10, p3=waiting(3, place=LOAD)), most_rows=5), 300)
     assert "\n0-2, 4-9  2 hosts" in text
+
+
+def test_those_lost_for_the_same_reason_share_a_row_however_long_ago():
+    lost = {
+        f"p{p}": Member(p, "h", "lost", f"stopped, silent for 1{p} s, {p}.5 s ago", since_s=p + 0.5)
+        for p in range(5)
+    }
+    text = plain(render_roll(many(10, **lost), most_rows=5), 300)
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "0-4 h lost stopped, silent for 10 s 4.5 s" in lines
+
+
+def test_how_long_a_process_is_silent_is_said_beside_where_it_was():
+    said = "silent for 12.0 s; step 12, waits at 'epoch' since 13.0 s"
+    text = plain(render_roll(many(3, p1=waiting(1)._replace(state="silent", said=said))), 300)
+    assert f"  silent for 12.0 s; waits at {EPOCH}  " in text
 
 
 def test_a_table_that_is_too_wide_folds_the_place_and_loses_nothing_else():

@@ -1,7 +1,7 @@
 """Finding a job that runs, and asking its meeting place. An observer only reads.
 
 Where a job is: `host:port` of its meeting place, or the `job.json` that `shoal run` keeps beside
-the logs: `{"address": "127.0.0.1:40123", "token": "…", "pids": [4711, 4712]}`.
+the logs while the job runs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Record(NamedTuple):
 
     path: str
     place: Place
-    pids: tuple[int, ...]
+    launcher: int  # its pid
 
 
 def find(asked: str, where: str | None, token: str | None) -> Place:
@@ -61,8 +61,14 @@ def find(asked: str, where: str | None, token: str | None) -> Place:
     where = where or settings.text("SHOAL_COORDINATOR")
     if not where:
         place = _only_job(asked)
+    elif os.path.isdir(where):
+        path = os.path.join(where, _FILE)
+        if not os.path.exists(path):
+            told = f"no job runs there, or it is no folder of its logs: it has no {_FILE}"
+            raise UsageError(f"{asked}: {where!r}: {told}")
+        place = _read(asked, path).place
     elif os.path.exists(where):
-        place = _read(asked, os.path.join(where, _FILE) if os.path.isdir(where) else where).place
+        place = _read(asked, where).place
     else:
         place = Place(_address(asked, where), secret)
     return place if token is None else place._replace(token=token)
@@ -104,7 +110,7 @@ def _running(path: str) -> _Record | None:
         record = _read("", path)
     except (OSError, UsageError):
         return None
-    return record if any(map(_is_alive, record.pids)) else None
+    return record if _is_alive(record.launcher) else None
 
 
 def _is_alive(pid: int) -> bool:
@@ -119,15 +125,14 @@ def _read(asked: str, path: str) -> _Record:
     try:
         with open(path, encoding="utf-8") as file:
             told = json.load(file)
-        pids = told.get("pids", ())
-        whole = tuple(int(pid) for pid in (pids.values() if isinstance(pids, dict) else pids))
-        place = Place(str(told["address"]), str(told.get("token", "")))
+        place = Place(str(told["meeting_place"]), str(told["token"]))
+        launcher = int(told["launcher"])
     except OSError as error:
         raise UsageError(f"{asked}: {path!r}: {error.strerror}") from None
-    except (ValueError, AttributeError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         told = "does not say where a job meets: it is no job.json of shoal run"
         raise UsageError(f"{asked}: {path!r} {told}") from None
-    return _Record(os.path.abspath(path), place, whole)
+    return _Record(os.path.abspath(path), place, launcher)
 
 
 class Observer:

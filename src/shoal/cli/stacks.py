@@ -12,6 +12,7 @@ import typer
 
 from shoal.cli.observer import Observer, find
 from shoal.cli.watch import Token, Where, utc_text
+from shoal.draw.amounts import in_seconds
 from shoal.draw.roll import GONE, Roll, standing
 from shoal.errors import UsageError, raise_all
 from shoal.runtime.coordinator import Member
@@ -36,11 +37,11 @@ Examples:
 
 \b
 Processes whose main threads stand at the same line are shown once, innermost
-call first; shoal's own watcher, which answers, is left out (--json has it). A
-process answers also while its main thread hangs in native code, such as a
-collective. It cannot while it is frozen, cut off, or native code holds its
-interpreter lock: who does not answer is listed last. A debugger on its host
-(py-spy, gdb) may know more.
+call first; shoal's own threads are left out (--json has them). A process
+answers also while its main thread hangs in native code, such as a collective.
+It cannot while it is frozen, cut off, or native code holds its interpreter
+lock: who does not answer is listed last. A debugger on its host (py-spy, gdb)
+may know more.
 
 \b
 Exit code:
@@ -52,7 +53,7 @@ Exit code:
 """
 
 _INDICES = re.compile(r"\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*")
-_WATCHER = "'shoal watcher'"
+_OWN = "Thread 'shoal "
 _MOST_PROCESSES = 1 << 20
 
 _Processes = Annotated[str | None, typer.Argument(metavar="PROCESSES", hidden=True)]
@@ -143,23 +144,29 @@ def _threads(text: str) -> list[str]:
 
 def _paragraph(main: str, members: list[Member], answers: dict[int, str]) -> str:
     """Return the main thread of some processes, and their other threads, each once."""
-    first = members[0]
-    names = listed(member.process for member in members)
-    hosts = {member.host for member in members}
-    places = {standing(member) for member in members}
-    told = next(iter(places)) if len(places) == 1 else f"at {len(places)} places"
-    step = f", step {first.step}" if len(members) == 1 and first.step is not None else ""
-    head = f"{names} ({first.host if len(hosts) == 1 else f'{len(hosts)} hosts'}){step}: {told}"
+    hosts = sorted({member.host for member in members})
+    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+    head = f"{listed(member.process for member in members)} ({where}): {_told(members)}"
     others: dict[str, list[int]] = {}
     for member in members:
         for thread in _threads(answers[member.process])[1:]:
-            if _WATCHER not in thread.partition("\n")[0]:
+            if not thread.startswith(_OWN):
                 others.setdefault(thread, []).append(member.process)
     blocks = [main]
     for thread, processes in others.items():
         whose = "" if len(processes) == len(members) else f"in {listed(processes)}: "
         blocks.append(whose + thread)
     return "\n".join([head, *(f"  {line}" for block in blocks for line in block.splitlines())])
+
+
+def _told(members: list[Member]) -> str:
+    """Return what these say of themselves, on one line."""
+    places = {standing(member) for member in members}
+    if len(members) == 1:
+        return members[0].said
+    if len(places) > 1:
+        return f"at {len(places)} places"
+    return f"{next(iter(places))}, up to {in_seconds(max(m.since_s for m in members))}"
 
 
 def _why_silent(member: Member) -> str:

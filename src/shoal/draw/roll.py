@@ -6,6 +6,7 @@ processes that stand at the same place share a row.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +49,8 @@ _COLUMNS: Mapping[str, Mapping[str, Any]] = {
     "since": {"no_wrap": True, "justify": "right"},
     "memory": {"no_wrap": True, "justify": "right"},
 }
+_AGO = re.compile(r", [\d.]+ s ago$")  # a column of its own says that
+_A_TIME = re.compile(r"[\d.]+ s\b")  # differs among those that went for the same reason
 _MOST_LETTERS = 28  # for the processes of a row
 
 
@@ -163,7 +166,7 @@ def rows_of(roll: Roll, *, order: str = "telling", fold: bool = True) -> list[Ro
 def _scene(member: Member) -> tuple[object, ...]:
     """Equal for those that stand at the same place in the same way."""
     if member.state in GONE or not member.place:
-        return member.state, member.said
+        return member.state, _A_TIME.sub("", standing(member))
     return member.state, member.place, member.is_waiting
 
 
@@ -175,8 +178,10 @@ def slowness_of(member: Member, median_s: float | None) -> float | None:
 def standing(member: Member) -> str:
     """Return where a process stands, or why it is gone, on one line."""
     if member.state in GONE or not member.place:
-        return member.said.strip().rpartition("\n")[2].strip()
-    return f"{'waits' if member.is_waiting else 'last'} at {member.place}"
+        return _AGO.sub("", member.said.strip().rpartition("\n")[2].strip())
+    place = f"{'waits' if member.is_waiting else 'last'} at {member.place}"
+    silent = member.said.partition("; ")[0] if member.state == "silent" else ""
+    return f"{silent}; {place}" if silent else place
 
 
 def render_roll(
@@ -243,7 +248,7 @@ def _cells(row: Row) -> dict[str, Text]:
         "step": Text("" if first.step is None else str(first.step)),
         "step time": _pace(row),
         "where": Text(standing(first)),
-        "since": Text("" if is_gone or not first.place else in_seconds(row.since_s)),
+        "since": Text(in_seconds(row.since_s) if is_gone or first.place else ""),
         "memory": Text("" if is_gone or not row.memory_bytes else in_bytes(row.memory_bytes)),
     }
 
