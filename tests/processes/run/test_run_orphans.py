@@ -83,3 +83,23 @@ def test_older_children_of_the_launching_shell_are_spared(launch, alive):
     assert alive(old)
     os.kill(old, signal.SIGKILL)
     assert launch.leaves_nobody()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_keeper_of_the_host_does_not_outlive_the_launcher(launch, number):
+    launch.start(
+        *("-n", "2"),
+        script="""
+            import shoal, time
+            shoal.initialize(virtual_devices=1)
+            print("ready")
+            time.sleep(600)
+        """,
+    )
+    launch.await_words("ready", 2)
+    assert len(launch.pids("shoal.runtime.host_keeper")) == 1
+    launch.popen.send_signal(number)
+    assert launch.leaves_nobody()
+    finished = launch.finish()
+    if number == signal.SIGTERM:
+        assert finished.verdict == "shoal run: the job was ended by SIGTERM"
