@@ -1,0 +1,52 @@
+"""The pictures of docs/watching.md, from docs/watching.json: a job as `shoal watch --json` saw it.
+
+`python tests/draw/watching.py` rewrites them; a test compares.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+
+from shoal.draw.roll import Roll, Service, render_roll
+from shoal.draw.terminal import plain
+from shoal.runtime.coordinator import Member
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE, PICTURE = DOCS / "watching.md", DOCS / "watching.svg"
+SAMPLE = re.compile(r"(?<=\$ shoal watch\n).*?(?=```)", re.DOTALL)
+
+
+def recorded() -> Roll:
+    """Return the job that was recorded."""
+    told = json.loads((DOCS / "watching.json").read_text(encoding="utf-8"))
+    members = [{name: row[name] for name in Member._fields} for row in told["processes"]]
+    services = tuple(Service(**row) for row in told["services"])
+    return Roll(told["address"], tuple(Member(**row) for row in members), services)
+
+
+def picture() -> str:
+    """Return the table as SVG. Fonts are the reader's own: nothing is fetched."""
+    console = Console(
+        record=True, file=io.StringIO(), width=100, force_terminal=True, color_system="truecolor"
+    )
+    console.print(render_roll(recorded()))
+    svg_format = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+    svg = console.export_svg(title="shoal watch", code_format=svg_format, unique_id="watch")
+    return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
+
+
+def page() -> str:
+    """Return the page, its sample as it must be."""
+    sample = plain(render_roll(recorded(), most_rows=6), 100) + "\n"
+    return SAMPLE.sub(lambda _: sample, PAGE.read_text(encoding="utf-8"), count=1)
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(picture(), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
