@@ -250,6 +250,10 @@ def test_it_follows_until_the_job_is_over_and_logs_each_answer(server, child_env
     with watch:
         titles = (line for line in watch.stdout if line.startswith("3 processes at"))
         assert next(titles) == next(titles)
+        server.popen.send_signal(signal.SIGSTOP)
+        note = next(line for line in watch.stdout if line.startswith("the meeting place"))
+        assert "has not answered for " in note
+        server.popen.send_signal(signal.SIGCONT)
         server.close()
         last = watch.stdout.read().splitlines()[-1]
         assert watch.wait(PATIENCE_S) == 0
