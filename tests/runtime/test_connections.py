@@ -22,7 +22,7 @@ class Place:
         self.trusted = []
         server = socket.create_server(("127.0.0.1", 0))
         self.address = server.getsockname()
-        self.connections = Connections(server, self, lambda: self.now)
+        self.connections = Connections([server], self, lambda: self.now)
 
     def on_frame(self, connection, frame):
         self.frames.append(frame)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from shoal.errors import ProcessLostError, ShoalError
 from shoal.runtime.channel import Channel, connect
 from shoal.runtime.frames import Frame, pack_frame, split_address
+from shoal.runtime.near import connect_near
 from shoal.runtime.verdicts import Self
 
 __all__ = ["Calls", "Over", "receive"]
@@ -40,6 +41,7 @@ class Calls:
     def __init__(
         self,
         address: str,
+        near: str,
         introduction: Mapping[str, Any],
         me: Self,
         *,
@@ -48,6 +50,7 @@ class Calls:
     ) -> None:
         self.over: Over | None = None
         self._address = address
+        self._near = near  # empty once it did not open: then it is another host's
         self._introduction = pack_frame(introduction)
         self._me = me
         self._max_body_bytes = max_body_bytes
@@ -107,8 +110,7 @@ class Calls:
             return self._free.pop()
         except IndexError:
             pass  # all are in use
-        address = split_address(self._address)
-        channel = connect(address, limit, max_body_bytes=self._max_body_bytes)
+        channel = self._connect(limit)
         try:
             channel.send(self._introduction, limit)
         except BaseException:
@@ -116,6 +118,15 @@ class Calls:
             raise
         self._channels.add(channel)
         return channel
+
+    def _connect(self, limit: float) -> Channel:
+        if self._near:
+            try:
+                return Channel(connect_near(self._near), max_body_bytes=self._max_body_bytes)
+            except OSError:
+                self._near = ""
+        address = split_address(self._address)
+        return connect(address, limit, max_body_bytes=self._max_body_bytes)
 
     def _drop(self, channel: Channel | None) -> None:
         if channel is not None:

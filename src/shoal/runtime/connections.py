@@ -13,7 +13,7 @@ import os
 import selectors
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES
@@ -60,22 +60,24 @@ class Listener(Protocol):
 
 
 class Connections:
-    """All connections of a listening socket, driven by `poll`.
+    """All connections of some listening sockets, driven by `poll`.
 
     `listener` hears the strangers; who trusts one may say who hears it from then on.
     """
 
     def __init__(
-        self, server: socket.socket, listener: Listener, clock: Callable[[], float]
+        self,
+        servers: Sequence[socket.socket],
+        listener: Listener,
+        clock: Callable[[], float],
     ) -> None:
-        server.setblocking(False)
-        self._server = server
+        self._servers = tuple(servers)
         self._listener = listener
         self._clock = clock
         self._strangers: dict[Connection, None] = {}  # oldest first
         self._selector = selectors.DefaultSelector()
-        self._selector.register(server, selectors.EVENT_READ, None)
-        self._accepts = True
+        self._accepts = False
+        self._take_up_accepting()
         self._leash_ended = False
 
     @property
@@ -98,7 +100,7 @@ class Connections:
         for key, mask in self._selector.select(timeout_s):
             about = key.data
             if about is None:
-                self._accept()
+                self._accept(key.fileobj)  # type: ignore[arg-type]
             elif not isinstance(about, Connection):
                 self._leash_ended = not os.read(about, 4096)
                 if not self._leash_ended:
@@ -155,29 +157,40 @@ class Connections:
         self._selector.unregister(connection.socket)
         connection.socket.close()
         self._strangers.pop(connection, None)
-        if not self._accepts:
-            self._selector.register(self._server, selectors.EVENT_READ, None)
-            self._accepts = True
+        self._take_up_accepting()
 
     def close_all(self) -> None:
-        """Close everything, the listening socket too."""
+        """Close everything, the listening sockets too."""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, Connection):
                 self.close(key.data)
         self._selector.close()
-        self._server.close()
+        for server in self._servers:
+            server.close()
 
-    def _accept(self) -> None:
+    def _take_up_accepting(self) -> None:
+        if not self._accepts:
+            self._accepts = True
+            for server in self._servers:
+                server.setblocking(False)
+                self._selector.register(server, selectors.EVENT_READ, None)
+
+    def _accept(self, server: socket.socket) -> None:
         try:
-            sock, origin = self._server.accept()
+            sock, origin = server.accept()
         except OSError as error:
-            if error.errno in _EXHAUSTED and len(self._selector.get_map()) > 2:
+            fewest = 1 + len(self._servers)
+            if error.errno in _EXHAUSTED and len(self._selector.get_map()) > fewest:
                 # Else select would report it again at once, for ever. `close` takes it up again.
-                self._selector.unregister(self._server)
                 self._accepts = False
+                for each in self._servers:
+                    self._selector.unregister(each)
             return  # whoever knocked has gone again
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family == socket.AF_UNIX:
+            origin = ("this host",)
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = Connection(sock, str(origin[0]), self._clock(), self._listener)
         self._strangers[connection] = None
         self._selector.register(sock, selectors.EVENT_READ, connection)

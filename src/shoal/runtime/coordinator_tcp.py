@@ -118,6 +118,7 @@ class TcpCoordinator:
         lane = {"do": "lane", "token": token, "process": process}
         self._calls = Calls(
             address,
+            welcome.near,
             {**lane, "incarnation": welcome.incarnation},
             self._me,
             max_body_bytes=welcome.max_body_bytes,

@@ -46,6 +46,7 @@ class Welcome(NamedTuple):
     lost_after_s: float
     leader: int  # the lowest process of this host
     keeps: Mapping[int, int]  # for the leader: the pid of each process of its host
+    near: str  # the meeting place's door for processes of its own host; empty: it has none
 
 
 class Card(NamedTuple):
@@ -186,6 +187,7 @@ def _welcome_of(
             lost_after_s=number_field(frame.header, "lost_after_s"),
             leader=whole_field(frame.header, "leader"),
             keeps={int(p): pid for p, pid in frame.header.get("keeps", {}).items()},
+            near=text_field(frame.header, "near"),
         )
     except BaseException:
         channel.close()

@@ -55,6 +55,7 @@ class Job:
         self._running = running  # the time that silence is counted in
         self._keepers: dict[str, Connection] = {}
         self._told_gone = 0
+        self.near = ""  # see `near.listen_near`
         self.service_rows: Callable[[], list[list[str]]] = list
 
     @property
@@ -124,6 +125,7 @@ class Job:
         header = {
             "is": "welcome",
             "jax_service": self.joining.jax_service,
+            "near": self.near,
             **self._limits.words,
         }
         hosts = json.dumps(self.joining.hosts).encode()

@@ -43,6 +43,7 @@ from shoal.runtime.jobs import Job
 from shoal.runtime.joining import Hello, Joining, JoinReply, parse_hello
 from shoal.runtime.keepalive import watch_link
 from shoal.runtime.liveness import Limits, Liveness, RunningClock
+from shoal.runtime.near import listen_near
 from shoal.runtime.roles import ECHO, Keeper, Lane, Observer, Process, Service
 from shoal.runtime.spawn import leave_signals_to_the_job
 
@@ -65,6 +66,7 @@ class MeetingPlace:
         token: str = "",
         jax_service: str = "",
         limits: Limits | None = None,
+        near: socket.socket | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address_text(*server.getsockname()[:2])
@@ -75,7 +77,8 @@ class MeetingPlace:
         self._clock = clock
         self._running = RunningClock(clock(), tick_s=self._limits.tick_s)
         self._look_at = math.inf  # when silence must be looked at again
-        self._connections = Connections(server, self, clock)
+        self._near = near.getsockname()[1:].decode() if near else ""
+        self._connections = Connections([server, *([near] if near else [])], self, clock)
         self._is_for_one_job = False
         self._services: list[Service] = []
         # Nobody looks at a service from outside of it: for it, silence is all there is.
@@ -164,6 +167,7 @@ class MeetingPlace:
         )
         self._services = [service for service in self._services if service.state == "here"]
         job = Job(joining, self._connections, self._clock, self._limits, self._running)
+        job.near = self._near
         job.service_rows = lambda: [service.row for service in self._services]
         return job
 
@@ -276,6 +280,7 @@ def main(arguments: list[str] | None = None) -> int:
         token=os.environ.get("SHOAL_TOKEN", ""),
         jax_service=options.jax_service,
         limits=limits,
+        near=listen_near(),
     )
     print(json.dumps({"address": place.address}), flush=True)
     try:
