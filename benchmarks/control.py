@@ -1,0 +1,160 @@
+"""A barrier beside its peers, and what the watcher and `step` cost a training loop.
+
+Every row of barriers is one job of N processes on one device each, in which the contestants take
+turns: `shoal.barrier`, `sync_global_devices`, the barrier of JAX's coordination service alone
+(`service`), and, where `mpiexec` starts the job, mpi4py's. A sample is the mean of CALLS barriers
+on process 0. MPI spins while it waits: with more processes than cores it pays for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+CALLS, ROUNDS = 200, 9
+SERVICE_MS = 10_000
+
+
+def barriers(processes: int) -> dict[str, Callable[[int], object]]:
+    """Return the contestants; each is called with a number that is new every time."""
+    from jax._src import distributed  # what is measured is JAX's own
+    from jax.experimental import multihost_utils
+
+    import shoal
+
+    client = distributed.global_state.client
+    contestants: dict[str, Callable[[int], object]] = {
+        "shoal": lambda i: shoal.barrier("b"),
+        "sync_global_devices": lambda i: multihost_utils.sync_global_devices("b"),
+        "service": lambda i: client.wait_at_barrier(f"b{i}", SERVICE_MS),
+    }
+    if "PMI_RANK" in os.environ:
+        from mpi4py import MPI
+
+        contestants["mpi4py"] = lambda i: MPI.COMM_WORLD.Barrier()
+    return contestants
+
+
+def measure_barriers(processes: int) -> dict[str, list[float]]:
+    """In a process of the job: let the contestants take turns; return microseconds a call."""
+    samples: dict[str, list[float]] = {}
+    number = 0
+    for turn in range(ROUNDS + 1):
+        for name, call in barriers(processes).items():
+            call(number)
+            began = time.perf_counter()
+            for number in range(number + 1, number + 1 + CALLS):  # noqa: B020 (it goes on)
+                call(number)
+            mean_us = (time.perf_counter() - began) / CALLS * 1e6
+            number += 1
+            if turn:  # the first is a warm-up
+                samples.setdefault(name, []).append(mean_us)
+    return samples
+
+
+def measure_step() -> dict[str, list[float]]:
+    """Return what the label adds to a step, and the watcher's share of a core, in percent."""
+    import shoal
+
+    label_us = []
+    for turn in range(ROUNDS):
+        began = time.perf_counter()
+        for i in range(1000):
+            with shoal.step(turn * 1000 + i):
+                pass
+        label_us.append((time.perf_counter() - began) * 1e3)
+    watcher = []
+    for _ in range(3):
+        cpu, began = time.process_time(), time.perf_counter()
+        time.sleep(8.0)  # nothing else runs: all that is used is the watcher's
+        watcher.append((time.process_time() - cpu) / (time.perf_counter() - began) * 100)
+    return {
+        "label_percent_of_10_ms": [us / 1e4 * 100 for us in label_us],
+        "watcher_percent_of_a_core": watcher,
+    }
+
+
+def be_process(what: str, address: str, index: int, count: int) -> None:
+    """Be one process of a job."""
+    import shoal
+
+    shoal.initialize(
+        coordinator_address=address, num_processes=count, process_id=index, virtual_devices=1
+    )
+    samples = measure_barriers(count) if what == "barrier" else measure_step()
+    shoal.barrier("measured")
+    if index == 0:
+        print(json.dumps(samples), flush=True)
+    shoal.shutdown()
+
+
+def mpiexec() -> str | None:
+    """Return the launcher of an MPI that mpi4py can use, if there is one."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    with contextlib.suppress(ImportError):
+        import mpi4py  # noqa: F401
+
+        return found
+    return None
+
+
+def run_job(what: str, count: int) -> dict[str, list[float]]:
+    """Start a job, under mpiexec where there is one; return what process 0 measured."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    me = [sys.executable, __file__, what, address]
+    launcher = mpiexec() if what == "barrier" else None
+    if launcher:
+        out = subprocess.run(
+            [launcher, "-n", str(count), *me, "mpi", str(count)],
+            capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        said, code, err = out.stdout, out.returncode, out.stderr
+    else:
+        jobs = [
+            subprocess.Popen([*me, str(i), str(count)], stdout=subprocess.PIPE, text=True)
+            for i in range(count)
+        ]
+        said = "".join(job.communicate(timeout=600)[0] for job in jobs)
+        code, err = max(job.returncode for job in jobs), ""
+    if code:
+        raise SystemExit(f"{what} on {count} processes failed\n{said}{err}")
+    return dict(json.loads(next(line for line in said.splitlines() if line.startswith("{"))))
+
+
+def rows() -> Iterator[tuple[str, dict[str, object], dict[str, list[float]], str]]:
+    """Run everything; yield the rows."""
+    for count in (2, 4, 8):
+        case: dict[str, object] = {"processes": count, "cores": os.cpu_count(), "calls": CALLS}
+        yield "barrier", case, run_job("barrier", count), "us"
+    for name, values in run_job("step", 2).items():
+        case = {"processes": 2, "limit_percent": 1, "mean": round(statistics.mean(values), 4)}
+        yield name.replace("_", " "), case, {"shoal": values}, "%"
+
+
+def main() -> None:
+    """Print the rows, or be a process of a job that is measured."""
+    if len(sys.argv) == 5:
+        what, address, index, count = sys.argv[1:]
+        index = os.environ["PMI_RANK"] if index == "mpi" else index
+        be_process(what, address, int(index), int(count))
+        return
+    from rows import print_row
+
+    for row in rows():
+        print_row(*row)
+
+
+if __name__ == "__main__":
+    main()
