@@ -1,56 +1,132 @@
-"""What the processes of the fault matrix do while a fault comes, and what they say of it."""
+"""What the processes of the fault matrix do while a fault comes, and what they say of it.
+
+Times are those of the monotonic clock, which all processes of a host share.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import shoal
 from shoal.runtime.fault_points import reach
 
-VICTIM_BY_ITSELF = ("raise", "exit")
+ENOUGH = 3  # turns of a loop, until it is clear that it runs
 
 
-def run(where: str, fault: str, victim: int | None) -> None:
-    """Stand somewhere until a fault ends it; say when and how this process learns of it."""
-    stand = _stands()[where]()
-    shoal.barrier("ready")
-    say("ready", time.time())
-    reach("ready")
-    if shoal.process_index() == victim and fault in VICTIM_BY_ITSELF:
-        reach("mine")
-        say("fault", time.time())
-        if fault == "exit":
-            sys.exit(3)
-        raise ValueError("no more data")
+def stand(where: str, fault: str, apart: int, is_victim: bool) -> None:
+    """Stand somewhere until a fault ends it; say when and how this process learns of it.
+
+    Args:
+      where: a name of PLACES.
+      fault: what happens.
+      apart: the process that keeps the others from getting any further.
+      is_victim: whether it happens to that process, and not to a service.
+    """
+    here = shoal.process_index()
+    place = PLACES[where](here == apart, is_victim)
+    shoal.barrier("all are here")
+    with said_when_learned():
+        if here == apart and is_victim and fault in BY_ITSELF:
+            reach("before")
+            BY_ITSELF[fault](here)
+        place()
+    raise AssertionError("it went on as if nothing had happened")
+
+
+@contextlib.contextmanager
+def said_when_learned() -> Iterator[None]:
+    """Say when an exception comes out of the block, which, and whom it names."""
     try:
-        stand()
+        yield
     except BaseException as error:
-        say("learned", time.time(), type(error).__name__)
+        at = time.monotonic()
+        named = {name: sorted(getattr(error, name, ())) for name in ("lost", "failed")}
+        kind, words = type(error).__name__, str(error)
+        say("learned", json.dumps({"at": at, "kind": kind, "words": words, **named}))
         raise
 
 
-def say(*words: object) -> None:
+def say(word: str, more: object = "") -> None:
     """One write on a line of its own: gloo's threads print to the same stdout."""
-    os.write(1, ("\n" + " ".join(map(str, words)) + "\n").encode())
+    os.write(1, f"\n{word} {shoal.process_index()} {more}\n".encode())
 
 
-def _stands() -> dict[str, Callable[[], Callable[[], None]]]:
-    return {"barrier": _in_barrier, "collective": _in_collective, "step": _in_steps}
+def _raise(here: int) -> None:
+    say("fault", time.monotonic())
+    raise ValueError(f"process {here} has no more data")
 
 
-def _in_barrier() -> Callable[[], None]:
-    def stand() -> None:
-        reach("before_barrier")  # one is held here, so that the others wait in it
+def _exit(_here: int) -> None:
+    say("fault", time.monotonic())
+    sys.exit(3)
+
+
+BY_ITSELF: dict[str, Callable[[int], None]] = {"raise": _raise, "exit": _exit}
+
+
+def in_barrier(is_apart: bool, is_victim: bool) -> Callable[[], None]:
+    """All wait, and nobody can go on."""
+
+    def place() -> None:
+        if is_apart and is_victim:
+            reach("before")
+        if is_apart and not is_victim:  # it waits too: for one who waits for it in another lane
+            shoal.barrier("never", processes=[0, shoal.process_index()], lane="apart")
         shoal.barrier("never")
 
-    return stand
+    return place
 
 
-def _in_collective() -> Callable[[], None]:
+def in_collective(is_apart: bool, _is_victim: bool) -> Callable[[], None]:
+    """In a collective of XLA, for which one does not come."""
+    total, array = _collective()
+
+    def place() -> None:
+        if is_apart:
+            reach("before")
+        result = total(array)
+        assert not result.is_ready()
+        say("inside")
+        result.block_until_ready()
+
+    return place
+
+
+def in_stream(_is_apart: bool, _is_victim: bool) -> Callable[[], None]:
+    """In one collective of XLA after the other."""
+    total, array = _collective()
+
+    def place() -> None:
+        for turn in itertools.count():
+            total(array).block_until_ready()
+            if turn == ENOUGH:
+                say("inside")
+
+    return place
+
+
+def in_steps(_is_apart: bool, _is_victim: bool) -> Callable[[], None]:
+    """In Python, with no call of shoal but the label of each step."""
+
+    def place() -> None:
+        for number in itertools.count():
+            with shoal.step(number):
+                time.sleep(0.01)  # a program that computes
+            if number == ENOUGH:
+                say("inside")
+
+    return place
+
+
+def _collective() -> tuple[Any, Any]:
+    """Return a jitted sum over all devices, compiled, and what it sums."""
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -61,18 +137,9 @@ def _in_collective() -> Callable[[], None]:
     array = jax.make_array_from_callback(rows.shape, sharding, lambda where: rows[where])
     total = jax.jit(lambda a: a.sum(0))
     total(array).block_until_ready()
-
-    def stand() -> None:
-        while True:
-            total(array).block_until_ready()
-
-    return stand
+    return total, array
 
 
-def _in_steps() -> Callable[[], None]:
-    def stand() -> None:
-        for number in itertools.count():
-            with shoal.step(number):
-                time.sleep(0.02)
-
-    return stand
+PLACES = {
+    "barrier": in_barrier, "collective": in_collective, "stream": in_stream, "step": in_steps,
+}  # fmt: skip

@@ -207,8 +207,10 @@ class Cluster:
         self._until(lambda: all(row.code is not None for row in rows), f"processes {chosen} end")
         return [ended_of(row, p, self.folder) for p, row in zip(chosen, rows, strict=True)]
 
-    def wait_for(self, words: str, process: int) -> str:
+    def wait_for(self, words: str, process: int | str) -> str:
         """Wait until a process said `words`; return the line, of stdout or stderr.
+
+        Under a launcher all speak through "the launcher".
 
         Raises:
           PeerFailedError: it ended before.
@@ -228,8 +230,8 @@ class Cluster:
             raise PeerFailedError(f"it never said {words!r}: {told}", failed={process: told})
         return found
 
-    def said(self, process: int) -> list[str]:
-        """Return the lines that a process has said so far, those of stdout first."""
+    def said(self, process: int | str) -> list[str]:
+        """Return the lines that a process (or "the launcher") has said so far, stdout first."""
         running = self._of(process)
         streams = [said.decode(errors="replace") for said in (running.out, running.err)]
         return [line for text in streams for line in text.split("\n")[:-1]]
@@ -301,8 +303,10 @@ class Cluster:
         """Undo `cut`."""
         self._warden.order("mend", self._job.place_of(who))
 
-    def _of(self, process: int) -> Running:
-        if process not in self._running:
+    def _of(self, process: int | str) -> Running:
+        if process == "the launcher" and self.services == "launcher" and self._others:
+            return self._others[-1]
+        if not isinstance(process, int) or process not in self._running:
             raise UsageError(f"process {process} was not started; there are {[*self._running]}")
         return self._running[process]
 

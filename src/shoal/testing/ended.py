@@ -26,6 +26,7 @@ class Ended(NamedTuple):
     out: str
     err: str
     ended_s: float  # seconds after it was started
+    ended_at: float  # on the monotonic clock; under a launcher, the end of the job
     value: object = None  # what its function returned
     error: str = ""  # the traceback of what its function raised
     kind: str = ""  # the class of that
@@ -50,7 +51,8 @@ def ended_of(running: Running, process: int, folder: str, *, log: bool = False) 
         told = json.loads(path.read_text(encoding="utf-8"))
     value = decoded(told["value"]) if "value" in told else None
     error, kind = told.get("error", ""), told.get("kind", "")
-    return Ended(process, code, out, err, running.ended_s, value, error, kind)
+    ended_at = running.began + running.ended_s
+    return Ended(process, code, out, err, running.ended_s, ended_at, value, error, kind)
 
 
 def first_failure(ended: Sequence[Ended]) -> Ended | None:

@@ -100,6 +100,8 @@ class Pump:
 
     def _read(self, pipe: IO[bytes], said: bytearray) -> bool:
         """Take what is there; return whether there may be more."""
+        if pipe.closed:  # its end was read a moment ago, for another reason
+            return False
         try:
             data = os.read(pipe.fileno(), 1 << 16)
         except BlockingIOError:

@@ -1,0 +1,68 @@
+"""Whatever happens to one of three processes, or to a service: the others learn it, by name, soon.
+
+    {SIGKILL, SIGSTOP, exception, sys.exit(3), cut link} x {process 0, another}
+    {SIGKILL, SIGSTOP, cut link} x {the meeting place, JAX's service}
+
+each while the others stand in a barrier, in a collective of XLA, or in plain Python with `step`,
+on 1 and on 2 devices a process. A slice of it runs with the suite, all of it by `make test-faults`.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from faults.cells import FAILS, PLACE, SERVICE, Cell, offences
+
+FAULTS = ("kill", "stop", "raise", "exit", "cut")
+WHERES = ("barrier", "collective", "step")
+
+
+def cells(devices, services, wheres=WHERES, faults=FAULTS, victims=(0, 1, PLACE, SERVICE)):
+    """Return the cells of a part of the matrix."""
+    rows = itertools.product(wheres, faults, victims)
+    return [
+        Cell(devices, services, where, fault, victim)
+        for where, fault, victim in rows
+        if isinstance(victim, int) or fault not in FAILS
+    ]
+
+
+QUIET = ("kill", "stop", "raise", "exit")
+MATRIX = [
+    *cells(1, "stand-alone"),
+    *cells(2, "stand-alone"),
+    *cells(2, "stand-alone", ["stream"], ["kill", "stop", "cut"], [0, 1]),
+    # Those who started the services are nobody special either.
+    *cells(2, "process 0", victims=[0]),
+    *cells(2, "process 0", faults=["kill", "stop"], victims=[PLACE, SERVICE]),
+    *cells(2, "launcher", faults=QUIET, victims=[0, 1]),
+    *cells(2, "launcher", faults=["kill"], victims=[PLACE, SERVICE]),
+]
+SLICE = [
+    Cell(2, "stand-alone", "barrier", "kill", 0),
+    Cell(2, "stand-alone", "barrier", "stop", 1),
+    Cell(2, "stand-alone", "barrier", "cut", 1),
+    Cell(2, "stand-alone", "collective", "kill", 1),
+    Cell(1, "process 0", "collective", "raise", 0),
+    Cell(2, "process 0", "step", "kill", 0),
+    Cell(2, "stand-alone", "step", "kill", PLACE),
+    Cell(2, "stand-alone", "step", "kill", SERVICE),
+]
+
+
+def marked(cell):
+    marks = [pytest.mark.cuts] if cell.fault == "cut" else []
+    return pytest.param(cell, id=str(cell), marks=marks)
+
+
+@pytest.mark.parametrize("cell", [marked(cell) for cell in SLICE])
+def test_a_slice(cell, told_of):
+    assert not offences(cell, told_of(cell))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("cell", [marked(cell) for cell in MATRIX])
+def test_the_matrix(cell, told_of):
+    assert not offences(cell, told_of(cell))
