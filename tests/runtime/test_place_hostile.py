@@ -146,6 +146,8 @@ def test_a_service_that_breaks_the_protocol_is_lost(place):
         ("beat", {**BEAT, "place": None}, b"", "field 'place' is no text"),
         ("beat", {**BEAT, "since_s": "1"}, b"", "field 'since_s' is no number"),
         ("beat", {**BEAT, "step_s": []}, b"", "field 'step_s' is no number"),
+        ("beat", {**BEAT, "step_s": 10**400}, b"", "field 'step_s' is no number"),
+        ("beat", {**BEAT, "since_s": float("nan")}, b"", "field 'since_s' is no number"),
         ("beat", {**BEAT, "memory_bytes": 0.5}, b"", "field 'memory_bytes' is no whole number"),
         ("beat", {}, b"", "is no number"),
         ("stacks", {**BEAT, "ticket": 1}, b"in fit", "question 1, which was never asked"),
@@ -214,3 +216,17 @@ def test_a_hello_of_an_earlier_protocol_is_refused_for_that(place):
     told = old.told()
     assert told["is"] == "refused"
     assert f"speaks protocol 1, the meeting place {PROTOCOL}" in told["body"]
+
+
+@pytest.mark.parametrize("wrong", [{"timeout_s": 10**400}, {"host": "\ud800"}])
+def test_a_hello_that_no_process_says_leaves_the_meeting_place_alive(place, wrong):
+    told = place.process(7, **wrong).told()
+    assert told is None or told["is"] == "refused"
+    assert place.states() == ["absent"] * 3
+
+
+def test_a_service_without_a_name_in_letters_can_be_lost_while_a_job_is_joining(place):
+    waiting = place.process(0)
+    place.service("\ud800").close()
+    told = waiting.told()
+    assert (told["is"], told["body"].partition(" is lost")[0]) == ("refused", "?")

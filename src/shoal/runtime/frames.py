@@ -152,7 +152,11 @@ def number_field(header: Mapping[str, Any], name: str) -> float:
     value = header.get(name, math.nan)
     if value is None:
         return math.inf
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    try:
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond all floats
+        is_number = False
+    if not is_number or isinstance(value, bool):
         raise FrameError(f"field {name!r} is no number")
     return float(value)
 

@@ -103,7 +103,8 @@ class Job:
                 is_welcome = True  # and so are all
                 continue
             refused.add(to)
-            frame = pack_frame({"is": "refused", "missing": missing}, refusal.encode())
+            words = refusal.encode(errors="replace")  # JSON may carry half a surrogate pair
+            frame = pack_frame({"is": "refused", "missing": missing}, words)
             self._connections.send(to, frame, then_close=True)
         if refused:
             lives = self.lives.items()
