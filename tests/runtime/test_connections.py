@@ -126,6 +126,39 @@ def test_who_does_not_read_does_not_hold_up_the_others(place):
         assert not connection.out
 
 
+def blocked(place, client):
+    """Let there be more for `client` than the kernel takes; return how much."""
+    place.say(client, pack_frame({"trust": True}))
+    data = pack_frame({}, bytes(MAX_PAYLOAD_BYTES))
+    while not place.trusted[0].out:
+        place.connections.send(place.trusted[0], data)
+    return len(pack_frame({})) + len(data)
+
+
+def test_who_does_not_read_what_it_is_told_is_not_heard_until_it_does(place):
+    with place.knock() as lazy:
+        unread = blocked(place, lazy)
+        before = len(place.frames)
+        lazy.sendall(2 * pack_frame({"n": 1}))
+        for _ in range(10):
+            place.connections.poll(0)
+        assert len(place.frames) == before
+        while unread:
+            unread -= len(lazy.recv(min(unread, 1 << 20)))
+            place.connections.poll(0)
+        while len(place.frames) < before + 2:
+            assert place.connections.poll(10)
+        assert lazy.recv(100) == 2 * pack_frame({})
+
+
+def test_the_end_of_somebody_who_did_not_read_is_seen(place):
+    with place.knock() as lazy:
+        blocked(place, lazy)
+    while not place.ended:
+        assert place.connections.poll(10)
+    assert place.ended == ["its connection closed (killed?)"]
+
+
 def test_the_last_word_is_sent_before_the_connection_is_closed(place):
     with place.knock() as client:
         place.say(client, pack_frame({"last": True}) + pack_frame({"ignored": True}))

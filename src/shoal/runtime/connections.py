@@ -110,6 +110,7 @@ class Connections:
                     self._read(about)
                 if mask & selectors.EVENT_WRITE:
                     self._flush(about)
+                    self._take_frames(about)  # those that came before it was blocked
         now = self._clock()
         while (stranger := next(iter(self._strangers), None)) is not None:
             if now < stranger.since + STRANGER_S:
@@ -210,8 +211,13 @@ class Connections:
             self._end(connection, _CLOSED)
             return
         connection.reader.feed(data)
+        self._take_frames(connection)
+
+    def _take_frames(self, connection: Connection) -> None:
+        """Let the listener hear what came whole. Who does not read what it is told is not heard:
+        else the answers to what it goes on to ask would fill our memory."""
         try:
-            while not connection.is_closing and not connection.is_closed:
+            while not (connection.is_blocked or connection.is_closing or connection.is_closed):
                 frame = connection.reader.next()
                 if frame is None:
                     return
@@ -239,7 +245,7 @@ class Connections:
             return
         if connection.is_blocked != bool(out):
             connection.is_blocked = bool(out)
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if out else 0)
+            events = selectors.EVENT_WRITE if out else selectors.EVENT_READ
             self._selector.modify(connection.socket, events, connection)
 
     def _end(self, connection: Connection, reason: str) -> None:

@@ -311,7 +311,9 @@ class Job:
     def _send_questions(self) -> None:
         if self.meeting is not None:
             for ticket, process in self.meeting.take_questions():
-                self._push((process,), pack_frame({"is": "stacks", "ticket": ticket}))
+                life = self.lives.get(process)
+                if life is not None and not life.connection.is_blocked:  # it will not answer
+                    self._push((process,), pack_frame({"is": "stacks", "ticket": ticket}))
 
 
 def _body_of(answer: Answer) -> bytes:
