@@ -214,6 +214,20 @@ def test_the_dead_meeting_place_ends_who_hangs(stage):
         assert f"the meeting place at {stage.job.address} is lost" in ended.err
 
 
+def test_a_thread_that_hangs_keeps_no_process_whose_main_one_is_through(stage):
+    stage.settings["SHOAL_ABORT_AFTER_S"] = "1"
+    hangs = """
+threading.Thread(target=count_in_native_code, args=(10_000,), name="beside").start()
+say("hangs")
+"""
+    hanging, victim = stage.start(hangs, "threading.Event().wait()")
+    stage.until(hanging, "hangs")
+    victim.kill()
+    ended = stage.job.wait_for(0)
+    assert ended.code == 71, ended
+    assert "  | Thread 'beside' (most recent call first):" in ended.err
+
+
 def test_a_survivor_that_was_told_and_saves_its_work_is_left_alone(stage, told):
     stage.settings["SHOAL_ABORT_AFTER_S"] = "0.2"
     saves = """

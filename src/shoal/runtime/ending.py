@@ -110,11 +110,15 @@ class Ending:
 
 
 def main_frame() -> Hashable:
-    """Return where the main thread stands, None once the interpreter ends in order."""
+    """Return where the main thread stands, None once the interpreter runs its exit handlers.
+
+    Before those it joins threads, which may hang as the main one may.
+    """
     main = threading.main_thread()
-    if not main.is_alive() or sys.is_finalizing():
-        return None
     frame = sys._current_frames().get(main.ident or 0)
+    joins = frame is not None and frame.f_code.co_name == "_shutdown"  # of `threading`
+    if sys.is_finalizing() or not (main.is_alive() or joins):
+        return None
     return (id(frame), frame.f_lasti) if frame is not None else ()
 
 
