@@ -252,6 +252,21 @@ def test_stacks_name_the_threads_the_main_one_first(deep_threads):
     assert all(frame.startswith("File ") for frame in frames)
 
 
+def test_the_main_thread_is_shown_however_many_others_there_are():
+    release = threading.Event()
+    threads = [threading.Thread(target=release.wait) for _ in range(120)]
+    for thread in threads:
+        thread.start()
+    try:
+        text = stacks()
+    finally:
+        release.set()
+        for thread in threads:
+            thread.join()
+    assert text.startswith("Thread 'MainThread' (most recent call first):\n  File ")
+    assert any(" in test_the_main_thread_is_shown_" in frame for frame in innermost(text))
+
+
 def test_stacks_that_are_too_long_keep_the_innermost_frames_of_all(deep_threads):
     text = stacks(4000)
     assert len(text.encode()) <= 4000

@@ -8,6 +8,7 @@ import re
 import sys
 import tempfile
 import threading
+import traceback
 from typing import IO
 
 __all__ = ["MAX_BYTES", "innermost", "stacks"]
@@ -28,8 +29,10 @@ def stacks(max_bytes: int = MAX_BYTES) -> str:
         file.seek(0)
         text = file.read().decode(errors="replace")
     blocks = [_named(block) for block in _blocks(text)]
-    main = threading.main_thread().name
-    blocks.sort(key=lambda block: not block[0].startswith(f"Thread {main!r} "))  # stable
+    head = f"Thread {threading.main_thread().name!r} "
+    blocks.sort(key=lambda block: not block[0].startswith(head))  # stable
+    if not blocks or not blocks[0][0].startswith(head):
+        blocks.insert(0, _main_block())
     return _cut(blocks, max_bytes)
 
 
@@ -43,6 +46,17 @@ def _file() -> IO[bytes]:
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("stacks"), "w+b")
     return tempfile.TemporaryFile()
+
+
+def _main_block() -> list[str]:
+    """Return what the dump leaves out where there are more than a hundred younger threads."""
+    main = threading.main_thread()
+    lines = [f"Thread {main.name!r} (most recent call first):"]
+    innermost_frame = sys._current_frames().get(main.ident or 0)
+    for frame, line in traceback.walk_stack(innermost_frame) if innermost_frame else ():
+        code = frame.f_code
+        lines.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
+    return lines
 
 
 def _blocks(text: str) -> list[list[str]]:
