@@ -12,6 +12,7 @@ from shoal.runtime.frames import MAX_HEADER_BYTES, Frame, FrameReader
 __all__ = ["Channel", "connect"]
 
 _MOMENT_S = 1e-4  # the least time-out of a socket: 0 would mean "do not wait", in other words
+_DAY_S = 86_400.0
 
 
 class Channel:
@@ -83,7 +84,10 @@ def connect(address: tuple[str, int], limit: float, *, max_body_bytes: int) -> C
     Raises:
       OSError: nobody listens, or the name is unknown.
     """
-    sock = socket.create_connection(address, timeout=_pause_s(limit))
+    left_s = _left_s(limit)
+    sock = socket.create_connection(
+        address, timeout=None if left_s is None else max(left_s, _MOMENT_S)
+    )
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if sock.getsockname() == sock.getpeername():
         # Linux lets a socket connect to itself when it dials a free port of the ephemeral range
@@ -94,13 +98,15 @@ def connect(address: tuple[str, int], limit: float, *, max_body_bytes: int) -> C
 
 
 def _wait(socket_poll: select.poll, limit: float) -> None:
-    left_s = limit - time.monotonic()
-    # poll counts whole milliseconds; rounded up, so as not to come back too early again and again.
-    # Longer than a day overflows nothing, and is asked again.
-    pause_ms = None if limit == math.inf else math.ceil(min(max(left_s, 0.0), 86_400.0) * 1e3)
-    if not socket_poll.poll(pause_ms) and time.monotonic() >= limit:
-        raise TimeoutError("timed out")
+    while True:
+        left_s = _left_s(limit)
+        # poll counts whole milliseconds; rounded up, so as not to come back early again and again.
+        if socket_poll.poll(None if left_s is None else math.ceil(left_s * 1e3)):
+            return
+        if time.monotonic() >= limit:
+            raise TimeoutError("timed out")
 
 
-def _pause_s(limit: float) -> float | None:
-    return None if limit == math.inf else max(limit - time.monotonic(), _MOMENT_S)
+def _left_s(limit: float) -> float | None:
+    """Return how long to wait now: no longer than a day, for that overflows nothing."""
+    return None if limit == math.inf else min(max(limit - time.monotonic(), 0.0), _DAY_S)

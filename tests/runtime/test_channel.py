@@ -1,0 +1,56 @@
+"""The client's end of a connection: how long it waits."""
+
+import math
+import socket
+import threading
+import time
+
+import pytest
+
+from shoal.runtime import channel
+from shoal.runtime.channel import Channel, connect
+from shoal.runtime.frames import pack_frame
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield Channel(ours, max_body_bytes=100), theirs
+
+
+def test_a_wait_that_is_longer_than_one_poll_may_last_goes_on(pair, monkeypatch):
+    here, there = pair
+    looks = []
+
+    def monotonic(now=time.monotonic):
+        looks.append(None)
+        if len(looks) == 20:
+            there.sendall(pack_frame({"is": "late"}))
+        return now()
+
+    monkeypatch.setattr(channel, "_DAY_S", 0.001)
+    monkeypatch.setattr(channel.time, "monotonic", monotonic)
+    assert here.receive(time.monotonic() + 60).header == {"is": "late"}
+
+
+def test_what_came_before_the_limit_is_read_after_it(pair):
+    here, there = pair
+    there.sendall(pack_frame({"is": "there"}))
+    assert here.receive(time.monotonic() - 1).header == {"is": "there"}
+    with pytest.raises(TimeoutError, match="timed out"):
+        here.receive(time.monotonic() - 1)
+
+
+@pytest.mark.parametrize("limit", [math.inf, 1e11])
+def test_a_limit_may_be_far_away(limit):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = []
+        accepting = threading.Thread(target=lambda: there.append(server.accept()[0]))
+        accepting.start()
+        here = connect(server.getsockname(), limit, max_body_bytes=100)
+        accepting.join()
+        there[0].sendall(pack_frame({"is": "there"}))
+        assert here.receive(limit).header == {"is": "there"}
+        here.close()
+        there[0].close()
