@@ -40,6 +40,7 @@ BOUND_S = {
 NATIVE_S = ABORT_AFTER_S + 2.0  # and so much later is ended who hangs
 FAILS = ("raise", "exit")
 LOST, FAILED = 71, 72
+_REASONS = {"raise": "has no more data", "exit": "sys.exit(3)"}
 VICTIM_CODES = {"kill": -9, "raise": 1, "exit": 3, "stop": LOST, "cut": LOST}
 _DEADLINE_S = 60.0
 _LEFT_S = 20.0
@@ -69,6 +70,16 @@ class Cell(NamedTuple):
         if isinstance(self.victim, int):
             return self.where in ("barrier", "collective") or self.fault in FAILS
         return self.where == "collective"
+
+    @property
+    def named(self) -> int | str:
+        """Who is lost or failed, as far as the survivors can know."""
+        return PLACE if self.fault == "cut" and self.has_place else self.victim
+
+    @property
+    def has_place(self) -> bool:
+        """Whether the meeting place is cut off with the victim: to it, the others are."""
+        return self.victim == 0 and self.services == "process 0"
 
     @property
     def survivors(self) -> list[int]:
@@ -130,8 +141,11 @@ def _strike(bench: Cluster, cell: Cell) -> None:
     if cell.fault in ("kill", "stop"):
         getattr(bench, cell.fault)(cell.victim)
     if cell.fault == "cut":
-        bench.cut(cell.victim if isinstance(cell.victim, int) else "services")
-    if isinstance(cell.victim, int) and cell.fault not in ("kill", "stop"):
+        bench.cut(cell.victim)
+    # With the meeting place on its side of the cut, the victim would pass the barrier where the
+    # others wait: they have come to it. It stays where it is, in no call of shoal.
+    passes = cell.has_place and cell.fault == "cut" and cell.where == "barrier"
+    if isinstance(cell.victim, int) and cell.fault not in ("kill", "stop") and not passes:
         bench.release("before")
 
 
@@ -185,29 +199,34 @@ def _of_survivor(cell: Cell, at: float, one: Ended, learned: Mapping[str, Any]) 
     if not learned or learned["kind"] not in ("ProcessLostError", "PeerFailedError"):
         if not cell.is_native:
             return [*found, "no exception of shoal"]
-        return found + _of_report(cell, at, one, code)
+        return found + _of_report(cell, at, one, learned)
     if learned["kind"] != kind:
         found.append(f"not a {kind}")
-    if isinstance(cell.victim, int) and cell.victim not in learned[name]:
-        found.append(f"{name} does not hold {cell.victim}")
-    if not isinstance(cell.victim, int) and cell.victim not in learned["words"]:
-        found.append(f"its message does not name {cell.victim}")
+    if isinstance(cell.named, int) and cell.named not in learned[name]:
+        found.append(f"{name} does not hold {cell.named}")
+    if not isinstance(cell.named, int) and cell.named not in learned["words"]:
+        found.append(f"its message does not name {cell.named}")
+    if _REASONS.get(cell.fault, "") not in learned["words"]:
+        found.append("its message does not say why")
     took_s = learned["at"] - at
     if not 0 <= took_s <= BOUND_S[cell.fault]:
         found.append(f"learned after {took_s:.2f} s, not within {BOUND_S[cell.fault]:g} s")
     return found
 
 
-def _of_report(cell: Cell, at: float, one: Ended, code: int) -> list[str]:
+def _of_report(cell: Cell, at: float, one: Ended, learned: Mapping[str, Any]) -> list[str]:
     """It is ended from outside its main line, or by the transport's error, which is explained."""
     found = []
+    code = FAILED if cell.fault in FAILS else LOST
     said = one.err or one.out  # under a launcher both are in one log
-    name = f"process {cell.victim} " if isinstance(cell.victim, int) else cell.victim
+    name = f"process {cell.named} " if isinstance(cell.named, int) else cell.named
     report = [line for line in said.splitlines() if line.startswith(("shoal: ", "  process"))]
     state = "failed" if code == FAILED else "lost"
     if not any(name in line and f"is {state}" in line for line in report):
-        found.append(f"no report that {name}is {state}")
-    if f"exit code {code}" not in said and not any("is lost: " in line for line in report):
+        found.append(f"no report that {name} is {state}")
+    if not any(name in line and _REASONS.get(cell.fault, "") in line for line in report):
+        found.append("the report does not say why")
+    if not learned and f"is ended with exit code {code}" not in said:
         found.append(f"the report does not name exit code {code}")
     limit_s = BOUND_S[cell.fault] + NATIVE_S
     if not 0 <= one.ended_at - at <= limit_s:
@@ -223,8 +242,8 @@ def _of_victim(cell: Cell, at: float, one: Ended, learned: Mapping[str, Any]) ->
     heard = learned["words"] if learned else one.err
     if cell.fault == "stop" and "declared lost" not in heard + one.err:
         found.append("it was not told that it was declared lost")
-    if cell.fault == "cut" and PLACE not in heard + one.err:
-        found.append("it was not told that the meeting place is lost")
+    if cell.fault == "cut" and ("cut off" if cell.has_place else PLACE) not in heard + one.err:
+        found.append("it was not told who is lost to it")
     limit_s = BOUND_S[cell.fault] + NATIVE_S
     if cell.fault == "cut" and one.ended_at - at > limit_s:
         found.append(f"ended after {one.ended_at - at:.2f} s, not within {limit_s:g} s")

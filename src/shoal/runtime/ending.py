@@ -97,16 +97,21 @@ class Ending:
         me = Self(here.process, here.hosts)
         lines = [
             f"shoal: {me} has been in no call of shoal for {now - progress.since:.0f} s, and "
-            f"{cause.name} is {cause.state}: it hangs, and is ended with exit code "
+            f"{self._told(cause)}: it hangs, and is ended with exit code "
             f"{cause.exit_code}"
         ]
         for trouble in here.troubles.open():
             words = (trouble.words.strip().splitlines() or [""])[-1]
             ago = f"known for {now - trouble.since:.0f} s"
-            lines.append(f"  {trouble.name} is {trouble.state} ({ago}): {words}")
+            lines.append(f"  {self._told(trouble)} ({ago}): {words}")
         step = "" if progress.step is None else f"step {progress.step}, "
         lines.append(f"  it was last at {step}{progress.place or 'the start of the job'}")
         return "\n".join([*lines, indented(stacks()), ""])
+
+    def _told(self, trouble: Trouble) -> str:
+        if trouble.process == self._coordinator.process:
+            return "it was declared lost"
+        return f"{trouble.name} is {trouble.state}"
 
 
 def main_frame() -> Hashable:

@@ -35,6 +35,7 @@ _INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 _ASK_S = 2.0  # how long an ending process waits for news of the others
 _BEHIND_S = 0.5
 _EXPLAINED = 8  # processes that a message names
+_UNHEARD = "the meeting place does not answer"
 _RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
 
 
@@ -43,9 +44,9 @@ def gone_members(coordinator: Coordinator, timeout_s: float = _ASK_S) -> dict[in
     try:
         members = coordinator.members(timeout_s=timeout_s)
     except (ShoalError, OSError):
-        others = set(range(coordinator.num_processes)) - {coordinator.process}
-        words = "the meeting place does not answer"
-        return {process: Member(process, "", "lost", words) for process in others}
+        hosts = dict(enumerate(coordinator.hosts))
+        del hosts[coordinator.process]
+        return {process: Member(process, host, "lost", _UNHEARD) for process, host in hosts.items()}
     bad = [m for m in members if m.state in ("lost", "failed")]
     return {m.process: m for m in bad if m.process != coordinator.process}
 
@@ -209,6 +210,12 @@ def _cause(coordinator: Coordinator) -> dict[int, Member]:
 
 def _explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> int:
     """Say what the meeting place knows about an error of JAX's runtime; return the exit code."""
+    if all(member.said == _UNHEARD for member in gone.values()):
+        try:
+            coordinator.check()
+        except ShoalError as error:  # it is lost, or has declared this process lost
+            print(f"shoal: {error}", file=sys.stderr)
+            return error.exit_code
     for member in list(gone.values())[:_EXPLAINED]:
         place = f"process {member.process} of {coordinator.num_processes} ({member.host})"
         said = (member.said.strip().splitlines() or [""])[-1]

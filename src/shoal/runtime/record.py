@@ -62,7 +62,7 @@ class Record(Generic[To]):
     def said(self, now: float) -> str:
         """Return its last words: where it waits or what it last did; or why it is gone."""
         if self.state in ("left", "lost", "failed"):
-            return f"{self.words}, {now - self.when:.1f} s ago"
+            return f"{self.words.rstrip()}, {now - self.when:.1f} s ago"
         silent = (
             "" if self.silent_since is None else f"silent for {now - self.silent_since:.1f} s; "
         )
@@ -99,6 +99,7 @@ class Record(Generic[To]):
             step_s=self.beat.step_s if self.beat else None,
             memory_bytes=self.beat.memory_bytes if self.beat else 0,
             pid=self.pid,
+            wait_s=self.beat.wait_s if self.beat else 0.0,
         )
 
     def _waits(self) -> list[Wait[To]]:

@@ -37,12 +37,13 @@ def main(arguments: list[str]) -> None:
     spec = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     process = int(arguments[1] if len(arguments) > 1 else os.environ["SHOAL_PROCESS_ID"])
     path = result_path(spec["folder"], process)
+    if spec["initialize"]:
+        # Before the path is the test's own, where any module of Python's may have a namesake.
+        from shoal.runtime.process import initialize
     sys.path[:] = spec["path"]
     sys.argv[:] = [spec["name"]]
     try:
         if spec["initialize"]:
-            from shoal.runtime.process import initialize
-
             initialize()
         positional: Any = decoded(spec["arguments"])
         named: Any = decoded(spec["named"])
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> None:
     except BaseException as error:
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, trace))
-        _leave(path, {"error": text, "kind": type(error).__name__, "words": str(error)})
+        _leave(path, {"error": text, "kind": type(error).__name__})
         raise
     _leave(path, told)
 

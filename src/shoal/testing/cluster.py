@@ -21,7 +21,7 @@ from typing import Any, Self
 from shoal.errors import DeadlineError, PeerFailedError, UsageError, raise_all
 from shoal.runtime import fault_points
 from shoal.testing.ended import Ended, ended_of, raise_first
-from shoal.testing.launching import WAYS, Job
+from shoal.testing.launching import SERVICES, WAYS, Job
 from shoal.testing.programs import program_of
 from shoal.testing.running import Pause, Pump, Running
 from shoal.testing.warding import Warden
@@ -76,7 +76,7 @@ class Cluster:
             given = dict(os.environ if env is None else env)
             if faults:
                 given[fault_points.VARIABLE] = self._checked_faults(faults)
-            self._warden = Warden(processes + 1 if network else 0)
+            self._warden = Warden(processes + SERVICES if network else 0)
         except BaseException:
             shutil.rmtree(self.folder)
             raise
@@ -160,11 +160,16 @@ class Cluster:
         self._began = time.monotonic()
         self._running.clear()
         services = self._job.renew()
-        if services is not None:
-            self._others.append(services)
-            self._pump.follow(services)
+        for running in services:
+            self._others.append(running)
+            self._pump.follow(running)
+        if services:
             self._until(
-                lambda: b"\n" in services.out or services.code is not None, "the services listen"
+                lambda: (
+                    all(b"\n" in s.out for s in services)
+                    or any(s.code is not None for s in services)
+                ),
+                "the services listen",
             )
             self._job.note_services(services)
 
@@ -227,7 +232,8 @@ class Cluster:
         found = line()
         if found is None:
             told = running.tail(_TAIL_LINES)
-            raise PeerFailedError(f"it never said {words!r}: {told}", failed={process: told})
+            failed = {process: told} if isinstance(process, int) else {}
+            raise PeerFailedError(f"it never said {words!r}: {told}", failed=failed)
         return found
 
     def said(self, process: int | str) -> list[str]:
@@ -296,7 +302,7 @@ class Cluster:
         return self._job.everyone(words)
 
     def cut(self, who: int | str) -> None:
-        """Cut a process, or the stand-alone "services", off from all others: silently."""
+        """Cut a process, or a stand-alone service, off from all others: silently."""
         self._warden.order("cut", self._job.place_of(who))
 
     def mend(self, who: int | str) -> None:

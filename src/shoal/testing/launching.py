@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -24,13 +25,14 @@ from shoal.testing.running import Running
 from shoal.testing.warden import MARK, environment_of, marked
 from shoal.testing.warding import Warden
 
-__all__ = ["WAYS", "Job"]
+__all__ = ["SERVICES", "WAYS", "Job"]
 
 WAYS = ("process 0", "stand-alone", "launcher")
 _SERVICES: Mapping[str, tuple[str, ...]] = {  # name: what their command lines contain
     "the meeting place": ("shoal.runtime.meeting_place",),
     "JAX's service": ("shoal.runtime.services", "shoal.runtime.jax_runtime"),
 }
+SERVICES = len(_SERVICES)
 _PORT = 7171  # in a network of its own every port is free
 _IDLE_S = 60.0
 
@@ -53,8 +55,9 @@ class Job:
         self._env |= {"PYTHONUNBUFFERED": "1"}
         self._jobs = 0  # begun so far
         self._address = self._jax_service = ""
+        self._leash: IO[bytes] = io.BytesIO()  # of services that stand alone
 
-    def renew(self) -> Running | None:
+    def renew(self) -> list[Running]:
         """Choose where the next job meets; start its services if they stand alone."""
         for process in range(self._processes):
             Path(self._folder, f"result{process}.json").unlink(missing_ok=True)
@@ -66,21 +69,44 @@ class Job:
             host, port = _quiet_address()
         self._address, self._jax_service = address_text(host, port), ""
         if self._way != "stand-alone":
-            return None
-        numbers = ("--processes", str(self._processes), "--port", str(port))
-        command = ["-P", "-m", "shoal.runtime.services", "--bind", host, *numbers]
-        popen = self._popen([*command, "--idle-s", str(_IDLE_S)], self._env, place, leash=True)
-        return Running("services", popen)
+            return []
+        numbers = ["--processes", str(self._processes), "--port", str(port)]
+        idle = ["--idle-s", str(_IDLE_S)]
+        if self._warden.namespaces:
+            return self._start_services_apart([*numbers, "--bind", host, *idle], numbers)
+        command = ["-P", "-m", "shoal.runtime.services", "--bind", host, *numbers, *idle]
+        popen = self._popen(command, self._env, stdin=subprocess.PIPE)
+        self._leash = cast("IO[bytes]", popen.stdin)
+        return [Running("services", popen)]
 
-    def note_services(self, services: Running) -> None:
+    def _start_services_apart(self, of_place: list[str], numbers: list[str]) -> list[Running]:
+        """Start each service on a host of its own. The meeting place holds the leash of the other
+        one, which ends with it."""
+        reads, writes = os.pipe()
+        place = ["-P", "-m", "shoal.runtime.meeting_place", *of_place, "--until-empty"]
+        service = ["-P", "-m", "shoal.runtime.jax_runtime", *numbers, "--until-stdin-closes"]
+        at = self._processes
+        rows = [
+            Running("the meeting place", self._popen(place, self._env, at, pass_fds=[writes])),
+            Running("JAX's service", self._popen(
+                [*service, "--bind", address_of(at + 1)], self._env, at + 1, stdin=reads)),
+        ]  # fmt: skip
+        os.close(reads)
+        self._leash = open(writes, "wb", buffering=0)  # noqa: SIM115 - `note_services` closes it
+        return rows
+
+    def note_services(self, services: list[Running]) -> None:
         """Take in where the services listen; from here they end after the job's last member."""
-        if services.code is not None:
-            raise UsageError(f"the services did not start: {services.tail(5)}")
-        self._jax_service = json.loads(services.out.partition(b"\n")[0])["jax_service"]
-        leash = cast("IO[bytes]", services.popen.stdin)
-        with contextlib.suppress(BrokenPipeError):
-            leash.write(b".")
-            leash.close()
+        for running in services:
+            if running.code is not None:
+                raise UsageError(f"the services did not start: {running.tail(5)}")
+        told: dict[str, str] = json.loads(services[-1].out.partition(b"\n")[0])
+        self._jax_service = told.get("jax_service") or told["address"]
+        order = (
+            b"." if len(services) == 1 else json.dumps({"meeting_place": self._address}).encode()
+        )
+        with contextlib.suppress(BrokenPipeError), self._leash:
+            self._leash.write(order + b"\n")
 
     def start(
         self, program: Program, chosen: Collection[int], everybody: bool
@@ -103,7 +129,7 @@ class Job:
         devices = [] if self._devices is None else ["--devices", str(self._devices)]
         logs = ["--log-dir", os.path.join(self._folder, "logs"), "--no-prefix"]
         run = ["-P", "-m", "shoal", "run", "-n", str(self._processes), *devices, *logs]
-        return Running("shoal run", self._popen([*run, *command], self._env, None))
+        return Running("shoal run", self._popen([*run, *command], self._env))
 
     def _environment(self, process: int) -> dict[str, str]:
         env = self._env | {
@@ -123,7 +149,13 @@ class Job:
         return env | cpu_threads(chosen_devices(env), env)
 
     def _popen(
-        self, command: list[str], env: dict[str, str], place: int | None, *, leash: bool = False
+        self,
+        command: list[str],
+        env: dict[str, str],
+        place: int | None = None,
+        *,
+        stdin: int = subprocess.DEVNULL,
+        pass_fds: Collection[int] = (),
     ) -> subprocess.Popen[bytes]:
         """Start Python, in the namespaces of its place if there are any, in its own session."""
         inside = []
@@ -133,10 +165,11 @@ class Job:
         return subprocess.Popen(
             [*inside, sys.executable, *command],
             env=env,
-            stdin=subprocess.PIPE if leash else subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            pass_fds=pass_fds,
         )
 
     def everyone(self, words: str = "") -> list[int]:
@@ -167,14 +200,14 @@ class Job:
             time.sleep(0.001)
 
     def place_of(self, who: int | str) -> int:
-        """Return the number of the network namespace of a process, or of "services"."""
+        """Return the number of the network namespace of a process or of a stand-alone service."""
         if isinstance(who, int) and 0 <= who < self._processes:
             return who
-        if who == "services" and self._way == "stand-alone":
-            return self._processes
+        if who in _SERVICES and self._way == "stand-alone":
+            return self._processes + list(_SERVICES).index(str(who))
         raise UsageError(
             f"{who!r} has no cable of its own: processes 0..{self._processes - 1} have, and "
-            "'services' where they are stand-alone"
+            f"{' and '.join(map(repr, _SERVICES))} where they are stand-alone"
         )
 
 

@@ -76,17 +76,22 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     mark = pyfuncitem.get_closest_marker("processes")
     if mark is None:
         return None
-    names = inspect.signature(pyfuncitem.obj).parameters
+    # A parameter with a default is no fixture.
+    given = pyfuncitem.funcargs
+    names = [name for name in inspect.signature(pyfuncitem.obj).parameters if name in given]
+    trouble = ""
     try:
         with _cluster_of(mark) as cluster:
-            cluster.start(pyfuncitem.obj, *(pyfuncitem.funcargs[name] for name in names))
+            cluster.start(pyfuncitem.obj, *(given[name] for name in names))
             ended = cluster.wait()
         skips = [one for one in ended if one.kind == _SKIPS]
         if skips:
             pytest.skip(skips[0].error.strip().splitlines()[-1])
         raise_first(ended)
     except ShoalError as error:
-        pytest.fail(str(error), pytrace=False)
+        trouble = str(error)
+    if trouble:  # out here, or pytest would show it twice, as the error's context
+        pytest.fail(trouble, pytrace=False)
     return True
 
 
