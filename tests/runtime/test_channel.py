@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from shoal.runtime import channel
+from shoal.errors import DeadlineError
+from shoal.runtime import calls, channel
 from shoal.runtime.channel import Channel, connect
 from shoal.runtime.frames import pack_frame
 
@@ -54,3 +55,22 @@ def test_a_limit_may_be_far_away(limit):
         assert here.receive(limit).header == {"is": "there"}
         here.close()
         there[0].close()
+
+
+def test_a_question_that_no_connection_comes_up_for_is_late_and_loses_nothing(
+    meeting_places, monkeypatch
+):
+    members = meeting_places.join_all(2)
+    members[0]._calls._near = ""
+
+    def refuse(*_arguments, **_options):
+        raise TimeoutError("timed out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(calls, "connect", refuse)
+        for ask in (members[0].members, members[0].stacks):
+            with pytest.raises(DeadlineError, match="did not answer within"):
+                ask(timeout_s=0.5)
+    assert len(members[0].members(timeout_s=20)) == 2
+    for member in members:
+        member.close()

@@ -59,11 +59,18 @@ class Calls:
         self._channels: set[Channel] = set()
         self._free: list[Channel] = []
 
-    def talk(self, asked: str, limit: float, exchange: Callable[[Channel], T]) -> T:
+    def talk(
+        self,
+        asked: str,
+        limit: float,
+        exchange: Callable[[Channel], T],
+        *,
+        late: ShoalError | None = None,
+    ) -> T:
         """Talk over a connection. If anything goes wrong it is closed: an answer may be half read.
 
         The meeting place counts what it got, so an interrupted wait (Ctrl-C) leaves the others'
-        count right.
+        count right. Without an answer by `limit` it is lost, or `late` is raised if that is given.
 
         Raises:
           ProcessLostError: the meeting place is gone, or this process was declared lost.
@@ -80,6 +87,8 @@ class Calls:
             raise
         except (OSError, ValueError) as error:  # ValueError: no frame, no JSON
             self._drop(channel)
+            if late is not None and isinstance(error, TimeoutError) and error.errno is None:
+                raise late from None
             self._end(asked, error)
         except BaseException:
             self._drop(channel)

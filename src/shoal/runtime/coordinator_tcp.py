@@ -176,11 +176,11 @@ class TcpCoordinator:
         me, count, progress = self._me, len(self._me.hosts), self._progress
         point = checked(point, payload, timeout_s, process=me.process, num_processes=count)
         is_main = point.lane == "main"
-        self._lanes.enter(point)
         started = time.monotonic()
-        if is_main:
-            progress.come(point, started)
+        self._lanes.enter(point)
         try:
+            if is_main:
+                progress.come(point, started)
             answer = self._meet(point, payload, timeout_s, started)
         except ProcessLostError:
             if is_main:
@@ -290,17 +290,15 @@ class TcpCoordinator:
     def _ask(self, asked: str, question: Mapping[str, Any], timeout_s: float) -> Any:
         """Return the answer to a question that nobody waits for others in."""
         limit = time.monotonic() + timeout_s
+        told = f"the meeting place did not answer within {timeout_s:g} s"
+        late = DeadlineError(f"{self._me}: {asked}: {told}", waited_s=timeout_s)
 
         def exchange(channel: Channel) -> Frame:
             ticket = next(self._tickets)
-            try:
-                channel.send(pack_frame({**question, "ticket": ticket}), limit)
-                return receive(channel, ticket, limit)
-            except TimeoutError:
-                told = f"the meeting place did not answer within {timeout_s:g} s"
-                raise DeadlineError(f"{self._me}: {asked}: {told}", waited_s=timeout_s) from None
+            channel.send(pack_frame({**question, "ticket": ticket}), limit)
+            return receive(channel, ticket, limit)
 
-        return json.loads(self._calls.talk(asked, limit, exchange).body)
+        return json.loads(self._calls.talk(asked, limit, exchange, late=late).body)
 
     def _abandon(self) -> None:
         """In a forked child: close our copies of the sockets, for they would hide our parent's
