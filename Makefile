@@ -4,13 +4,16 @@ NEWEST := .venv-newest
 INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 
 .DEFAULT_GOAL := help
-.PHONY: demo test lint test-newest bench reference lock clean help
+.PHONY: demo test test-faults lint test-newest test-faults-newest bench reference lock clean help
 
 demo: $(VENV)/.installed ## Train a digit classifier as 2 processes x 4 virtual devices
 	$(VENV)/bin/shoal run -n 2 --devices 4 --no-prefix examples/digits.py
 
 test: $(VENV)/.installed ## Run the test suite (Python 3.11 where there is one)
 	$(VENV)/bin/python -m pytest
+
+test-faults: $(VENV)/.installed ## Kill, freeze, cut off and fail processes, in all ways (minutes)
+	$(VENV)/bin/python -m pytest -m faults
 
 lint: $(VENV)/.installed ## Check style, formatting and types
 	$(VENV)/bin/ruff check
@@ -19,6 +22,9 @@ lint: $(VENV)/.installed ## Check style, formatting and types
 
 test-newest: $(NEWEST)/.installed ## Run the test suite on the newest Python >= 3.12 and JAX
 	$(NEWEST)/bin/python -m pytest
+
+test-faults-newest: $(NEWEST)/.installed ## The same on the newest Python and JAX
+	$(NEWEST)/bin/python -m pytest -m faults
 
 bench: $(VENV)/.installed ## Run every benchmark; one JSON line per row
 	@for program in $$(grep -l __main__ benchmarks/*.py); do echo "== $$program"; $(VENV)/bin/python $$program || exit 1; done
@@ -35,7 +41,7 @@ clean: ## Remove the environments and caches
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | \
-	  while IFS='|' read -r target words; do printf '  make %-12s %s\n' "$$target" "$$words"; done
+	  while IFS='|' read -r target words; do printf '  make %-18s %s\n' "$$target" "$$words"; done
 
 $(VENV)/.installed: $(INPUTS)
 	@python=$$(.ci/find-python default) || \

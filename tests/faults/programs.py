@@ -143,3 +143,15 @@ def _collective() -> tuple[Any, Any]:
 PLACES = {
     "barrier": in_barrier, "collective": in_collective, "stream": in_stream, "step": in_steps,
 }  # fmt: skip
+
+
+def come_late(timeout_s: float) -> None:
+    """Meet in a step, to which one comes late."""
+    with shoal.step(7):
+        reach("late")
+        try:
+            shoal.barrier("saved", timeout_s=timeout_s)
+        except shoal.errors.DeadlineError as error:
+            told = {"name": error.name, "missing": error.missing, "stacks": error.stacks}
+            say("deadline", json.dumps(told))
+            raise
