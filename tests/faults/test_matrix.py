@@ -29,15 +29,15 @@ def cells(devices, services, wheres=WHERES, faults=FAULTS, victims=(0, 1, PLACE,
     ]
 
 
-QUIET = ("kill", "stop", "raise", "exit")
 MATRIX = [
     *cells(1, "stand-alone"),
     *cells(2, "stand-alone"),
     *cells(2, "stand-alone", ["stream"], ["kill", "stop", "cut"], [0, 1]),
-    # Those who started the services are nobody special either.
+    # Who started the services is nobody special either.
     *cells(2, "process 0", victims=[0]),
-    *cells(2, "process 0", faults=["kill", "stop"], victims=[PLACE, SERVICE]),
-    *cells(2, "launcher", faults=QUIET, victims=[0, 1]),
+    *cells(2, "process 0", faults=["kill"], victims=[PLACE, SERVICE]),
+    *cells(2, "launcher", faults=["kill", "raise", "exit"], victims=[1]),
+    *cells(2, "launcher", ["barrier"], ["stop"], [1]),
     *cells(2, "launcher", faults=["kill"], victims=[PLACE, SERVICE]),
 ]
 SLICE = [
