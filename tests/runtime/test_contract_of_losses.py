@@ -1,11 +1,15 @@
 """What every coordinator promises about who is gone; over threads and a real meeting place."""
 
+import time
+
 import pytest
 
 from shoal.collectives.live import live_with
 from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, UsageError
+from shoal.runtime import jax_runtime
 from shoal.runtime.barrier import barrier_with
 from shoal.runtime.coordinator import Point
+from shoal.runtime.membership import wait_until_idle
 from shoal.runtime.rollcall import roll_call_with
 from shoal.runtime.step import step_with
 
@@ -111,3 +115,15 @@ def test_stacks_show_where_the_threads_of_each_are(make_job):
     with pytest.raises(UsageError, match=r"not \[9\]"):
         job.coordinators[0].stacks([0, 9], timeout_s=LONG_S)
     assert type(waits()) is ProcessLostError
+
+
+def test_who_cannot_finish_what_it_computes_knows_why(make_job, monkeypatch):
+    monkeypatch.setattr(jax_runtime, "is_idle", lambda: False)
+    job = make_job(2)
+    job.kill(1)
+    job.until_known(0, [1])
+    first = job.coordinators[0]
+    assert first.troubles.untold() != []
+    with pytest.raises(ProcessLostError, match="finishing what it computed"):
+        wait_until_idle(first, time.monotonic() + LONG_S)
+    assert first.troubles.untold() == []  # it is left alone to save its work

@@ -1,5 +1,6 @@
 """The rules of watching, each with a clock of its own: troubles, patience, echoes, progress."""
 
+import errno
 import math
 import sys
 import threading
@@ -7,6 +8,7 @@ import threading
 import pytest
 
 from shoal.errors import PeerFailedError, ProcessLostError
+from shoal.runtime import watcher
 from shoal.runtime.ending import TICK_S, Patience, main_frame
 from shoal.runtime.points import Point
 from shoal.runtime.progress import STEPS, Progress, memory_bytes
@@ -15,6 +17,7 @@ from shoal.runtime.troubles import Troubles
 from shoal.runtime.verdicts import Self
 from shoal.runtime.watcher import Echo
 
+PATIENCE_S = 30.0  # a deadline of the test itself: reached only when something is broken
 ME = Self(0, ("here", "there", "far"))
 
 
@@ -282,3 +285,17 @@ def test_the_main_thread_is_seen_to_move():
     second = main_frame()
     assert first is not None
     assert first != second
+
+
+def test_who_cannot_show_its_stacks_says_why_and_stays(meeting_places, run_all, monkeypatch):
+    members = meeting_places.join_all(2)
+
+    def fail():
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(watcher, "stacks", fail)
+    assert "Too many open files" in members[0].stacks([1], timeout_s=PATIENCE_S)[1]
+    meets = [lambda c=c: c.arrive(Point("on"), timeout_s=PATIENCE_S) for c in members]
+    assert run_all(*meets) == [{0: b"", 1: b""}] * 2
+    for member in members:
+        member.close()

@@ -317,6 +317,8 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
 def _check_living(joined: Coordinator, deadline: float, doing: str) -> None:
     me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
     if gone := gone_members(joined):
+        joined.troubles.tell_all()
+        joined.troubles.tell(gone)  # the watcher may have yet to hear of them
         lost = {p: f"{member.state}: {member.said}" for p, member in gone.items()}
         names = "; ".join(f"process {p} is {words}" for p, words in lost.items())
         raise ProcessLostError(f"{me} cannot go on {doing}: {names}", lost=lost)

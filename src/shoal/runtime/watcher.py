@@ -167,7 +167,11 @@ class Watcher:
             _LOG.warning("%s: %s is silent: %s", self._me, silent, words)
         elif kind == "stacks":
             answer = {"do": "stacks", "ticket": whole_field(frame.header, "ticket")}
-            body = stacks().encode(errors="replace")
+            try:
+                text = stacks()
+            except OSError as error:  # too many open files, say: no reason to lose the job
+                text = f"no stacks: {error}"
+            body = text.encode(errors="replace")
             self._watched.say({**answer, **self._watched.progress.beat()}, body)
         elif kind == "lost":
             self._watched.be_lost(words)
