@@ -181,6 +181,8 @@ def _learned(one: Ended) -> Mapping[str, Any]:
 def offences(cell: Cell, told: Told) -> list[str]:
     """Return all that must hold in a cell and does not."""
     found = [f"left running: {words}" for words in told.left]
+    if re.search(r"killed by SIG(?!KILL)", told.launcher):  # it alone knows the codes
+        found.append(f"somebody was ended by a signal\n{told.launcher}")
     for process in cell.survivors:
         one, learned = told.ended[process], told.learned[process]
         words = _of_survivor(cell, told.fault_at, one, learned)
