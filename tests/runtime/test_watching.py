@@ -1,6 +1,7 @@
 """The rules of watching, each with a clock of its own: troubles, patience, echoes, progress."""
 
 import errno
+import logging
 import math
 import sys
 import threading
@@ -10,6 +11,7 @@ import pytest
 from shoal.errors import PeerFailedError, ProcessLostError
 from shoal.runtime import watcher
 from shoal.runtime.ending import TICK_S, Patience, main_frame
+from shoal.runtime.frames import Frame
 from shoal.runtime.points import Point
 from shoal.runtime.progress import STEPS, Progress, memory_bytes
 from shoal.runtime.stacks import innermost, stacks
@@ -299,3 +301,19 @@ def test_who_cannot_show_its_stacks_says_why_and_stays(meeting_places, run_all, 
     assert run_all(*meets) == [{0: b"", 1: b""}] * 2
     for member in members:
         member.close()
+
+
+def test_a_program_whose_logging_raises_stays_in_the_job(caplog):
+    def fail(_record):
+        raise RuntimeError("as asked")
+
+    watching = watcher.Watcher(None, watcher.Rhythm(math.inf, math.inf), ME, None)
+    log = logging.getLogger("shoal")
+    log.addFilter(fail)
+    try:
+        assert watching._on_frame(Frame({"is": "silent", "process": 1}, b"for 2 s"))
+    finally:
+        log.removeFilter(fail)
+    assert watching._on_frame(Frame({"is": "silent", "process": 1}, b"for 4 s"))
+    told = "process 0 of 3 (here): process 1 (there) is silent: for 4 s"
+    assert [record.getMessage() for record in caplog.records] == [told]

@@ -7,6 +7,7 @@ of the interpreter than a moment now and then; a program that hangs in native co
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -164,7 +165,8 @@ class Watcher:
             self._watched.troubles.hear(process, name, state, words)
         elif kind == "silent":
             silent = self._me.name(whole_field(frame.header, "process"))
-            _LOG.warning("%s: %s is silent: %s", self._me, silent, words)
+            with contextlib.suppress(Exception):  # what handlers and filters raise is not ours
+                _LOG.warning("%s: %s is silent: %s", self._me, silent, words)
         elif kind == "stacks":
             answer = {"do": "stacks", "ticket": whole_field(frame.header, "ticket")}
             try:
