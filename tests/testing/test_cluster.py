@@ -19,9 +19,9 @@ from testing import functions
 @pytest.mark.parametrize("services", ["process 0", "stand-alone", "launcher"])
 def test_a_function_on_all_processes_in_each_way(cluster, child_env, services):
     bench = cluster(2, devices=2, services=services, env=child_env)
-    told = bench.run(functions.who, 1, (2, {"a": None}), x=b"3")
-    assert told == [(p, 2, (1, (2, {"a": None})), {"x": b"3"}) for p in range(2)]
-    assert bench.run(functions.global_sum) == [(6.0, 4)] * 2
+    told = bench.run(functions.who_and_sum, 1, (2, {"a": None}), x=b"3")
+    who = [(p, 2, (1, (2, {"a": None})), {"x": b"3"}) for p in range(2)]
+    assert told == [(one, (6.0, 4)) for one in who]
     with pytest.raises(PeerFailedError) as caught:
         bench.run(functions.fail_in, 1)
     assert str(caught.value).startswith("process 1 of 2 failed; so did [0] after it\nTraceback")

@@ -15,11 +15,10 @@ from testing import functions
 pytestmark = pytest.mark.cuts
 
 
-@pytest.mark.parametrize("services", ["process 0", "stand-alone"])
-def test_a_global_sum_across_hosts(cluster, child_env, services):
-    bench = cluster(3, devices=2, network=True, services=services, env=child_env)
-    assert bench.run(functions.global_sum) == [(15.0, 6)] * 3
-    assert bench.run(functions.host, initialize=False) == [network.address_of(p) for p in range(3)]
+def test_a_global_sum_across_hosts(cluster, child_env):
+    bench = cluster(2, network=True, env=child_env)
+    assert bench.run(functions.global_sum) == [(1.0, 2)] * 2
+    assert bench.run(functions.host, initialize=False) == [network.address_of(p) for p in range(2)]
 
 
 def test_what_is_cut_off_hears_nothing_until_it_is_mended(cluster, child_env):
@@ -49,9 +48,17 @@ def test_the_names_stay_inside(cluster, child_env):
 
 def test_who_has_no_cable(cluster, child_env):
     bench = cluster(2, network=True, env=child_env)
-    for who in (2, "services", "the meeting place"):
+    for who in (2, "the meeting place", "JAX's service"):
         with pytest.raises(UsageError, match="has no cable of its own"):
             bench.cut(who)
+
+
+def test_each_service_that_stands_alone_has_a_cable(cluster, child_env):
+    bench = cluster(2, network=True, services="stand-alone", env=child_env)
+    for who in (0, 1, "the meeting place", "JAX's service"):
+        bench.cut(who)
+        bench.mend(who)
+    assert bench.run(functions.global_sum) == [(1.0, 2)] * 2
 
 
 def test_why_there_are_none(child_env):
