@@ -104,6 +104,9 @@ def find_circle(
       waiting: all open gatherings of the lane.
       waits_at: where a process waits in this lane.
     """
+    # Two ways to see at once that there is none; small groups are many, large ones few.
+    if len(start.line.members) < len(waiting) and not any(map(waits_at, start.missing(gone))):
+        return []
     goals = {
         g
         for g in waiting

@@ -291,9 +291,9 @@ class Meeting(Generic[To]):
         return [reply for g in circle for reply in self._finish(now, g, answer)]
 
     def _is_complete(self, gathering: Gathering[To]) -> bool:
-        members = gathering.line.members
-        excused = sum(p in members for p in self._gone) if gathering.survivors else 0
-        return len(gathering.arrived) + excused == len(members)
+        missing = len(gathering.line.members) - len(gathering.arrived)
+        excusable = self._gone if gathering.survivors and missing <= len(self._gone) else ()
+        return missing == sum(p in gathering.line.members for p in excusable)
 
     def _complete(self, now: float, gathering: Gathering[To]) -> list[Reply[To]]:
         """All have come."""
