@@ -172,7 +172,8 @@ def test_a_schedulers_signal_to_everybody_ends_nothing_that_is_still_needed(job,
 asked = threading.Event()
 signal.signal(int(sys.argv[4]), lambda *_: asked.set())
 say("listens")
-asked.wait()
+while not asked.wait(0.1):
+    pass  # a signal that comes just before a lock is waited for is handled only after the wait
 say(global_sum())
 barrier("saved")
 """
@@ -203,3 +204,20 @@ initialize()
         assert "cannot start the keeper of its host" in one.err.splitlines()[-1], one
         assert "refused" in one.err.splitlines()[-1]
     assert job.leaves_no_orphan()
+
+
+@pytest.mark.parametrize(
+    ("module", "words"), [("runtime.services", "JAX's service"), (KEEPER, "it ended, code -9")]
+)
+def test_what_runs_beside_the_processes_dies_before_the_devices_are_connected(
+    cluster, child_env, module, words
+):
+    bench = cluster(2, env=child_env, faults="initialize.after_hello@0:pause")
+    bench.start("shoal:process_index")
+    bench.wait_for_pause("initialize.after_hello", 0)
+    (pid,) = bench.pids(module)
+    os.kill(pid, signal.SIGKILL)
+    bench.release("initialize.after_hello")
+    for one in bench.wait():
+        assert (one.code, one.kind) == (74, "InitializeError"), one
+        assert words in one.error, one

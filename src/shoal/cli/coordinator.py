@@ -170,8 +170,7 @@ class _Services:
         ):
             line = spawned.first_line(_START_S)
             if not line:
-                words = spawned.last_words() or f"it did not start within {_START_S:g} s"
-                where = address_text(request.bind, port)
+                where, words = address_text(request.bind, port), spawned.last_words()
                 raise InitializeError(f"coordinator: {name} cannot start at {where}: {words}")
             found.append(str(json.loads(line)["address"]))
         with contextlib.suppress(BrokenPipeError):  # it ended: known in its turn

@@ -55,6 +55,7 @@ class HostKeeper:
 
         Raises:
           OSError: it cannot be started, cannot reach JAX's service, or is late.
+          ProcessLostError, PeerFailedError: somebody is gone meanwhile.
         """
         spawned, self._spawned = self._spawned or Spawned("shoal.runtime.host_keeper"), None
         welcome, left_s = joined.welcome, max(0.001, limit - time.monotonic())
@@ -73,10 +74,10 @@ class HostKeeper:
         with contextlib.suppress(BrokenPipeError):
             spawned.stdin.write(json.dumps(orders).encode() + b"\n")
             spawned.stdin.close()
-        line = spawned.first_line(left_s + 1.0)
+        # A service that has died meanwhile is waited for by the keeper, but need not be by us.
+        line = spawned.first_line(left_s + 1.0, check=joined.check)
         if not line:
-            words = spawned.last_words() or "it did not start in time"
-            raise OSError(words)
+            raise OSError(spawned.last_words())
         spawned.let_go()
         return str(json.loads(line)["address"])
 

@@ -66,9 +66,9 @@ def start(
     )
     line = spawned.first_line(timeout_s)
     if not line:
-        words = spawned.last_words() or f"it did not start within {timeout_s:.1f} s"
+        where, words = address_text(bind, port), spawned.last_words()
         raise InitializeError(
-            f"process 0 cannot start the meeting place at {address_text(bind, port)}: {words}\n"
+            f"process 0 cannot start the meeting place at {where}: {words}\n"
             "the address must be one of this host's own, with a free port"
         )
     spawned.let_go()
@@ -111,11 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(place.last_words(), file=sys.stderr)
         return 1
     told = json.loads(line) | {"jax_service": service.address if service else ""}
-    with contextlib.suppress(BrokenPipeError):  # process 0 is gone; others may be there
-        print(json.dumps(told), flush=True)
     link = ServiceLink("JAX's service", os.environ.get("SHOAL_TOKEN", ""))
     if service is not None:
-        link.open(told["address"])
+        link.open(told["address"])  # before anybody comes, who could not learn of its end else
+    with contextlib.suppress(BrokenPipeError):  # process 0 is gone; others may be there
+        print(json.dumps(told), flush=True)
     _stay(place, link)
     link.close()
     if service is not None:

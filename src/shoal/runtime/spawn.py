@@ -9,10 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import IO, cast
 
 __all__ = ["Spawned", "leave_signals_to_the_job"]
+
+_CHECK_S = 0.2
 
 
 class Spawned:
@@ -34,33 +36,52 @@ class Spawned:
             env={**os.environ, **(env or {})},
             start_new_session=True,
         )
+        self._why = ""
         self.pid = self._process.pid
         self.stdin = cast("IO[bytes]", self._process.stdin)
         self.stdout = cast("IO[bytes]", self._process.stdout)
 
-    def first_line(self, timeout_s: float) -> bytes:
-        """Return the first line that it prints; empty, and it is killed, if it ends or is late."""
+    def first_line(self, timeout_s: float, *, check: Callable[[], None] = lambda: None) -> bytes:
+        """Return the first line that it prints; empty, and it is killed, if it ends or is late.
+
+        Args:
+          timeout_s: how long.
+          check: called now and then; what it raises ends the wait, and kills it too.
+        """
         line = b""
         deadline = time.monotonic() + timeout_s
         readable = select.poll()  # select itself takes no descriptor above 1023
         readable.register(self.stdout, select.POLLIN)
-        while not line.endswith(b"\n"):
-            ready = readable.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            part = os.read(self.stdout.fileno(), 4096) if ready else b""
-            if not part:
-                self.stdin.close()
-                self.stdout.close()
-                self._process.kill()
-                self._process.wait()
-                return b""
-            line += part
+        try:
+            while not line.endswith(b"\n"):
+                left_s = deadline - time.monotonic()
+                if not readable.poll(max(0.0, min(left_s, _CHECK_S)) * 1000):
+                    if left_s <= 0:
+                        self._end(f"it did not start within {timeout_s:.1f} s")
+                        return b""
+                    check()
+                elif part := os.read(self.stdout.fileno(), 4096):
+                    line += part
+                else:
+                    self._end("")
+                    return b""
+        except BaseException:
+            self._end("")
+            raise
         return line
 
+    def _end(self, why: str) -> None:
+        self.stdin.close()
+        self.stdout.close()
+        self._process.kill()
+        code = self._process.wait()
+        self._why = why or f"it ended, code {code}"
+
     def last_words(self) -> str:
-        """Return the last line that it wrote to stderr, if any."""
+        """Return the last line that it wrote to stderr; else why it printed no first line."""
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
-        return said[-1] if said else ""
+        return said[-1] if said else self._why
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Wait until it has ended; return its code.
