@@ -62,31 +62,44 @@ def test_is_wrong():
 def test_has_a_fixture_that_cannot_travel(monkeypatch):
     pass
 
+class UnspeakableError(Exception):
+    def __str__(self):
+        raise RuntimeError("it has no words")
+
 @pytest.mark.processes(1)
-def test_passes():
+def test_raises_what_cannot_be_shown():
+    raise UnspeakableError(lambda: 0)
+
+@pytest.mark.processes(1)
+def test_passes(default="not a fixture"):
     assert os.environ["SHOAL_PROCESS_ID"] == "0"
     print("not shown")
 """
 
 
 def test_failures_are_told_with_their_traceback(child_env, tmp_path):
-    (tmp_path / "test_inner.py").write_text(INNER)
+    inner = tmp_path / "inner"  # not the current directory, which pytest itself imports from
+    inner.mkdir()
+    (inner / "test_inner.py").write_text(INNER)
+    (inner / "selectors.py").write_text("raise RuntimeError('a namesake')")
     command = [sys.executable, "-m", "pytest", "-p", "shoal.testing.pytest_plugin", "-rs"]
     done = subprocess.run(
-        [*command, "--strict-markers", "-p", "no:cacheprovider", str(tmp_path)],
+        [*command, "--strict-markers", "-p", "no:cacheprovider", str(inner)],
         cwd=tmp_path,
         env=child_env,
         capture_output=True,
         text=True,
         timeout=100,
     )
-    assert "3 failed, 1 passed, 1 skipped" in done.stdout, done.stdout
+    assert "4 failed, 1 passed, 1 skipped" in done.stdout, done.stdout
+    assert "During handling of the above" not in done.stdout, done.stdout
     for words in (
         "process 1 of 2 failed; so did [0] after it",
         "    assert 1 + 1 == 3",
         "Skipped: not today",
         "@pytest.mark.processes(2, initialise=False)",
         "is a MonkeyPatch, which does not travel",
+        "UnspeakableError: <exception str() failed>",
     ):
         assert words in done.stdout, words
 
