@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.runtime.coordinator import Point
+from shoal.runtime.gathering import Gathering, Line, Wait, find_circle
 from shoal.runtime.meeting import Meeting
 
 
@@ -329,3 +330,14 @@ def test_any_history_answers_all_or_none_and_nobody_past_the_deadline(actions):
         oracle.table.depart(process, "left")
     assert oracle.table.meeting.is_over
     assert not oracle.table.meeting._lines, "something is kept for nobody"
+
+
+def test_a_small_group_is_not_compared_with_thousands_of_others():
+    class Others(list):
+        def __iter__(self):
+            raise AssertionError("looked at all of them")
+
+    start = Gathering(Line(((0, 1), "main"), range(9)), survivors=False)
+    start.arrived[0] = Wait("to", 1, Point("x"), b"", 0.0)
+    others = Others(5 * [start])
+    assert find_circle(0, start, others, lambda process: None, gone=()) == []
