@@ -165,6 +165,7 @@ def test_what_cannot_travel_is_the_process_s_own_error(cluster, child_env):
         ({"processes": 2, "services": "none"}, "'none' is none of 'process 0', 'stand-alone'"),
         ({"processes": 2, "services": "launcher", "network": True}, "no network to cut"),
         ({"processes": 2, "deadline_s": 0}, "deadline_s=0"),
+        ({"processes": 2, "deadline_s": None}, "deadline_s=None"),
         ({"processes": 2, "faults": "x:kil"}, "did you mean 'kill'"),
         ({"processes": 0, "devices": 0, "deadline_s": -1}, "3 problems"),
     ],
@@ -211,6 +212,8 @@ def test_nothing_is_left_behind(cluster, child_env):
         folder = bench.folder
     assert bench.pids() == []
     assert not os.path.exists(folder)
+    with pytest.raises(UsageError, match="this cluster is closed"):
+        bench.start(functions.who)
 
 
 def test_nothing_is_left_when_the_test_is_killed(child_env, tmp_path):

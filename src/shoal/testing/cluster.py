@@ -137,8 +137,10 @@ class Cluster:
           named: further arguments of the function.
 
         Raises:
-          UsageError: it cannot run in another process.
+          UsageError: it cannot run in another process, or the cluster is closed.
         """
+        if not os.path.isdir(self.folder):
+            raise UsageError("this cluster is closed: make another one")
         asked = program_of(program, arguments, named, folder=self.folder, initialize=initialize)
         self._has_values = asked.is_function
         chosen = tuple(range(self.processes) if only is None else only)
@@ -346,6 +348,6 @@ def _offences(
         offences.append(f"services={services!r} is none of {', '.join(map(repr, WAYS))}")
     if network and services == "launcher":
         offences.append("shoal run starts all on one host: it has no network to cut")
-    if not deadline_s > 0:
+    if not isinstance(deadline_s, int | float) or not deadline_s > 0:
         offences.append(f"deadline_s={deadline_s!r} must be a positive number of seconds")
     return offences

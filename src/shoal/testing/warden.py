@@ -4,7 +4,8 @@
 
 The pipe's end means that the test is over or dead: every process that carries the test's mark in
 its environment is killed. A child inherits the mark, whatever session it moves to and whoever its
-parent is, so there are no orphans. (Linux. Elsewhere there is no /proc, and only the processes
+parent is, so there are no orphans, but for one that a program gave an environment without it and
+then left. (Linux. Elsewhere there is no /proc, and only the processes
 that the bench started itself are ended, by the bench.)
 
 With `--network N` the warden also holds N network namespaces and the hub that joins them; the
