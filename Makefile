@@ -26,7 +26,7 @@ test-newest: $(NEWEST)/.installed ## Run the test suite on the newest Python >= 
 test-faults-newest: $(NEWEST)/.installed ## The same on the newest Python and JAX
 	$(NEWEST)/bin/python -m pytest -m faults
 
-bench: $(VENV)/.installed ## Run every benchmark; one JSON line per row
+bench: $(VENV)/.benched ## Run every benchmark beside its peers; one JSON line per row
 	@for program in $$(grep -l __main__ benchmarks/*.py); do echo "== $$program"; $(VENV)/bin/python $$program || exit 1; done
 
 reference: $(VENV)/.installed ## Rewrite docs/reference.md from the docstrings
@@ -47,6 +47,10 @@ $(VENV)/.installed: $(INPUTS)
 	@python=$$(.ci/find-python default) || \
 	  { echo "no Python >= 3.11 found; set PYTHON to one" >&2; exit 1; }; \
 	.ci/install $(VENV) "$$python" demo,test,lint
+	@touch $@
+
+$(VENV)/.benched: $(VENV)/.installed
+	@.ci/install $(VENV) $(VENV)/bin/python demo,test,lint,bench
 	@touch $@
 
 $(NEWEST)/.installed: $(INPUTS)
