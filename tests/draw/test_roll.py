@@ -14,14 +14,14 @@ from shoal.runtime.coordinator import Member
 EPOCH, LOAD = "'epoch' (train.py:31 (main))", "'load' (data.py:10 (batches))"
 TABLE = """\
 3 processes at a:1 on host0: 2 here, 1 failed; median step 14.0 ms
-process  state   step      step time  where                                  since  memory
+process  state   step       own time  where                                  since  memory
 ──────────────────────────────────────────────────────────────────────────────────────────
 2        failed                       KeyError: 'k'                          9.0 s
 1        here      11  18.0 ms, 1.3x  last at 'load' (data.py:10 (batches))   61 s
 0        here      12  10.0 ms, 0.7x  waits at 'epoch' (train.py:31 (main))  4.0 s   1 GiB
 JAX's service (host0): lost: its connection closed (killed?)
 another: here"""
-STATES = ("here", "silent", "absent", "left", "lost", "failed")
+STATES = ("here", "stopped", "silent", "absent", "left", "lost", "failed")
 
 
 def waiting(process: int, **known: object) -> Member:
@@ -124,7 +124,7 @@ def test_orders(order, expected):
 
 def test_a_row_shows_the_worst_of_those_in_it():
     (row,) = rows_of(many(3, p1=waiting(1, since_s=9.0, step_s=0.012, memory_bytes=7)))
-    assert (row.since_s, row.step_s, row.memory_bytes) == (9.0, 0.012, 7)
+    assert (row.since_s, row.own_s, row.memory_bytes) == (9.0, 0.012, 7)
     assert row.slowness == pytest.approx(1.2)
 
 
@@ -175,6 +175,25 @@ def test_how_long_a_process_is_silent_is_said_beside_where_it_was():
     said = "silent for 12.0 s; step 12, waits at 'epoch' since 13.0 s"
     text = plain(render_roll(many(3, p1=waiting(1)._replace(state="silent", said=said))), 300)
     assert f"  silent for 12.0 s; waits at {EPOCH}  " in text
+
+
+def test_who_is_stopped_comes_first_and_is_said_to_be():
+    said = "stopped (SIGSTOP?) for 3.0 s; step 12, last at 'epoch', 4.0 s ago"
+    roll = many(5, p3=waiting(3, is_waiting=False)._replace(state="stopped", said=said))
+    assert first_processes(roll) == [3, 0]
+    text = plain(render_roll(roll), 300)
+    assert ": 4 here, 1 stopped; " in text
+    assert f"  stopped    12  10.0 ms, 1.0x  last at {EPOCH}  " in text
+
+
+def test_who_is_slow_where_all_wait_for_it_is_marked_by_its_own_time():
+    others = {f"p{p}": waiting(p, step_s=0.05, wait_s=0.03) for p in (0, 1, 3, 4)}
+    roll = many(5, p2=waiting(2, step_s=0.05), **others)
+    assert (roll.median_step_s, roll.median_own_s) == (0.05, pytest.approx(0.02))
+    assert first_processes(roll) == [2, 0]
+    text = plain(render_roll(roll), 300)
+    assert "; median step 50.0 ms, own 20.0 ms\n" in text
+    assert "  50.0 ms, 2.5x  " in text
 
 
 def test_a_table_that_is_too_wide_folds_the_place_and_loses_nothing_else():

@@ -46,10 +46,10 @@ def test_a_beat_is_answered_and_shown(open_place):
     place = open_place(2)
     first, _ = place.job()
     first.beat()
-    first.beat(step=None, step_s=None)
+    first.beat(step=None, wait_s=0.075)
     member = place.ask("members")["members"][0]
     assert member[2:4] == ["here", "step 3, joined, 0.0 s ago"]
-    assert member[4:] == [3, "", 0.0, False, None, 7, 100]
+    assert member[4:] == [3, "", 0.0, False, 0.1, 7, 100, 0.075]
 
 
 def test_who_is_lost_or_failed_is_told_to_all_who_live_and_who_left_to_nobody(open_place):
@@ -113,10 +113,11 @@ def test_who_is_silent_is_named_to_those_who_wait_and_lost_much_later(open_place
     place.turn(2.5, beating=(first, third))
     assert second.told() == {"is": "lost", "body": "silent for 4 s"}
     assert second.told() is None
-    assert first.told() == gone(1, "lost", "silent for 4 s")
+    words = "silent for 4 s; step 3, last at 'x' (a.py:1 (f)), 1004.0 s before"
+    assert first.told() == gone(1, "lost", words)
     answer = lane.told()
     assert (answer["is"], answer["ticket"]) == ("lost", 1)
-    assert json.loads(answer["body"]) == {"gone": [[1, "silent for 4 s"]]}
+    assert json.loads(answer["body"]) == {"gone": [[1, words]]}
 
 
 def test_what_was_said_is_read_before_anybody_is_judged():
@@ -146,14 +147,21 @@ def test_a_keeper_tells_who_is_stopped_and_who_has_ended(open_place):
     job = place.job()
     keeper = place.keeper(job[0])
     keeper.say("states", stopped=[1], ended=[2])
-    place.turn_until("here", "here", "lost", "here", beating=(job[0], job[1], job[3]))
+    place.turn_until("here", "stopped", "lost", "here", beating=(job[0], job[1], job[3]))
+    told = place.ask("members")["members"]
+    assert told[1][3].startswith("stopped (SIGSTOP?) for ")
+    keeper.say("states", stopped=[], ended=[])
+    place.until_states("here", "here", "lost", "here")
+    keeper.say("states", stopped=[1], ended=[])
     words = "its process ended without a word"
     assert job[2].told() == {"is": "lost", "body": words}
     assert job[0].told() == gone(2, "lost", words)
     assert job[1].told() == gone(2, "lost", words)
     place.turn_until("here", "lost", "lost", "here", beating=(job[0], job[3]))
     assert job[1].told() == {"is": "lost", "body": "stopped (SIGSTOP?), silent for 1 s"}
-    assert job[0].told() == gone(1, "lost", "stopped (SIGSTOP?), silent for 1 s")
+    lost = job[0].told()
+    assert lost["body"].startswith("stopped (SIGSTOP?), silent for 1 s; step 3, last at 'x' (a.py:")
+    assert lost == gone(1, "lost", lost["body"])
 
 
 def test_who_says_bye_before_it_ends_is_not_lost(open_place):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from shoal.errors import PeerFailedError, ProcessLostError, UsageError, UsageTypeError
+from shoal.runtime.coordinator import Point
 from shoal.runtime.coordinator_local import LocalJob
 from shoal.runtime.rollcall import RollCall, roll_call, roll_call_with
 from shoal.runtime.step import step, step_with
@@ -153,8 +154,46 @@ def test_a_roll_call_says_who_is_slow_against_all(clock):
     lines = str(call).splitlines()
     assert lines[0] == "3 of 4 processes are here; median step 1 s"
     assert lines[3].startswith("  process 2 (c): here: step 12, last at 'step' (tests/")
-    assert "; step 5 s (5.00x)" in lines[3]
+    assert "; own time 5 s (5.00x)" in lines[3]
     assert lines[4].startswith("  process 3 (d): lost: killed, 0.0 s ago")
+
+
+def test_who_is_slow_is_found_where_all_wait_for_it_in_each_step(clock):
+    """All steps take equally long there: the others wait inside the step."""
+    job = LocalJob(3, hosts=list("abc"), clock=clock)
+    for coordinator, own_s in zip(job.coordinators, (2.0, 8.0, 2.0), strict=True):
+        with step_with(coordinator, 1), step_with(coordinator, 2):
+            clock.now += own_s
+            _wait(coordinator.progress, clock, 10.0 - own_s)
+    call = roll_call_with(job.coordinators[0])
+    assert [m.step_s for m in call.members] == [10.0] * 3
+    assert [m.wait_s for m in call.members] == [8.0, 2.0, 8.0]
+    assert (call.median_step_s, call.median_own_s) == (10.0, 2.0)
+    assert [(m.process, ratio) for m, ratio in call.slowest(2)] == [(1, 4.0), (0, 1.0)]
+    lines = str(call).splitlines()
+    assert lines[0] == "3 of 3 processes are here; median step 10 s, 2 s without waiting"
+    assert "; own time 8 s (4.00x)" in lines[2]
+
+
+def test_only_waits_within_a_step_count(pair, clock):
+    first = pair.coordinators[0]
+    _wait(first.progress, clock, 100.0)
+    with step_with(first, 1):
+        clock.now += 3
+    _wait(first.progress, clock, 100.0)
+    assert (first.progress.step_s, first.progress.wait_s) == (3.0, 0.0)
+    with pytest.raises(KeyError), step_with(first, 2):  # noqa: PT012
+        _wait(first.progress, clock, 5.0)
+        raise KeyError
+    assert first.progress.wait_s == 0.0
+
+
+def _wait(progress, clock, seconds):
+    """Do what a meeting does that takes so long."""
+    point = Point("epoch", site="t.py:3 (f)")
+    progress.come(point, clock.now)
+    clock.now += seconds
+    progress.go(point)
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])

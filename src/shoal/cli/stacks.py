@@ -54,6 +54,7 @@ Exit code:
 
 _INDICES = re.compile(r"\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*")
 _OWN = "Thread 'shoal "
+_MAY_BE = "frozen, cut off, or native code holds its interpreter lock"
 _MOST_PROCESSES = 1 << 20
 
 _Processes = Annotated[str | None, typer.Argument(metavar="PROCESSES", hidden=True)]
@@ -176,9 +177,9 @@ def _why_silent(member: Member) -> str:
         verb = "has" if member.state in ("failed", "left") else "is"
         return f"{name} {verb} {member.state}: {standing(member)}"
     pid = f"pid {member.pid}: " if member.pid else ""
-    told = "frozen, cut off, or native code holds its interpreter lock"
-    said = f"; {member.said}" if member.said else ""
-    return f"{name} does not answer: {pid}{told}{said}"
+    may = [] if member.state == "stopped" else [_MAY_BE]  # and what is known is said
+    told = "; ".join([*may, *filter(None, [member.said])])
+    return f"{name} does not answer: {pid}{told}"
 
 
 def _facts(roll: Roll, chosen: list[Member], answers: dict[int, str]) -> dict[str, Any]:

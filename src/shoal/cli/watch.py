@@ -41,12 +41,15 @@ Examples:
 
 \b
 Read it from the top: who is not where most are comes first, for that is whom
-the others wait for. Lost, failed and silent processes lead; then the slow (1.5
-times the median step or more) and those that are furthest behind. Where rows
-do not fit, processes at the same place share one, with the slowest step,
-the longest time and the largest memory among them.
+the others wait for. Lost, failed, stopped and silent processes lead; then the
+slow (1.5 times the median or more) and those that are furthest behind. Where
+rows do not fit, processes at the same place share one, with the slowest own
+time, the longest time there and the largest memory among them.
+  own time    of a step, without what it waited for others in calls of shoal;
+              the median of its last 64, and how many times that of all
   waits at 'x' (train.py:31 (main))   in a call that waits for others
   last at 'x' (train.py:31 (main))    its last call of shoal, and it went on
+  stopped                             a signal froze it (SIGSTOP, a debugger)
   silent                              it runs, but gives no sign of life
 
 \b
@@ -251,16 +254,21 @@ def _write(file: IO[bytes] | None, roll: Roll) -> None:
 
 def facts_of(roll: Roll) -> dict[str, Any]:
     """Return all that is known of a job now, as `--json` and `--log` write it."""
-    median_s = roll.median_step_s
+    median_own_s = roll.median_own_s
     return {
         "time": utc_text(),
         "address": roll.address,
         "num_processes": len(roll.members),
         "counts": roll.counts,
-        "median_step_s": median_s,
+        "median_step_s": roll.median_step_s,
+        "median_own_s": median_own_s,
         "processes": [
             member._asdict()
-            | {"slowness": slowness_of(member, median_s), "where": standing(member)}
+            | {
+                "own_s": member.own_s,
+                "slowness": slowness_of(member, median_own_s),
+                "where": standing(member),
+            }
             for member in roll.members
         ],
         "services": [service._asdict() for service in roll.services],

@@ -35,16 +35,22 @@ __all__ = [
 ]
 
 GONE = ("left", "failed", "lost")  # who is in one of these states does not come back
-SLOW = 1.5  # a step time this many times the median is worth a row of its own
-_URGENCY = {"failed": 0, "lost": 0, "silent": 1, "absent": 2, "here": 3, "left": 4}
-_STYLES = {"failed": "bold red", "lost": "bold red", "silent": "bold yellow", "left": "dim"}
-_STATES = ("here", "silent", "absent", "failed", "lost", "left")
+SLOW = 1.5  # an own time this many times the median is worth a row of its own
+_URGENCY = {"failed": 0, "lost": 0, "stopped": 1, "silent": 1, "absent": 2, "here": 3, "left": 4}
+_STYLES = {
+    "failed": "bold red",
+    "lost": "bold red",
+    "stopped": "bold yellow",
+    "silent": "bold yellow",
+    "left": "dim",
+}
+_STATES = ("here", "stopped", "silent", "absent", "failed", "lost", "left")
 _COLUMNS: Mapping[str, Mapping[str, Any]] = {
     "process": {"no_wrap": True},
     "host": {"no_wrap": True, "overflow": "ellipsis", "max_width": 24},
     "state": {"no_wrap": True},
     "step": {"no_wrap": True, "justify": "right"},
-    "step time": {"no_wrap": True, "justify": "right"},
+    "own time": {"no_wrap": True, "justify": "right"},
     "where": {"overflow": "fold"},
     "since": {"no_wrap": True, "justify": "right"},
     "memory": {"no_wrap": True, "justify": "right"},
@@ -87,6 +93,12 @@ class Roll(NamedTuple):
         times_s = [m.step_s for m in self.members if m.step_s is not None and m.state not in GONE]
         return statistics.median(times_s) if times_s else None
 
+    @property
+    def median_own_s(self) -> float | None:
+        """The same without what each waited for others in its steps, seconds."""
+        times_s = [m.own_s for m in self.members if m.own_s is not None and m.state not in GONE]
+        return statistics.median(times_s) if times_s else None
+
 
 class Row(NamedTuple):
     """Processes that stand at the same place. Its numbers are the worst of them."""
@@ -101,9 +113,9 @@ class Row(NamedTuple):
         return self.members[0]
 
     @property
-    def step_s(self) -> float | None:
-        """The slowest step time, seconds."""
-        return max((m.step_s for m in self.members if m.step_s is not None), default=None)
+    def own_s(self) -> float | None:
+        """The own time of the slowest, seconds."""
+        return max((m.own_s for m in self.members if m.own_s is not None), default=None)
 
     @property
     def since_s(self) -> float:
@@ -131,7 +143,7 @@ ORDERS: Mapping[str, Callable[[Row], tuple[object, ...]]] = {
     "process": lambda row: (),  # and for equal rows the process decides
     "host": lambda row: (row.first.host,),
     "step": lambda row: (-1 if row.first.step is None else row.first.step,),
-    "time": lambda row: (-(row.step_s or 0.0),),
+    "time": lambda row: (-(row.own_s or 0.0),),
     "since": lambda row: (-row.since_s,),
     "memory": lambda row: (-row.memory_bytes,),
 }
@@ -148,7 +160,7 @@ def rows_of(roll: Roll, *, order: str = "telling", fold: bool = True) -> list[Ro
     alike = Counter(_scene(member) for member in roll.members)
     scene, size = alike.most_common(1)[0] if alike else (None, 0)
     majority = scene if 2 * size > len(roll.members) > 2 else None
-    median_s = roll.median_step_s
+    median_s = roll.median_own_s
     groups: dict[object, list[tuple[Member, float | None]]] = {}
     for member in roll.members:
         slowness = slowness_of(member, median_s)
@@ -171,8 +183,8 @@ def _scene(member: Member) -> tuple[object, ...]:
 
 
 def slowness_of(member: Member, median_s: float | None) -> float | None:
-    """Return how many times the median its step takes; None where that is not known."""
-    return member.step_s / median_s if median_s and member.step_s is not None else None
+    """Return its own time in a step as a multiple of the median; None: one is not known."""
+    return member.own_s / median_s if median_s and member.own_s is not None else None
 
 
 def standing(member: Member) -> str:
@@ -221,6 +233,9 @@ def _title(roll: Roll, hosts: Sequence[str]) -> Text:
         text.append(f"{size} {state}", style=_STYLES.get(state, ""))
     if (median_s := roll.median_step_s) is not None:
         text.append(f"; median step {in_seconds(median_s)}")
+        own_s = roll.median_own_s
+        if own_s is not None and own_s < 0.99 * median_s:
+            text.append(f", own {in_seconds(own_s)}")
     return text
 
 
@@ -246,7 +261,7 @@ def _cells(row: Row) -> dict[str, Text]:
         "host": Text(first.host if len(hosts) == 1 else f"{len(hosts)} hosts"),
         "state": Text(first.state, style=_STYLES.get(first.state, "")),
         "step": Text("" if first.step is None else str(first.step)),
-        "step time": _pace(row),
+        "own time": _pace(row),
         "where": Text(standing(first)),
         "since": Text(in_seconds(row.since_s) if is_gone or first.place else ""),
         "memory": Text("" if is_gone or not row.memory_bytes else in_bytes(row.memory_bytes)),
@@ -254,11 +269,11 @@ def _cells(row: Row) -> dict[str, Text]:
 
 
 def _pace(row: Row) -> Text:
-    if row.step_s is None:
+    if row.own_s is None:
         return Text("")
     times = "" if row.slowness is None else f", {row.slowness:.1f}x"
     is_slow = row.slowness is not None and row.slowness >= SLOW
-    return Text(f"{in_seconds(row.step_s)}{times}", style="bold yellow" if is_slow else "")
+    return Text(f"{in_seconds(row.own_s)}{times}", style="bold yellow" if is_slow else "")
 
 
 def _processes(members: Sequence[Member]) -> str:

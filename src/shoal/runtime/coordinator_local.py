@@ -71,6 +71,7 @@ class LocalJob:
         """Let a process be gone: "left", "failed" or "lost"."""
         with self._lock:
             self._deliver(self._meeting.depart(self.clock(), process, state, words))
+            words = self._meeting.epitaph(process)
         if state != "left":
             for coordinator in self.coordinators:
                 coordinator.troubles.hear(process, "", state, words)

@@ -20,6 +20,7 @@ __all__ = [
     "find_circle",
     "place_text",
     "sides_facts",
+    "what_of",
 ]
 
 To = TypeVar("To", bound=Hashable)
@@ -144,6 +145,11 @@ def place_text(point: Point) -> str:
     return f"{point.name!r}{lane}" + (f" ({point.site})" if point.site else "")
 
 
+def what_of(point: Point) -> tuple[str, str, bool]:
+    """Return what must be equal."""
+    return point.name, point.fingerprint, point.survivors
+
+
 def sides_facts(gathering: Gathering[Any]) -> dict[str, Any]:
     """Group who arrived by what they came for; the first to come speaks for its side."""
     sides: dict[tuple[str, str, bool], tuple[str, list[int]]] = {}
@@ -152,8 +158,7 @@ def sides_facts(gathering: Gathering[Any]) -> dict[str, Any]:
         point = wait.point
         told = f"{point.name!r}" + (f" [{point.fingerprint[:400]}]" if same_name else "")
         told += f" at {point.site}" if point.site else ""
-        side = (point.name, point.fingerprint, point.survivors)
-        sides.setdefault(side, (told, []))[1].append(process)
+        sides.setdefault(what_of(point), (told, []))[1].append(process)
     rows = sorted((sorted(processes), told) for told, processes in sides.values())
     return {"sides": [[told, processes] for processes, told in rows]}
 

@@ -155,7 +155,7 @@ class Job:
         self.answer(meeting.depart(self.now(), process, state, words))
         if state != "left":
             name = f"process {process} ({self.joining.hosts[process]})"
-            self.push_gone(process, name, state, words)
+            self.push_gone(process, name, state, meeting.epitaph(process))
 
     def end_life(self, life: Life, reason: str) -> None:
         """The connection that lived as long as a process has ended."""
@@ -219,8 +219,10 @@ class Job:
         self, of: Collection[int], stopped: Collection[int], ended: Collection[int]
     ) -> None:
         """A keeper says which of its processes are stopped or have ended."""
-        ran_s = self._running.read(self.now())
-        self._liveness.states(ran_s, of, stopped=stopped, ended=ended)
+        now = self.now()
+        self._liveness.states(self._running.read(now), of, stopped=stopped, ended=ended)
+        if self.meeting is not None:
+            self.meeting.stop(now, of, stopped)
 
     def _release_keepers(self) -> None:
         """The job is over. Its processes may live on; who keeps them hears it by the end."""

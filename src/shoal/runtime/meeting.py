@@ -29,6 +29,7 @@ from shoal.runtime.gathering import (
     circle_facts,
     find_circle,
     sides_facts,
+    what_of,
 )
 from shoal.runtime.losses import Losses
 from shoal.runtime.messages import Beat
@@ -65,7 +66,7 @@ class Meeting(Generic[To]):
         self._everybody = range(len(hosts))
         self._lines: dict[tuple[tuple[int, ...] | None, str], Line[To]] = {}
         self._open: dict[str, set[Gathering[To]]] = {}  # by lane
-        self._losses = Losses(lambda process: self._records[process].words)
+        self._losses = Losses(self.epitaph)
         self._gone = self._losses.states
         self._stack_grace_s = stack_grace_s
         # About a gathering that is late, or about whoever asked: (to, ticket).
@@ -85,6 +86,10 @@ class Meeting(Generic[To]):
     def has_gone(self, process: int) -> bool:
         """Has this process left, failed or been lost?"""
         return process in self._gone
+
+    def epitaph(self, process: int) -> str:
+        """Return why it is gone, and where it was last."""
+        return self._records[process].epitaph
 
     def arrive(
         self,
@@ -157,6 +162,11 @@ class Meeting(Generic[To]):
             record.silent_since = silent_since
             record.state = "here" if silent_since is None else "silent"
 
+    def stop(self, now: float, of: Iterable[int], stopped: Collection[int]) -> None:
+        """Their host's keeper says which of these are stopped."""
+        for process in set(of) - self._gone.keys():
+            self._records[process].stop(now, is_stopped=process in stopped)
+
     def depart(self, now: float, process: int, state: str, words: str) -> list[Reply[To]]:
         """A process is gone: "left", "failed" or "lost". Only the first such word counts.
 
@@ -166,9 +176,7 @@ class Meeting(Generic[To]):
         if process in self._gone:
             return []
         self._gone[process] = state
-        record = self._records[process]
-        record.state, record.silent_since = state, None
-        record.note(now, words)
+        self._records[process].leave(now, state, words)
         replies: list[Reply[To]] = []
         for line in [line for line in self._lines.values() if process in line.members]:
             for gathering in list(line.gatherings):
@@ -241,18 +249,15 @@ class Meeting(Generic[To]):
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = Line(key, self._everybody)
-        found = None
         for gathering in line.gatherings:
             if point.survivors:
                 gathering.owing.discard(process)
             if gathering.expects(process):
-                found = gathering
-                break
-        if found is None:
-            found = Gathering(line, point.survivors)
-            line.gatherings.append(found)
-            self._open.setdefault(point.lane, set()).add(found)
-        return found
+                return gathering
+        opened = Gathering(line, point.survivors)
+        line.gatherings.append(opened)
+        self._open.setdefault(point.lane, set()).add(opened)
+        return opened
 
     def _starts_again(self, gathering: Gathering[To]) -> bool:
         """After a loss, some know of it and start again, and others have yet to be told."""
@@ -267,7 +272,7 @@ class Meeting(Generic[To]):
                 return self._finish(now, gathering, self._losses.answer(line.members))
             if self._records[process].acknowledged < len(self._losses.services):
                 return self._finish(now, gathering, self._losses.service_answer())
-        if mine is not first and _what(mine) != _what(first):
+        if mine is not first and what_of(mine) != what_of(first):
             return self._finish(now, gathering, Answer("diverged", sides_facts(gathering)))
         if self._is_complete(gathering):
             return self._complete(now, gathering)
@@ -393,8 +398,3 @@ class Meeting(Generic[To]):
         missing = gathering.missing(self._gone)
         words = [[p, self._records[p].said(now)] for p in missing[:_WORDS]]
         return {"missing": missing, "words": words}
-
-
-def _what(point: Point) -> tuple[str, str, bool]:
-    """Return what must be equal."""
-    return point.name, point.fingerprint, point.survivors

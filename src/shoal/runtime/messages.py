@@ -22,18 +22,21 @@ class Beat(NamedTuple):
     since_s: float  # seconds since then
     step_s: float | None  # median time of its last steps
     memory_bytes: int  # resident
+    wait_s: float = 0.0  # how much of `step_s` it waited for others
 
 
 def beat_of(header: Mapping[str, Any]) -> Beat:
     """Return the fields of a beat."""
     step_s = None if header.get("step_s") is None else number_field(header, "step_s")
     since_s = number_field(header, "since_s")
+    wait_s = number_field(header, "wait_s") if "wait_s" in header else 0.0
     return Beat(
         step=step_of(header),
         place=text_field(header, "place")[:_MOST_TEXT],
         since_s=0.0 if since_s == math.inf else max(0.0, since_s),
         step_s=step_s,
         memory_bytes=max(0, whole_field(header, "memory_bytes")),
+        wait_s=max(0.0, min(wait_s, step_s or 0.0)),
     )
 
 

@@ -46,6 +46,12 @@ class Member(NamedTuple):
     step_s: float | None = None  # median time of its last steps, seconds
     memory_bytes: int = 0  # resident
     pid: int = 0
+    wait_s: float = 0.0  # how much of `step_s` it waited for others in calls of shoal
+
+    @property
+    def own_s(self) -> float | None:
+        """The time of a step without its waits for others, seconds: by it the slow are known."""
+        return None if self.step_s is None else self.step_s - self.wait_s
 
 
 def checked(

@@ -22,12 +22,25 @@ STEPS = 64  # how many of the last steps count for the median
 class Progress:
     """The step, the last call of shoal, and the times of the last steps."""
 
-    __slots__ = ("_clock", "_last", "_timed", "_times_s", "ended", "is_waiting", "outer", "step")
+    __slots__ = (
+        "_clock",
+        "_last",
+        "_own_s",
+        "_timed",
+        "_times_s",
+        "_waited_s",
+        "ended",
+        "is_waiting",
+        "outer",
+        "step",
+    )
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: tuple[Point | str, float] = ("", clock())
         self._times_s = [0.0] * STEPS  # a ring
+        self._own_s = [0.0] * STEPS  # the same, without the waits for others
+        self._waited_s = 0.0  # for others, so far
         self._timed = 0
         self.step: int | None = None  # the label: the last one that began, or goes on
         self.outer: int | None = None  # the innermost one that has not ended
@@ -53,6 +66,19 @@ class Progress:
         times_s = self._times_s[: min(self._timed, STEPS)]
         return statistics.median(times_s) if times_s else None
 
+    @property
+    def wait_s(self) -> float:
+        """How much of `step_s` it waited for others, seconds.
+
+        Where all wait for the slowest in each step, all steps take equally long; who is slow shows
+        in the rest.
+        """
+        timed = min(self._timed, STEPS)
+        if not timed:
+            return 0.0
+        own_s = statistics.median(self._own_s[:timed])
+        return max(0.0, statistics.median(self._times_s[:timed]) - own_s)
+
     def come(self, point: Point, now: float) -> None:
         """The main line waits for others at `point`."""
         self._last = (point, now)
@@ -60,21 +86,26 @@ class Progress:
 
     def go(self, point: Point) -> None:
         """The wait is over, well or not."""
-        self._last = (point, self._clock())
+        now = self._clock()
+        self._waited_s += now - self._last[1]
+        self._last = (point, now)
         self.is_waiting = False
 
-    def begin(self, step: int, place: str) -> float:
-        """A step begins; return when."""
+    def begin(self, step: int, place: str) -> tuple[float, float]:
+        """A step begins; return when, and how long it had waited for others until then."""
         now = self._clock()
         self.step = step
         self._last = (place, now)
-        return now
+        return now, self._waited_s
 
-    def end(self, began: float | None, place: str) -> None:
+    def end(self, began: tuple[float, float] | None, place: str) -> None:
         """A step ends. Without `began` it is not timed."""
         now = self._clock()
         if began is not None:
-            self._times_s[self._timed % STEPS] = now - began
+            began_at, waited_s = began
+            took_s = now - began_at
+            self._times_s[self._timed % STEPS] = took_s
+            self._own_s[self._timed % STEPS] = took_s - (self._waited_s - waited_s)
             self._timed += 1
         self.ended += 1
         self._last = (place, now)
@@ -86,6 +117,7 @@ class Progress:
             "place": self.place,
             "since_s": max(0.0, self._clock() - self.since),
             "step_s": self.step_s,
+            "wait_s": self.wait_s,
             "memory_bytes": memory_bytes(),
         }
 

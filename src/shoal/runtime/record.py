@@ -13,8 +13,6 @@ __all__ = ["Record"]
 
 To = TypeVar("To", bound=Hashable)
 
-_SAME_S = 0.1  # a beat tells of an arrival again; it comes later by less than this
-
 
 class Record(Generic[To]):
     """One process: its last words, its last beat, and where it waits."""
@@ -24,6 +22,7 @@ class Record(Generic[To]):
         "beat",
         "beat_came",
         "blocked",
+        "epitaph",
         "host",
         "index",
         "pid",
@@ -31,6 +30,7 @@ class Record(Generic[To]):
         "silent_since",
         "state",
         "step",
+        "stopped_since",
         "when",
         "words",
     )
@@ -47,6 +47,8 @@ class Record(Generic[To]):
         self.beat: Beat | None = None
         self.beat_came = now  # when it came to the place that its beat tells
         self.silent_since: float | None = None
+        self.stopped_since: float | None = None  # its host's keeper says that it is stopped
+        self.epitaph = ""  # why it is gone, and where it was last
         self.acknowledged = 0  # so many lost services are none of its errors any more
         self.blocked: dict[str, Gathering[To]] = {}  # where it waits, by lane
 
@@ -59,25 +61,57 @@ class Record(Generic[To]):
         self.beat, self.beat_came = beat, now - beat.since_s
         self.step = self.step if beat.step is None else beat.step
 
+    def stop(self, now: float, *, is_stopped: bool) -> None:
+        """A signal has stopped it, or it goes on."""
+        if not is_stopped:
+            self.stopped_since = None
+        elif self.stopped_since is None:
+            self.stopped_since = now
+
+    def leave(self, now: float, state: str, words: str) -> None:
+        """It is gone."""
+        is_trace = "\n" in words.strip()  # which says where
+        self.epitaph = words if is_trace else words + self._last_seen(now)
+        self.state, self.silent_since, self.stopped_since = state, None, None
+        self.note(now, words)
+
     def said(self, now: float) -> str:
         """Return its last words: where it waits or what it last did; or why it is gone."""
         if self.state in ("left", "lost", "failed"):
             return f"{self.words.rstrip()}, {now - self.when:.1f} s ago"
-        silent = (
-            "" if self.silent_since is None else f"silent for {now - self.silent_since:.1f} s; "
-        )
+        return self._still(now) + self._where(now)
+
+    def _still(self, now: float) -> str:
+        if self.stopped_since is not None:
+            return f"stopped (SIGSTOP?) for {now - self.stopped_since:.1f} s; "
+        if self.silent_since is not None:
+            return f"silent for {now - self.silent_since:.1f} s; "
+        return ""
+
+    def _last_seen(self, now: float) -> str:
+        waits = self._waits()
+        _, place, since = self._last()
+        if waits:
+            told = f"waited at {place_text(waits[0].point)} for {now - waits[0].since:.1f} s"
+        elif place:
+            told = f"last at {place}, {now - since:.1f} s before"
+        else:
+            return ""
+        return "; " + ("" if self.step is None else f"step {self.step}, ") + told
+
+    def _where(self, now: float) -> str:
         step = "" if self.step is None else f"step {self.step}, "
         waits = "; ".join(
             f"waits at {place_text(wait.point)} since {now - wait.since:.1f} s"
             for wait in self._waits()
         )
         if waits:
-            return silent + step + waits
+            return step + waits
         words, place, since = self._last()
         told = f"{words} {place}".strip()
         if told.startswith(step.removesuffix(", ")):
             step = ""  # they are words of its own about the step
-        return f"{silent}{step}{told}, {now - since:.1f} s ago"
+        return f"{step}{told}, {now - since:.1f} s ago"
 
     def member(self, now: float) -> Member:
         """Return all that is known."""
@@ -90,7 +124,7 @@ class Record(Generic[To]):
         return Member(
             self.index,
             self.host,
-            self.state,
+            self.state if self.stopped_since is None else "stopped",
             self.said(now),
             step=self.step,
             place=place,
@@ -108,7 +142,11 @@ class Record(Generic[To]):
         return [self.blocked[lane].arrived[self.index] for lane in lanes]
 
     def _last(self) -> tuple[str, str, float]:
-        """Return what it did last, where, and when: the newer one of arrivals and beats."""
-        if self.beat and self.beat.place and self.beat_came > self.when + _SAME_S:
-            return "last at", self.beat.place, self.beat_came
-        return self.words, place_text(self.point) if self.point else "", self.when
+        """Return what it did last, where, and when: the newer one of arrivals and beats.
+
+        A beat that comes after an arrival may tell of it again: it names the same place.
+        """
+        beat, place = self.beat, place_text(self.point) if self.point else ""
+        if beat and beat.place and beat.place != place and self.beat_came > self.when:
+            return "last at", beat.place, self.beat_came
+        return self.words, place, self.when

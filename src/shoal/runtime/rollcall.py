@@ -24,8 +24,18 @@ class RollCall(NamedTuple):
         times_s = [m.step_s for m in self.members if m.step_s is not None]
         return statistics.median(times_s) if times_s else None
 
+    @property
+    def median_own_s(self) -> float | None:
+        """The same without what each waited for others in its steps, seconds."""
+        times_s = [m.own_s for m in self.members if m.own_s is not None]
+        return statistics.median(times_s) if times_s else None
+
     def slowest(self, n: int = 3) -> tuple[tuple[Member, float], ...]:
         """Return the `n` processes whose steps take longest, each with its ratio to the median.
+
+        By their own time, without their waits for others in calls of shoal: in a job that meets in
+        each step all steps take equally long. A wait inside a collective of JAX is own time, for
+        nobody can see it.
 
         >>> from shoal.runtime.coordinator import Member
         >>> times_s = [1.0, 4.0, 2.0]
@@ -34,23 +44,25 @@ class RollCall(NamedTuple):
         >>> [(member.process, ratio) for member, ratio in call.slowest(2)]
         [(1, 2.0), (2, 1.0)]
         """
-        median_s = self.median_step_s
-        timed = [(m, m.step_s) for m in self.members if m.step_s is not None]
+        median_s = self.median_own_s
+        timed = [(m, m.own_s) for m in self.members if m.own_s is not None]
         timed.sort(key=lambda pair: -pair[1])  # stable: of equals the lowest process first
-        return tuple((m, step_s / median_s if median_s else 1.0) for m, step_s in timed[:n])
+        return tuple((m, own_s / median_s if median_s else 1.0) for m, own_s in timed[:n])
 
     def __str__(self) -> str:
-        median_s = self.median_step_s
-        here = sum(member.state in ("here", "silent") for member in self.members)
+        step_s, own_s = self.median_step_s, self.median_own_s
+        here = sum(member.state in ("here", "silent", "stopped") for member in self.members)
         head = f"{here} of {len(self.members)} processes are here"
-        lines = [head + (f"; median step {median_s:.3g} s" if median_s is not None else "")]
-        return "\n".join(lines + [self._line(member, median_s) for member in self.members])
+        if step_s is not None and own_s is not None:
+            own = f", {own_s:.3g} s without waiting" if own_s < step_s else ""
+            head += f"; median step {step_s:.3g} s{own}"
+        return "\n".join([head, *(self._line(member, own_s) for member in self.members)])
 
     def _line(self, member: Member, median_s: float | None) -> str:
         said = (member.said.strip().splitlines() or [""])[-1]
         line = f"  process {member.process} ({member.host}): {member.state}: {said}"
-        if member.step_s is not None and median_s:
-            line += f"; step {member.step_s:.3g} s ({member.step_s / median_s:.2f}x)"
+        if member.own_s is not None and median_s:
+            line += f"; own time {member.own_s:.3g} s ({member.own_s / median_s:.2f}x)"
         if member.memory_bytes:
             line += f"; {member.memory_bytes / 2**20:.0f} MiB"
         return line

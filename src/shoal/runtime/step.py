@@ -25,9 +25,11 @@ def step(number: int) -> AbstractContextManager[None]:
 
     Nothing is sent and nobody is waited for. The number stands in every message about this
     process, in `roll_call` and in what `shoal watch` shows; the time that the block takes counts
-    there for the median of the last 64 steps. An exception passes through, and such a step is not
-    timed. A step inside another is the label while it lasts; only steps without any inside are
-    timed. Mark steps in the main line of the program, not in threads beside it.
+    there for the median of the last 64 steps, and apart from it what of it was waiting for others
+    in calls of shoal: where all meet in each step all take equally long, and who is slow is who
+    waits least. An exception passes through, and such a step is not timed. A step inside another
+    is the label while it lasts; only steps without any inside are timed. Mark steps in the main
+    line of the program, not in threads beside it.
 
     It also tells a program that waits for nobody what it must know: at its beginning it raises
     once somebody of the job is gone, and again at every step until the survivors called `live`.
@@ -72,7 +74,7 @@ class _Step:
     def __init__(self, coordinator: Coordinator, number: int) -> None:
         self._coordinator = coordinator
         self._number = number
-        self._entered: list[tuple[float, int | None, int, str]] = []
+        self._entered: list[tuple[tuple[float, float], int | None, int, str]] = []
 
     def __enter__(self) -> None:
         coordinator, number = self._coordinator, self._number
