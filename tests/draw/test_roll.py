@@ -203,6 +203,20 @@ def test_a_table_that_is_too_wide_folds_the_place_and_loses_nothing_else():
     assert all("10.0 ms, 1.0x" in line for line in text.splitlines() if line[:2] in ("0 ", "1 "))
 
 
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [(100, ""), (80, "memory"), (66, "memory, own time"), (44, "memory, own time, host")],
+)
+def test_a_narrow_terminal_shows_where_everybody_is_whatever_else_it_leaves_out(width, left_out):
+    roll = many(16, p1=waiting(1, memory_bytes=7 << 30))
+    lines = plain(render_roll(roll, most_rows=5, width=width), width).splitlines()
+    assert any("waits at" in line for line in lines)
+    assert not any("\u2026" in line for line in lines)
+    assert [line for line in lines if line.startswith("too narrow")] == (
+        [f"too narrow for {left_out}"] if left_out else []
+    )
+
+
 def test_who_has_gone_does_not_count_for_the_median():
     roll = many(3, p0=waiting(0, step_s=9.0)._replace(state="lost"))
     assert roll.median_step_s == 0.01

@@ -146,6 +146,7 @@ def test_a_keeper_tells_who_is_stopped_and_who_has_ended(open_place):
     place = open_place(4)
     job = place.job()
     keeper = place.keeper(job[0])
+    place.turn(0.75, beating=(job[0], job[1], job[3]))
     keeper.say("states", stopped=[1], ended=[2])
     place.turn_until("here", "stopped", "lost", "here", beating=(job[0], job[1], job[3]))
     told = place.ask("members")["members"]

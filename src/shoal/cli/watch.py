@@ -136,7 +136,10 @@ class _View:
         height = _PLAIN_ROWS if terminal is None else terminal.height - 1
         most = None if self._all_rows else height
         while True:
-            self._last = render_roll(roll, order=self._order, most_rows=most, note=note)
+            width = None if terminal is None else terminal.width
+            self._last = render_roll(
+                roll, order=self._order, most_rows=most, note=note, width=width
+            )
             if terminal is None or most is None or most == 1:
                 return self._last
             extra = len(terminal.render_lines(self._last)) - height

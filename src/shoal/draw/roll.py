@@ -45,9 +45,10 @@ _STYLES = {
     "left": "dim",
 }
 _STATES = ("here", "stopped", "silent", "absent", "failed", "lost", "left")
+_MOST_HOST = 24  # letters of a host's name
 _COLUMNS: Mapping[str, Mapping[str, Any]] = {
     "process": {"no_wrap": True},
-    "host": {"no_wrap": True, "overflow": "ellipsis", "max_width": 24},
+    "host": {"no_wrap": True, "overflow": "ellipsis", "max_width": _MOST_HOST},
     "state": {"no_wrap": True},
     "step": {"no_wrap": True, "justify": "right"},
     "own time": {"no_wrap": True, "justify": "right"},
@@ -55,6 +56,8 @@ _COLUMNS: Mapping[str, Mapping[str, Any]] = {
     "since": {"no_wrap": True, "justify": "right"},
     "memory": {"no_wrap": True, "justify": "right"},
 }
+_DROPPED = ("memory", "own time", "host")  # in this order, where a terminal is too narrow
+_LEAST_WHERE = 20  # letters; it may fold, but must be there
 _AGO = re.compile(r", [\d.]+ s ago$")  # a column of its own says that
 _A_TIME = re.compile(r"[\d.]+ s\b")  # differs among those that went for the same reason
 _MOST_LETTERS = 28  # for the processes of a row
@@ -197,7 +200,12 @@ def standing(member: Member) -> str:
 
 
 def render_roll(
-    roll: Roll, *, order: str = "telling", most_rows: int | None = None, note: str = ""
+    roll: Roll,
+    *,
+    order: str = "telling",
+    most_rows: int | None = None,
+    note: str = "",
+    width: int | None = None,
 ) -> RenderableType:
     """Return what a `rich` console prints.
 
@@ -207,12 +215,16 @@ def render_roll(
       most_rows: if there are more processes, those that stand at the same place share a row; if
         there are still more rows, the first ones are shown. None: a row for every process.
       note: what to say of the whole, such as that it is old.
+      width: of the terminal, if columns that do not fit are left out.
     """
     fold = most_rows is not None and len(roll.members) > most_rows
     rows = rows_of(roll, order=order, fold=fold)
     shown = rows[:most_rows]
     hosts = sorted({member.host for member in roll.members if member.host})
-    parts: list[RenderableType] = [_title(roll, hosts), _table(shown, len(hosts) > 1)]
+    table, left_out = _table(shown, len(hosts) > 1, width)
+    parts: list[RenderableType] = [_title(roll, hosts), table]
+    if left_out:
+        parts.append(Text(f"too narrow for {', '.join(left_out)}", style="dim"))
     if len(rows) > len(shown):
         rest = sum(len(row.members) for row in rows[len(shown) :])
         parts.append(Text(f"and {rest} more processes in {len(rows) - len(shown)} rows: --all"))
@@ -239,17 +251,29 @@ def _title(roll: Roll, hosts: Sequence[str]) -> Text:
     return text
 
 
-def _table(rows: Sequence[Row], has_hosts: bool) -> Table:
+def _table(rows: Sequence[Row], has_hosts: bool, width: int | None) -> tuple[Table, list[str]]:
+    """Return the table, and the columns for which there is no room."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     lines = [_cells(row) for row in rows]
-    shown = []
-    for name, options in _COLUMNS.items():
-        if any(line[name].plain for line in lines) and (has_hosts or name != "host"):
-            table.add_column(name, **options)
-            shown.append(name)
+    widths = {name: max([0, *(len(line[name].plain) for line in lines)]) for name in _COLUMNS}
+    shown = [n for n in _COLUMNS if widths[n] and (has_hosts or n != "host")]
+    left_out = []
+    for name in _DROPPED:
+        if width is not None and name in shown and _least_width(widths, shown) > width:
+            shown.remove(name)
+            left_out.append(name)
+    for name in shown:
+        table.add_column(name, **_COLUMNS[name])
     for row, line in zip(rows, lines, strict=True):
         table.add_row(*map(line.get, shown), style="dim" if row.first.state == "left" else "")
-    return table
+    return table, left_out
+
+
+def _least_width(widths: Mapping[str, int], shown: Sequence[str]) -> int:
+    """Return how wide a table of these columns is if the place folds as much as it may."""
+    most = {"where": _LEAST_WHERE, "host": _MOST_HOST}
+    wide = [max(len(n), min(widths[n], most.get(n, widths[n]))) for n in shown]
+    return sum(wide) + 2 * (len(shown) - 1)
 
 
 def _cells(row: Row) -> dict[str, Text]:
