@@ -169,3 +169,11 @@ def test_wrong_arguments_are_refused(arguments, told):
         live_with(LocalJob(2).coordinators[0], **arguments)
     with pytest.raises(UsageTypeError):
         live_with(LocalJob(2).coordinators[0], **{**arguments, "lane": 3})
+
+
+@pytest.mark.parametrize("one", [0, "01", 1.5])
+def test_what_lists_no_processes_is_refused_in_words(one):
+    first = LocalJob(2).coordinators[0]
+    for call, asked in ((live_with, ()), (barrier_with, ("x",))):
+        with pytest.raises(UsageTypeError, match=r"must list indices of processes, as in \[0, 1\]"):
+            call(first, *asked, processes=one)

@@ -9,6 +9,7 @@ from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.points import group_of
 
 __all__ = ["live", "live_with"]
 
@@ -69,6 +70,6 @@ def live_with(
     if not lane:
         raise UsageError("live: lane must not be empty")
     timeout_s = settings.timeout("live()", timeout_s, "SHOAL_TIMEOUT_S")
-    group = None if processes is None else tuple(processes)
+    group = group_of("live", processes)
     point = Point("live", group, lane, fingerprint="live", site=callsite(), survivors=True)
     return tuple(sorted(coordinator.arrive(point, timeout_s=timeout_s)))

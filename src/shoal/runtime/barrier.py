@@ -11,6 +11,7 @@ from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime import fault_points
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.points import group_of
 
 __all__ = ["barrier", "barrier_with"]
 
@@ -71,7 +72,7 @@ def barrier_with(
         if not text:
             raise UsageError(f"barrier({name!r}): {argument} must not be empty")
     timeout_s = settings.timeout(f"barrier({name!r})", timeout_s, "SHOAL_TIMEOUT_S")
-    group = None if processes is None else tuple(processes)
+    group = group_of(f"barrier({name!r})", processes)
     point = Point(name, group=group, lane=lane, fingerprint="barrier", site=callsite())
     has_faults = fault_points.VARIABLE in os.environ  # one look: it is a hundredth of a barrier
     if has_faults:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from shoal.errors import UsageError, UsageTypeError, raise_all
 
-__all__ = ["MAX_PAYLOAD_BYTES", "Member", "Point", "checked", "checked_processes"]
+__all__ = ["MAX_PAYLOAD_BYTES", "Member", "Point", "checked", "checked_processes", "group_of"]
 
 MAX_PAYLOAD_BYTES = 16 << 20  # of one process at one point; larger values travel between devices
 _MAX_TEXT = 32_768  # characters of all texts of a point
@@ -81,6 +81,20 @@ def checked(
     if group is None:
         return point
     return point._replace(group=None if len(group) == num_processes else group)
+
+
+def group_of(asked: str, processes: Iterable[int] | None) -> tuple[int, ...] | None:
+    """Return the processes that a caller names; their numbers are `checked` later.
+
+    Raises:
+      UsageTypeError: it is one number, or nothing that lists processes.
+    """
+    if processes is None:
+        return None
+    if isinstance(processes, str) or not isinstance(processes, Iterable):
+        told = "must list indices of processes, as in [0, 1]"
+        raise UsageTypeError(f"{asked}: processes={processes!r} {told}")
+    return tuple(processes)
 
 
 def checked_processes(
