@@ -36,6 +36,20 @@ def test_who_raised_and_had_to_be_ended_is_blamed_only_for_consequences():
     assert first_failure([Ending(0, 0, None), stuck]) is None
 
 
+def test_a_frozen_process_is_what_the_others_lost():
+    frozen = Ending(1, -9, None, (signal.SIGTERM, signal.SIGKILL), was_frozen=True)
+    survivors = [Ending(0, 71, 3.0), Ending(2, 71, 4.0)]
+    assert first_failure([*survivors, frozen]) == frozen
+    assert exit_code(frozen) == 71
+    assert describe_failure(frozen, [*survivors, frozen], 1.0)[1] == (
+        "process 1 of 3 is what the others lost: frozen (by SIGSTOP?), then ended by "
+        "shoal run with SIGKILL"
+    )
+    raised = Ending(0, 1, 3.0)  # not because of it
+    assert first_failure([raised, frozen]) == raised
+    assert first_failure([frozen]) is None  # somebody froze it, and pressed Ctrl-C
+
+
 def test_words_and_codes():
     assert how(Ending(0, 3, 1.0)) == "exit code 3"
     assert how(Ending(0, 73, 1.0)) == "exit code 73 (waited in vain)"

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import NamedTuple
 
-__all__ = ["Relative", "adopt_orphans", "descendants", "kill_all", "send"]
+__all__ = ["Relative", "adopt_orphans", "descendants", "is_frozen", "kill_all", "send"]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
@@ -79,6 +79,15 @@ def kill_all(*, within_s: float, beyond_session: int = 0) -> None:
         if not below or time.monotonic() > deadline_s:
             return
         time.sleep(_POLL_S)
+
+
+def is_frozen(pid: int) -> bool:
+    """Is a process stopped by a signal, or by a debugger? False where /proc does not say."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
 
 
 def _all_processes() -> list[tuple[int, Relative]]:

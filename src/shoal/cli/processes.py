@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from shoal.cli import child
+from shoal.cli.descendants import is_frozen
 from shoal.cli.loop import Loop
 from shoal.cli.output import Log, Outlet, Voice
 from shoal.cli.report import Ending
@@ -30,12 +31,15 @@ class Process:
         self.ended_s = math.inf
         self.sent: tuple[signal.Signals, ...] = ()  # what we sent to end it
         self.sent_s = math.inf  # when first
+        self.was_frozen = False  # then
 
     def ending(self) -> Ending:
         """Return how it ended; one that cannot even be killed counts as killed."""
         code = -signal.SIGKILL if self.code is None else self.code
         stderr = self.errors.tail.decode(errors="replace")
-        return Ending(self.index, code, self._failed_s(), self.sent, stderr, self.log.path)
+        return Ending(
+            self.index, code, self._failed_s(), self.sent, stderr, self.log.path, self.was_frozen
+        )
 
     def _failed_s(self) -> float | None:
         """Return when it failed by itself, if it did.
@@ -120,6 +124,7 @@ class Processes:
     def end(self, number: signal.Signals, *, groups: bool) -> None:
         """Send a signal that is meant to end them, and remember that it was us."""
         for process in self.alive:
+            process.was_frozen |= not process.sent and is_frozen(process.popen.pid)
             process.sent = (*process.sent, number)
             process.sent_s = min(process.sent_s, time.monotonic())
         self.send(number, groups=groups)

@@ -23,7 +23,7 @@ _CONSEQUENCES = {
     PeerFailedError.exit_code: "another process failed",
     DeadlineError.exit_code: "waited in vain",
 }
-_ENDED_BY_US = 1  # between a failure and a consequence
+_ENDED_BY_US, _CONSEQUENCE = 1, 2  # ranks; 0: a failure of its own
 _MEANINGS = _CONSEQUENCES | {
     DivergenceError.exit_code: "processes disagree",
     InitializeError.exit_code: "could not join the job",
@@ -45,6 +45,7 @@ class Ending(NamedTuple):
     sent: tuple[signal.Signals, ...] = ()  # what we sent to end it
     stderr: str = ""  # the last part
     log: str = ""
+    was_frozen: bool = False  # it stood still, stopped by a signal, when we began to end it
 
 
 def first_failure(endings: Iterable[Ending]) -> Ending | None:
@@ -52,9 +53,14 @@ def first_failure(endings: Iterable[Ending]) -> Ending | None:
 
     A process that learns of a failure may be gone before the one that failed, whose own exit takes
     its time: so a code that says "another failed" counts only if there is no other, and one that
-    raised and that we had to end counts if those that ended by themselves only say so.
+    raised and that we had to end counts if those that ended by themselves only say so. So does one
+    that was frozen: it is the one that they lost.
     """
+    endings = list(endings)
     own = [(_rank(e), e.failed_s, e) for e in endings if e.code and e.failed_s is not None]
+    if own and min(own)[0] == _CONSEQUENCE:
+        frozen = [ending for ending in endings if ending.was_frozen]
+        return min(frozen) if frozen else min(own)[-1]
     # If all were ended by us, somebody asked us to.
     return min(own)[-1] if any(rank != _ENDED_BY_US for rank, _, _ in own) else None
 
@@ -62,8 +68,11 @@ def first_failure(endings: Iterable[Ending]) -> Ending | None:
 def exit_code(ending: Ending) -> int:
     """Return the code of a process as a shell says it: 128 + n for signal n.
 
-    One that raised and could not end by itself, so that we had to, has that of an exception.
+    One that raised and could not end by itself, so that we had to, has that of an exception; one
+    that was frozen, that of a loss.
     """
+    if ending.was_frozen:
+        return ProcessLostError.exit_code
     if -ending.code in ending.sent:
         return 1
     return ending.code if ending.code >= 0 else 128 - ending.code
@@ -71,6 +80,8 @@ def exit_code(ending: Ending) -> int:
 
 def how(ending: Ending) -> str:
     """Return in words how a process ended."""
+    if ending.was_frozen:
+        return f"frozen (by SIGSTOP?), then {how(ending._replace(was_frozen=False))}"
     if ending.code >= 0:
         meaning = _MEANINGS.get(ending.code)
         return f"exit code {ending.code}" + (f" ({meaning})" if meaning else "")
@@ -99,6 +110,11 @@ def describe_failure(
     if root.log:
         lines.append(f"log of process {root.process}: {root.log}")
     reason = words[_reason_at(words)].strip() if _has_traceback(words) else ""
+    if root.was_frozen:
+        return (
+            lines,
+            f"process {root.process} of {len(endings)} is what the others lost: {how(root)}",
+        )
     way = f"could not end by itself, {how(root)}" if root.sent else how(root)
     sentence = (
         f"process {root.process} of {len(endings)} failed first, "
@@ -110,7 +126,7 @@ def describe_failure(
 def _rank(ending: Ending) -> int:
     if ending.sent:
         return _ENDED_BY_US
-    return 2 if ending.code in _CONSEQUENCES else 0
+    return _CONSEQUENCE if ending.code in _CONSEQUENCES else 0
 
 
 def _last_words(stderr: str) -> list[str]:

@@ -31,6 +31,21 @@ def test_the_first_failure_is_named_with_its_traceback_and_its_code(launch):
     assert launch.leaves_nobody()
 
 
+def test_a_frozen_process_is_named_and_not_those_who_lost_it(launch):
+    launch.env |= {"SHOAL_LOST_AFTER_S": "1", "SHOAL_GRACE_S": "0.3"}
+    finished = launch.run(
+        *("-n", "3", "--devices", "1"),
+        script=WAIT
+        + "import shoal; shoal.initialize()\n"
+        + "if me == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        + "shoal.barrier('never', timeout_s=60)\n",
+    )
+    assert finished.code == 71
+    assert finished.verdict.startswith("shoal run: process 1 of 3 is what the others lost: frozen")
+    assert "p0, p2: exit code 71 (lost a process)" in finished.err
+    assert launch.leaves_nobody()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_signal_is_named_and_gives_128_more(launch, number):
     finished = launch.run(
