@@ -30,8 +30,9 @@ def barrier(
 
     One round trip to the meeting place; no device takes part. When it returns, every one of
     `processes` has come here. It is impossible that it returns on one process and raises on
-    another that is alive, and that it waits longer than the earliest deadline of those who came.
-    The point is spent either way: after an error the next barrier, of whatever name, works.
+    another, unless the answer could not reach that one: it was lost, or the meeting place was. Nor
+    does it wait longer than the earliest deadline of those who came. The point is spent either
+    way: after an error the next barrier, of whatever name, works.
 
     Args:
       name: what the point is called, equal on all; it is shown in every message. It may be used
