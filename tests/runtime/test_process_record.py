@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from shoal.errors import InitializeError, UsageError
-from shoal.runtime import jax_runtime
+from shoal.runtime import accelerators, jax_runtime
 from shoal.runtime.process import coordinator, initialize, process_count, process_index, shutdown
 
 
@@ -121,15 +121,15 @@ def test_virtual_devices_and_twins(child_env):
 def test_how_accelerators_are_counted(monkeypatch, tmp_path):
     for index in range(3):
         (tmp_path / f"chip{index}").touch()
-    kind = jax_runtime._Accelerators(("numpy",), ("CHIPS_VISIBLE",), (f"{tmp_path}/chip[0-9]*",))
-    monkeypatch.setattr(jax_runtime, "_ACCELERATORS", (kind,))
-    assert jax_runtime.count_accelerators({}) == 3
-    assert jax_runtime.count_accelerators({"CHIPS_VISIBLE": "0,2"}) == 2
-    assert jax_runtime.count_accelerators({"CHIPS_VISIBLE": "-1"}) == 0
-    assert jax_runtime.count_accelerators({"CHIPS_VISIBLE": ""}) == 0
+    kind = accelerators._Accelerators(("numpy",), ("CHIPS_VISIBLE",), (f"{tmp_path}/chip[0-9]*",))
+    monkeypatch.setattr(accelerators, "_ACCELERATORS", (kind,))
+    assert accelerators.count_accelerators({}) == 3
+    assert accelerators.count_accelerators({"CHIPS_VISIBLE": "0,2"}) == 2
+    assert accelerators.count_accelerators({"CHIPS_VISIBLE": "-1"}) == 0
+    assert accelerators.count_accelerators({"CHIPS_VISIBLE": ""}) == 0
     absent = kind._replace(plugins=("no_such_plugin",))
-    monkeypatch.setattr(jax_runtime, "_ACCELERATORS", (absent,))
-    assert jax_runtime.count_accelerators({}) == 0
+    monkeypatch.setattr(accelerators, "_ACCELERATORS", (absent,))
+    assert accelerators.count_accelerators({}) == 0
 
 
 def test_threads_of_the_cpu_client(monkeypatch):

@@ -11,8 +11,6 @@ the meeting place's to know. JAX is imported inside functions only.
 from __future__ import annotations
 
 import argparse
-import glob
-import importlib.util
 import json
 import os
 import re
@@ -21,6 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from shoal.runtime.accelerators import count_accelerators
 from shoal.runtime.frames import address_text
 from shoal.runtime.service_link import ServiceLink
 from shoal.runtime.spawn import leave_signals_to_the_job
@@ -32,7 +31,6 @@ __all__ = [
     "backend_exists",
     "configure_devices",
     "connect",
-    "count_accelerators",
     "disconnect",
     "install",
     "is_idle",
@@ -59,29 +57,34 @@ class Attached(NamedTuple):
 
 
 class JaxService:
-    """JAX's coordination service, run by this process until `close`.
+    """JAX's coordination service, run by this process from `start` until `close`.
 
     gRPC binds with SO_REUSEPORT and does not report the port it chose. So a socket of ours that
     never listens holds the port first: nobody else can be given it, and JAX's bind succeeds.
     """
 
-    def __init__(self, num_processes: int, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when jaxlib is loaded
-        from jaxlib import _jax
+        from jaxlib import _jax  # most of the time that it takes to start
 
+        self._jax = _jax
+
+    def start(self, num_processes: int, *, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listen; return the address."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._holder = socket.socket(family)
         self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._holder.bind((host, port))
-        self.address = address_text(host, self._holder.getsockname()[1])
-        self._service = _jax.get_distributed_runtime_service(
-            self.address,
+        address = address_text(host, self._holder.getsockname()[1])
+        self._service = self._jax.get_distributed_runtime_service(
+            address,
             num_processes,
             heartbeat_timeout=_NEVER_S,
             cluster_register_timeout=_NEVER_S,
             shutdown_timeout=_SHUTDOWN_S,
             recoverable=True,
         )
+        return address
 
     def close(self) -> None:
         """Stop. Clients that are still connected abort: see to it that there are none."""
@@ -169,50 +172,6 @@ def cpu_threads(devices: int, env: Mapping[str, str]) -> dict[str, str]:
 
 
 _DEVICES_FLAG = "xla_force_host_platform_device_count"
-
-
-class _Accelerators(NamedTuple):
-    """How one kind is counted: its plugin is installed, and what is visible or in /dev."""
-
-    plugins: tuple[str, ...]
-    visible: tuple[str, ...]
-    devices: tuple[str, ...]
-
-
-_ACCELERATORS = (
-    _Accelerators(
-        ("jax_cuda13_plugin", "jax_cuda12_plugin"),
-        ("CUDA_VISIBLE_DEVICES",),
-        ("/dev/nvidia[0-9]*",),
-    ),
-    _Accelerators(
-        ("jax_rocm7_plugin", "jax_rocm60_plugin"),
-        ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
-        ("/dev/dri/renderD*",),
-    ),
-    _Accelerators(
-        ("libtpu",),
-        ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"),
-        ("/dev/accel*", "/dev/vfio/[0-9]*"),
-    ),
-)
-
-
-def count_accelerators(env: Mapping[str, str]) -> int:
-    """Return how many accelerators this process is likely to see; 0 when it cannot be told.
-
-    Counted without creating a backend: entries of the kind's "visible devices" variable, else
-    device files, and only where JAX's plugin for the kind is installed.
-    """
-    for kind in _ACCELERATORS:
-        if not any(importlib.util.find_spec(plugin) for plugin in kind.plugins):
-            continue
-        listed = next((env[name] for name in kind.visible if name in env), None)
-        if listed is not None:
-            ids = [part for part in listed.split(",") if part.strip() not in ("", "-1")]
-            return len(ids)
-        return max(len(glob.glob(pattern)) for pattern in kind.devices)
-    return 0
 
 
 def connect(address: str, process: int) -> Any:
@@ -386,8 +345,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--until-stdin-closes", action="store_true", required=True)
     options = parser.parse_args(arguments)
     leave_signals_to_the_job()
-    service = JaxService(options.processes, host=options.bind, port=options.port)
-    print(json.dumps({"address": service.address}), flush=True)
+    service = JaxService()
+    address = service.start(options.processes, host=options.bind, port=options.port)
+    print(json.dumps({"address": address}), flush=True)
     link = ServiceLink("JAX's service", os.environ.get("SHOAL_TOKEN", ""))
     link.stay(sys.stdin.fileno())
     service.close()

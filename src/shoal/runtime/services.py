@@ -103,16 +103,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     service = None
     if not options.no_jax_service:
-        from shoal.runtime.jax_runtime import JaxService  # while the other one starts
+        from shoal.runtime.jax_runtime import JaxService
 
-        service = JaxService(options.processes, host=options.bind)
+        service = JaxService()  # while the other one starts
     line = place.first_line(options.idle_s)
     if not line:
         print(place.last_words(), file=sys.stderr)
         return 1
-    told = json.loads(line) | {"jax_service": service.address if service else ""}
+    told = json.loads(line) | {"jax_service": ""}
     link = ServiceLink("JAX's service", os.environ.get("SHOAL_TOKEN", ""))
     if service is not None:
+        # Only now: "any free port" might have been the one that the meeting place was to have.
+        told["jax_service"] = service.start(options.processes, host=options.bind)
         link.open(told["address"])  # before anybody comes, who could not learn of its end else
     with contextlib.suppress(BrokenPipeError):  # process 0 is gone; others may be there
         print(json.dumps(told), flush=True)

@@ -1,0 +1,54 @@
+"""How many accelerators this process is likely to see, without asking JAX."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+from collections.abc import Mapping
+from typing import NamedTuple
+
+__all__ = ["count_accelerators"]
+
+
+class _Accelerators(NamedTuple):
+    """How one kind is counted: its plugin is installed, and what is visible or in /dev."""
+
+    plugins: tuple[str, ...]
+    visible: tuple[str, ...]
+    devices: tuple[str, ...]
+
+
+_ACCELERATORS = (
+    _Accelerators(
+        ("jax_cuda13_plugin", "jax_cuda12_plugin"),
+        ("CUDA_VISIBLE_DEVICES",),
+        ("/dev/nvidia[0-9]*",),
+    ),
+    _Accelerators(
+        ("jax_rocm7_plugin", "jax_rocm60_plugin"),
+        ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+        ("/dev/dri/renderD*",),
+    ),
+    _Accelerators(
+        ("libtpu",),
+        ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"),
+        ("/dev/accel*", "/dev/vfio/[0-9]*"),
+    ),
+)
+
+
+def count_accelerators(env: Mapping[str, str]) -> int:
+    """Return how many accelerators this process is likely to see; 0 when it cannot be told.
+
+    Counted without creating a backend: entries of the kind's "visible devices" variable, else
+    device files, and only where JAX's plugin for the kind is installed.
+    """
+    for kind in _ACCELERATORS:
+        if not any(importlib.util.find_spec(plugin) for plugin in kind.plugins):
+            continue
+        listed = next((env[name] for name in kind.visible if name in env), None)
+        if listed is not None:
+            ids = [part for part in listed.split(",") if part.strip() not in ("", "-1")]
+            return len(ids)
+        return max(len(glob.glob(pattern)) for pattern in kind.devices)
+    return 0
