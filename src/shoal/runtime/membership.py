@@ -322,6 +322,7 @@ def _check_living(joined: Coordinator, deadline: float, doing: str) -> None:
         lost = {p: f"{member.state}: {member.said}" for p, member in gone.items()}
         names = "; ".join(f"process {p} is {words}" for p, words in lost.items())
         raise ProcessLostError(f"{me} cannot go on {doing}: {names}", lost=lost)
+    joined.check(doing)  # JAX's service may be lost
     if time.monotonic() >= deadline:
         raise DeadlineError(f"{me} is still {doing} at the deadline", name=doing)
 
