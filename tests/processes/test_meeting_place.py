@@ -323,3 +323,17 @@ def test_a_leash_that_is_no_pipe_is_refused(child_env):
     )  # fmt: skip
     assert run.returncode == 2
     assert "standard input must be a pipe" in run.stderr
+
+
+def test_a_begun_job_needs_nobody_who_holds_its_meeting_place(child_env):
+    """Its holder may be killed in the moment after the last HELLO."""
+    command = [sys.executable, "-m", "shoal.runtime.meeting_place", "--processes", "1"]
+    command += ["--until-empty", "--until-stdin-closes"]
+    with subprocess.Popen(command, env=child_env, stdin=-1, stdout=-1) as server:
+        address = json.loads(server.stdout.readline())["address"]
+        member = join(address, process=0, num_processes=1, timeout_s=PATIENCE_S)
+        server.stdin.close()
+        for turn in range(100):  # of which the first may be before the end of the pipe is seen
+            barrier_with(member, f"turn {turn}", timeout_s=PATIENCE_S)
+        member.close()
+        assert server.wait(PATIENCE_S) == 0

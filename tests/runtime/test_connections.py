@@ -178,19 +178,6 @@ def test_the_end_of_the_leash_ends_the_loop(place):
         os.close(reading)
 
 
-def test_a_word_on_the_leash_lets_go(place):
-    reading, writing = os.pipe()
-    try:
-        place.connections.hold_leash(reading)
-        os.write(writing, b"x")
-        assert place.connections.poll(10)
-        os.close(writing)
-        with place.knock():  # something happens, and it is not the end of the leash
-            assert place.connections.poll(0)
-    finally:
-        os.close(reading)
-
-
 class CutOff:
     """A socket whose other end the kernel has given up."""
 

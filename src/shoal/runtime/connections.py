@@ -88,8 +88,6 @@ class Connections:
     def hold_leash(self, file: int) -> None:
         """Watch a pipe; once its other end is closed `poll` returns False.
 
-        A word on the pipe lets go: then its end means nothing any more.
-
         Raises:
           PermissionError: it is neither pipe nor socket nor terminal.
         """
@@ -102,8 +100,8 @@ class Connections:
             if about is None:
                 self._accept(key.fileobj)  # type: ignore[arg-type]
             elif not isinstance(about, Connection):
-                self._leash_ended = not os.read(about, 4096)
-                if not self._leash_ended:
+                if not os.read(about, 4096):
+                    self._leash_ended = True
                     self._selector.unregister(about)
             else:
                 if mask & selectors.EVENT_READ:

@@ -93,7 +93,8 @@ class MeetingPlace:
     ) -> None:
         """Serve until the other end of the pipe `until_closed` is closed, or nobody is left.
 
-        With `until_empty` it serves one job, and also ends when nobody has come within `idle_s`.
+        With `until_empty` it serves one job, and also ends when nobody has come within `idle_s`;
+        once all have come it needs nobody who holds it, so the end of the pipe means nothing.
         """
         self._is_for_one_job = until_empty
         if until_closed is not None:
@@ -102,8 +103,9 @@ class MeetingPlace:
         while True:
             due = self._due()
             wake = min(due, quiet_since + idle_s) if until_empty else due
-            if not self._connections.poll(None if wake == math.inf else max(0.0, wake - now)):
-                newest = self.newest_job
+            is_held = self._connections.poll(None if wake == math.inf else max(0.0, wake - now))
+            newest = self.newest_job
+            if not is_held and not (until_empty and newest.meeting is not None):
                 newest.answer_joining(newest.joining.abandon(self._clock()))
                 break
             now = self._clock()

@@ -132,10 +132,6 @@ def _stay(place: Spawned, link: ServiceLink) -> None:
         if not os.read(leash, 1):  # the leash ended
             _retire(place)
             return
-        # From here on the meeting place does without us: should JAX's service be killed, it is
-        # the one to say so.
-        with contextlib.suppress(BrokenPipeError):
-            place.stdin.write(b".")
         link.wait(ended)
     if place.wait() != 0:
         time.sleep(min(settings.seconds("SHOAL_ABORT_AFTER_S"), _LINGER_MAX_S))
