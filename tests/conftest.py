@@ -12,6 +12,7 @@ carries none of this file's settings: a real program does not run under them.
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -25,6 +26,10 @@ FOREIGN = (
 
 for _name in [name for name in os.environ if name.startswith(FOREIGN)]:
     del os.environ[_name]
+
+# A shell starts what runs in the background with SIGINT ignored, and all children would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OUTSIDE = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
