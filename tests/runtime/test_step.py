@@ -8,21 +8,12 @@ from shoal.runtime.coordinator import Point
 from shoal.runtime.coordinator_local import LocalJob
 from shoal.runtime.rollcall import RollCall, roll_call, roll_call_with
 from shoal.runtime.step import step, step_with
-
-
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self):
-        self.now = 50.0
-
-    def __call__(self):
-        return self.now
+from shoal.testing.clock import Clock
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(50.0)
 
 
 @pytest.fixture
@@ -35,7 +26,7 @@ def test_a_step_is_the_label_and_is_timed(pair, clock):
     for number in (7, 8, 9):
         with step_with(first, number):
             assert first.progress.step == number
-            clock.now += number
+            clock.advance(number)
     assert first.progress.step == 9  # the last one that began
     assert first.progress.step_s == 8
     assert first.progress.place.startswith("'step' (tests/runtime/test_step.py:")
@@ -61,11 +52,11 @@ def test_what_is_no_step_is_refused(pair):
 def test_an_exception_passes_through_and_its_time_does_not_count(pair, clock):
     first = pair.coordinators[0]
     with pytest.raises(KeyError), step_with(first, 1):  # noqa: PT012
-        clock.now += 100
+        clock.advance(100)
         raise KeyError
     assert first.progress.step_s is None
     with step_with(first, 2):
-        clock.now += 3
+        clock.advance(3)
     assert first.progress.step_s == 3
 
 
@@ -75,7 +66,7 @@ def test_of_steps_inside_each_other_the_inner_ones_are_timed(pair, clock):
         for number in (1, 2):
             with step_with(pair.coordinators[0], number):
                 assert progress.step == number
-                clock.now += 2
+                clock.advance(2)
             assert progress.step == 100
     assert progress.step_s == 2
     assert progress.step == 100
@@ -85,11 +76,11 @@ def test_the_same_object_may_be_used_again_also_inside_itself(pair, clock):
     progress = pair.coordinators[0].progress
     again = step_with(pair.coordinators[0], 4)
     with again:
-        clock.now += 1
+        clock.advance(1)
         with again:
-            clock.now += 2
+            clock.advance(2)
     with again:
-        clock.now += 4
+        clock.advance(4)
     assert progress.step_s == 3  # the median of 2 and 4
 
 
@@ -143,7 +134,7 @@ def test_a_roll_call_says_who_is_slow_against_all(clock):
     job = LocalJob(4, hosts=list("abcd"), clock=clock)
     for coordinator, seconds in zip(job.coordinators, (1.0, 1.0, 5.0), strict=False):
         with step_with(coordinator, 12):
-            clock.now += seconds
+            clock.advance(seconds)
     job.lose(3, "killed")
     call = roll_call_with(job.coordinators[0])
     assert isinstance(call, RollCall)
@@ -163,7 +154,7 @@ def test_who_is_slow_is_found_where_all_wait_for_it_in_each_step(clock):
     job = LocalJob(3, hosts=list("abc"), clock=clock)
     for coordinator, own_s in zip(job.coordinators, (2.0, 8.0, 2.0), strict=True):
         with step_with(coordinator, 1), step_with(coordinator, 2):
-            clock.now += own_s
+            clock.advance(own_s)
             _wait(coordinator.progress, clock, 10.0 - own_s)
     call = roll_call_with(job.coordinators[0])
     assert [m.step_s for m in call.members] == [10.0] * 3
@@ -179,7 +170,7 @@ def test_only_waits_within_a_step_count(pair, clock):
     first = pair.coordinators[0]
     _wait(first.progress, clock, 100.0)
     with step_with(first, 1):
-        clock.now += 3
+        clock.advance(3)
     _wait(first.progress, clock, 100.0)
     assert (first.progress.step_s, first.progress.wait_s) == (3.0, 0.0)
     with pytest.raises(KeyError), step_with(first, 2):  # noqa: PT012
@@ -191,8 +182,8 @@ def test_only_waits_within_a_step_count(pair, clock):
 def _wait(progress, clock, seconds):
     """Do what a meeting does that takes so long."""
     point = Point("epoch", site="t.py:3 (f)")
-    progress.come(point, clock.now)
-    clock.now += seconds
+    progress.come(point, clock())
+    clock.advance(seconds)
     progress.go(point)
 
 

@@ -18,24 +18,15 @@ from shoal.runtime.stacks import innermost, stacks
 from shoal.runtime.troubles import Troubles
 from shoal.runtime.verdicts import Self
 from shoal.runtime.watcher import Echo
+from shoal.testing.clock import Clock
 
 PATIENCE_S = 30.0  # a deadline of the test itself: reached only when something is broken
 ME = Self(0, ("here", "there", "far"))
 
 
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture
@@ -100,12 +91,12 @@ class Watched:
 
     def ended_after(self, limit_s, move=lambda: None):
         """Return after how many seconds it is ended, None if not within `limit_s`."""
-        began = self.clock.now
-        while self.clock.now < began + limit_s:
+        began = self.clock()
+        while self.clock() < began + limit_s:
             move()
-            if self.patience.is_over(self.clock.now, self.troubles, self.progress, self.frame):
-                return self.clock.now - began
-            self.clock.now += TICK_S
+            if self.patience.is_over(self.clock(), self.troubles, self.progress, self.frame):
+                return self.clock() - began
+            self.clock.advance(TICK_S)
         return None
 
 
@@ -136,7 +127,7 @@ def test_moving_in_python_is_no_call_of_shoal(watched, troubles):
 def test_a_call_of_shoal_begins_the_count_anew_and_a_wait_does_not_count(watched, troubles, clock):
     troubles.hear(1, "", "lost", "killed")
     assert watched.ended_after(29) is None
-    watched.progress.come(Point("among the living"), clock.now)
+    watched.progress.come(Point("among the living"), clock())
     assert watched.ended_after(1000) is None
     watched.progress.go(Point("among the living"))
     assert watched.ended_after(29) is None
@@ -169,7 +160,7 @@ def test_news_after_it_was_told_counts_again(watched, troubles):
 def test_time_in_which_this_process_was_stopped_does_not_count(watched, troubles, clock):
     troubles.hear(1, "", "lost", "killed")
     assert watched.ended_after(20) is None
-    clock.now += 3600
+    clock.advance(3600)
     assert watched.ended_after(100) == pytest.approx(10, abs=1)
 
 
@@ -206,7 +197,7 @@ def test_the_median_is_of_the_last_steps(clock):
     assert progress.step_s is None
     for seconds in [100.0] * 10 + [2.0] * STEPS:
         began = progress.begin(7, "here")
-        clock.now += seconds
+        clock.advance(seconds)
         progress.end(began, "here")
     assert progress.step_s == 2.0
     assert progress.ended == 10 + STEPS
@@ -215,8 +206,8 @@ def test_the_median_is_of_the_last_steps(clock):
 def test_a_beat_says_where_the_main_line_is(clock):
     progress = Progress(clock)
     progress.begin(12, "'step' (t.py:1 (f))")
-    progress.come(Point("epoch", site="t.py:3 (f)"), clock.now)
-    clock.now += 4
+    progress.come(Point("epoch", site="t.py:3 (f)"), clock())
+    clock.advance(4)
     beat = progress.beat()
     assert (beat["step"], beat["place"], beat["since_s"]) == (12, "'epoch' (t.py:3 (f))", 4)
     assert beat["memory_bytes"] == pytest.approx(memory_bytes(), rel=0.5)

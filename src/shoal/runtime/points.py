@@ -31,6 +31,11 @@ class Point(NamedTuple):
     site: str = ""  # where the caller stands, "train.py:31 (main)"; shown, never compared
     survivors: bool = False  # who is gone is not waited for; else their loss is everybody's error
 
+    @property
+    def place(self) -> str:
+        """What it is called and where the caller stands: `'epoch' (train.py:31 (main))`."""
+        return f"{self.name!r} ({self.site})" if self.site else repr(self.name)
+
 
 class Member(NamedTuple):
     """What is known of one process of the job."""

@@ -51,9 +51,7 @@ class Progress:
     def place(self) -> str:
         """The last call of shoal: `'epoch' (train.py:31 (main))`."""
         last = self._last[0]
-        if isinstance(last, str):
-            return last
-        return f"{last.name!r} ({last.site})" if last.site else repr(last.name)
+        return last if isinstance(last, str) else last.place
 
     @property
     def since(self) -> float:

@@ -46,7 +46,7 @@ def error_of(
         return _deadline_error(facts, me, point, waited_s)
     if kind == "diverged":
         return _divergence_error(facts, me, point)
-    what = f"{me}: {_place(point)} cannot complete"
+    what = f"{me}: {point.place} cannot complete"
     gone = {int(process): str(words) for process, words in facts["gone"]}
     if not gone:
         return service_error(facts["services"], what)
@@ -75,7 +75,7 @@ def waiting_line(facts: Mapping[str, Any], me: Self, point: Point, waited_s: flo
     """Return the one line that a process logs when it has waited long."""
     told = "; ".join([*_told(facts, me), *filter(None, [_more(facts)])])
     missing = listed(facts["missing"])
-    return f"{me}: {_place(point)} has waited {waited_s:.0f} s for {missing} [{told}]"
+    return f"{me}: {point.place} has waited {waited_s:.0f} s for {missing} [{told}]"
 
 
 def listed(processes: Iterable[int]) -> str:
@@ -100,7 +100,7 @@ def _deadline_error(
         ended = f"came too late: the others had given up after {timeout_s:g} s"
     else:
         ended = f"waited {waited_s:.1f} s until {whose} ({timeout_s:g} s)"
-    lines = [f"{me}: {_place(point)} {ended}; {listed(missing)} did not come in time"]
+    lines = [f"{me}: {point.place} {ended}; {listed(missing)} did not come in time"]
     stacks = {int(process): str(text) for process, text in facts.get("stacks", ())}
     for (process, _), told in zip(facts["words"], _told(facts, me), strict=False):
         lines.append(told)
@@ -120,7 +120,7 @@ def _deadline_error(
 def _divergence_error(facts: Mapping[str, Any], me: Self, point: Point) -> DivergenceError:
     lane = f" (lane {point.lane!r})"
     if "circle" in facts:
-        lines = [f"{me}: {_place(point)}: processes wait for each other in a circle{lane}"]
+        lines = [f"{me}: {point.place}: processes wait for each other in a circle{lane}"]
         rows = facts["circle"]
         lines += [f"{listed(here)} {told} for {listed(awaited)}" for told, here, awaited in rows]
         sides = {told: tuple(here) for told, here, _ in rows}
@@ -139,10 +139,6 @@ def _told(facts: Mapping[str, Any], me: Self) -> list[str]:
 def _more(facts: Mapping[str, Any]) -> str:
     more = len(facts["missing"]) - min(_LINES, len(facts["words"]))
     return f"and {more} more" if more else ""
-
-
-def _place(point: Point) -> str:
-    return f"{point.name!r} ({point.site})" if point.site else repr(point.name)
 
 
 def _last_line(words: str) -> str:
