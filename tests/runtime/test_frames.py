@@ -128,3 +128,17 @@ def test_addresses_go_there_and_back(pair):
 def test_what_is_no_address_is_refused(bad):
     with pytest.raises(ValueError, match="is no address"):
         split_address(bad)
+
+
+def test_frames_that_say_the_same_share_one_header_that_nobody_can_change():
+    reader = FrameReader(max_header_bytes=1000, max_body_bytes=1000)
+    reader.feed(pack_frame({"do": "arrive", "step": 3}, b"a") * 2)
+    first, second = reader.next(), reader.next()
+    assert first == second
+    assert first.header is second.header
+    with pytest.raises(TypeError):
+        first.header["step"] = 4
+
+
+def test_an_answer_without_a_ticket_says_only_what_it_is():
+    assert pack_answer(0, "ok", b"x") == pack_frame({"is": "ok"}, b"x")

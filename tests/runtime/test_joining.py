@@ -51,7 +51,7 @@ def test_any_process_may_bring_the_address_of_jax_and_the_servers_own_wins():
         (hello(3), "process 3 (host3, pid 103) does not exist: the job has processes 0..2"),
         (hello(-1), "does not exist"),
         (hello(1, versions="shoal 2"), "runs shoal 1, but process 1 (host1, pid 101) runs shoal 2"),
-        (hello(1, protocol=99), "speaks protocol 99, the meeting place 2"),
+        (hello(1, protocol=99), f"speaks protocol 99, the meeting place {PROTOCOL}"),
     ],
 )
 def test_one_wrong_hello_ends_it_at_once_for_all_and_for_those_who_come_later(wrong, words):
@@ -65,7 +65,7 @@ def test_one_wrong_hello_ends_it_at_once_for_all_and_for_those_who_come_later(wr
 
 
 def test_all_that_is_wrong_with_a_hello_is_said():
-    refusal = told(Joining(3).hello(0.0, hello(9, num_processes=8, protocol=3), "x"))["x"]
+    refusal = told(Joining(3).hello(0.0, hello(9, num_processes=8, protocol=99), "x"))["x"]
     assert refusal.count(";") == 2
 
 

@@ -150,9 +150,9 @@ class Calls:
         raise over.error(self._me, asked) from None
 
 
-def receive(channel: Channel, ticket: int, limit: float) -> Frame:
-    """Return the next frame of this call; frames of a call that is over are passed by."""
+def receive(channel: Channel, limit: float, ticket: int | None = None) -> Frame:
+    """Return the next frame that answers an arrival or `ticket`; others came too late."""
     while True:
         frame = channel.receive(limit)
-        if frame.header.get("ticket") == ticket:
+        if frame.header.get("ticket") in (None, ticket):
             return frame

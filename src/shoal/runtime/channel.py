@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import select
 import socket
 import time
@@ -13,6 +14,7 @@ __all__ = ["Channel", "connect"]
 
 _MOMENT_S = 1e-4  # the least time-out of a socket: 0 would mean "do not wait", in other words
 _DAY_S = 86_400.0
+_LOOK_S = 100e-6  # how long to look for an answer before sleeping; others may run meanwhile
 
 
 class Channel:
@@ -53,12 +55,24 @@ class Channel:
           FrameError: what came is no frame.
         """
         while (frame := self._reader.next()) is None:
-            _wait(self._readable, limit)
-            data = self._socket.recv(self._reader.chunk_bytes)
+            data = self._receive_some(limit)
             if not data:
                 raise ConnectionError("it closed the connection")
             self._reader.feed(data)
         return frame
+
+    def _receive_some(self, limit: float) -> bytes:
+        """Look a little while before going to sleep: waking costs more than what is waited for,
+        when all come at the same time."""
+        look_until = min(time.monotonic() + _LOOK_S, limit)
+        while True:
+            if self._readable.poll(0):
+                break
+            if time.monotonic() >= look_until:
+                _wait(self._readable, limit)
+                break
+            os.sched_yield()
+        return self._socket.recv(self._reader.chunk_bytes)
 
     def _send_some(self, data: bytes | memoryview) -> int:
         try:

@@ -264,21 +264,20 @@ class TcpCoordinator:
             self._calls.hang_up(over)
 
     def _meet(self, point: Point, payload: bytes, timeout_s: float, started: float) -> Answer:
-        ticket = next(self._tickets)
         limit = started + timeout_s + _MARGIN_S
-        arrival = _arrive_frame(point, payload, timeout_s, ticket, self._progress.step)
+        arrival = pack_text(_arrival(point, timeout_s, self._progress.step), payload)
 
         def exchange(channel: Channel) -> Frame:
             channel.send(arrival, limit)
             try:
-                frame = receive(channel, ticket, min(started + self._warn_after_s, limit))
+                return receive(channel, min(started + self._warn_after_s, limit))
             except TimeoutError:
-                who = {"do": "who", "ticket": ticket, "lane": point.lane}
-                channel.send(pack_frame(who), limit)
-                frame = receive(channel, ticket, limit)
+                ticket = next(self._tickets)
+            channel.send(pack_frame({"do": "who", "ticket": ticket, "lane": point.lane}), limit)
+            frame = receive(channel, limit, ticket)
             if frame.header.get("is") == "waiting":
                 self._warn(point, json.loads(frame.body), time.monotonic() - started)
-                frame = receive(channel, ticket, limit)
+                frame = receive(channel, limit)
             return frame
 
         frame = self._calls.talk(repr(point.name), limit, exchange)
@@ -296,7 +295,7 @@ class TcpCoordinator:
         def exchange(channel: Channel) -> Frame:
             ticket = next(self._tickets)
             channel.send(pack_frame({**question, "ticket": ticket}), limit)
-            return receive(channel, ticket, limit)
+            return receive(channel, limit, ticket)
 
         return json.loads(self._calls.talk(asked, limit, exchange, late=late).body)
 
@@ -309,18 +308,15 @@ class TcpCoordinator:
         self._life.close()
 
 
-def _arrive_frame(
-    point: Point, payload: bytes, timeout_s: float, ticket: int, step: int | None
-) -> bytes:
+def _arrival(point: Point, timeout_s: float, step: int | None) -> bytes:
+    """Return the header of an arrival. No ticket: the answer is the next that comes. So a loop
+    says the same again and again, and neither side has to read or write it anew."""
     label = b"null" if step is None else b"%d" % step
-    arrival = _arrival(point, timeout_s)
-    return pack_text(b'{"ticket":%d,"step":%b,%b' % (ticket, label, arrival), payload)
+    return b'{"step":%b,%b' % (label, _place_and_limit(point, timeout_s))
 
 
 @lru_cache(maxsize=256)
-def _arrival(point: Point, timeout_s: float) -> bytes:
-    """The part of an arrival's header that a loop repeats: most of the time that a barrier takes
-    on this side would be spent writing it anew."""
+def _place_and_limit(point: Point, timeout_s: float) -> bytes:
     limit_s = None if timeout_s == math.inf else timeout_s
     return json.dumps({"do": "arrive", "timeout_s": limit_s, "point": point})[1:].encode()
 

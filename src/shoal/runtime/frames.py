@@ -14,6 +14,8 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from shoal.errors import UsageError
@@ -39,6 +41,7 @@ __all__ = [
 MAX_HELLO_BYTES = 16 << 10  # header of a stranger; a body it may not send
 MAX_HEADER_BYTES = 1 << 20
 
+_REMEMBERED_BYTES = 1 << 10
 _SMALL_BYTES = 1 << 13
 _LARGE_BYTES = 1 << 18
 _MAGIC = b"SHL1"
@@ -55,7 +58,7 @@ class FrameError(ValueError):
 class Frame(NamedTuple):
     """One message."""
 
-    header: dict[str, Any]
+    header: Mapping[str, Any]  # shared by all frames that say the same
     body: bytes
 
 
@@ -70,8 +73,9 @@ def pack_text(header: bytes, body: bytes = b"") -> bytes:
 
 
 def pack_answer(ticket: int, kind: str, body: bytes = b"") -> bytes:
-    """Return `pack_frame({"ticket": ticket, "is": kind}, body)`, in a third of the time."""
-    return pack_text(b'{"ticket":%d,"is":"%b"}' % (ticket, kind.encode()), body)
+    """Return `pack_frame({"ticket": ticket, "is": kind}, body)`, fast; ticket 0: without one."""
+    told = b'"is":"%b"}' % kind.encode()
+    return pack_text(b'{"ticket":%d,%b' % (ticket, told) if ticket else b"{" + told, body)
 
 
 class FrameReader:
@@ -100,11 +104,12 @@ class FrameReader:
         buffer = self._buffer
         if not buffer:
             return None
-        if not _MAGIC.startswith(buffer[:4]):
-            raise FrameError(f"no frame of shoal: it begins with {bytes(buffer[:4])!r}")
         if len(buffer) < _PREFIX.size:
+            _check_magic(buffer[:4])
             return None
-        _, header_bytes, body_bytes = _PREFIX.unpack_from(buffer)
+        magic, header_bytes, body_bytes = _PREFIX.unpack_from(buffer)
+        if magic != _MAGIC:
+            _check_magic(magic)
         if header_bytes > self.max_header_bytes or body_bytes > self.max_body_bytes:
             raise FrameError(
                 f"frame too large: header {header_bytes} of {self.max_header_bytes} bytes, "
@@ -114,13 +119,23 @@ class FrameReader:
         end = body_at + body_bytes
         if len(buffer) < end:
             return None
-        header = _parse_header(buffer[_PREFIX.size : body_at])
+        header = _parse_header(bytes(buffer[_PREFIX.size : body_at]))
         body = bytes(memoryview(buffer)[body_at:end]) if body_bytes else b""
         del buffer[:end]
         return Frame(header, body)
 
 
-def _parse_header(text: bytearray) -> dict[str, Any]:
+def _check_magic(begin: bytes | bytearray) -> None:
+    if not _MAGIC.startswith(begin):
+        raise FrameError(f"no frame of shoal: it begins with {bytes(begin)!r}")
+
+
+def _parse_header(text: bytes) -> Mapping[str, Any]:
+    """Parse a header. A loop says the same ones again and again: small ones are remembered."""
+    return _remembered_header(text) if len(text) <= _REMEMBERED_BYTES else _read_header(text)
+
+
+def _read_header(text: bytes) -> Mapping[str, Any]:
     try:
         decoded = text.decode()
         header, end = _DECODE(decoded)
@@ -128,7 +143,10 @@ def _parse_header(text: bytearray) -> dict[str, Any]:
         raise FrameError(f"the header is no JSON: {error}") from None
     if not isinstance(header, dict) or end != len(decoded):
         raise FrameError("the header is no JSON object")
-    return header
+    return MappingProxyType(header)
+
+
+_remembered_header = lru_cache(maxsize=256)(_read_header)
 
 
 def text_field(header: Mapping[str, Any], name: str) -> str:

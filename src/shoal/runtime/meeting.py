@@ -78,11 +78,6 @@ class Meeting(Generic[To]):
         """When `tick` must be called; never too late, at times too early."""
         return self._next
 
-    @property
-    def is_over(self) -> bool:
-        """Has everybody gone?"""
-        return len(self._gone) == len(self._records)
-
     def has_gone(self, process: int) -> bool:
         """Has this process left, failed or been lost?"""
         return process in self._gone
@@ -268,7 +263,7 @@ class Meeting(Generic[To]):
         first = next(iter(arrived.values())).point
         mine = arrived[process].point
         if not gathering.survivors:
-            if len(arrived) == 1 and any(p in line.members for p in self._gone):
+            if self._gone and len(arrived) == 1 and any(p in line.members for p in self._gone):
                 return self._finish(now, gathering, self._losses.answer(line.members))
             if self._records[process].acknowledged < len(self._losses.services):
                 return self._finish(now, gathering, self._losses.service_answer())
@@ -297,8 +292,9 @@ class Meeting(Generic[To]):
 
     def _is_complete(self, gathering: Gathering[To]) -> bool:
         missing = len(gathering.line.members) - len(gathering.arrived)
-        excusable = self._gone if gathering.survivors and missing <= len(self._gone) else ()
-        return missing == sum(p in gathering.line.members for p in excusable)
+        if missing and gathering.survivors and missing <= len(self._gone):
+            missing -= sum(p in gathering.line.members for p in self._gone)
+        return not missing
 
     def _complete(self, now: float, gathering: Gathering[To]) -> list[Reply[To]]:
         """All have come."""

@@ -25,7 +25,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.errors import UsageError
@@ -226,7 +226,7 @@ class MeetingPlace:
             self._connections.trust(connection, process, max_body_bytes=process.max_body_bytes)
             watch_link(connection.socket, self._limits.lost_after_s)
 
-    def _on_lane(self, connection: Connection, header: dict[str, Any]) -> None:
+    def _on_lane(self, connection: Connection, header: Mapping[str, Any]) -> None:
         process, incarnation = whole_field(header, "process"), text_field(header, "incarnation")
         for job in self._jobs:
             life = job.life_of(process, incarnation)
@@ -236,7 +236,7 @@ class MeetingPlace:
                 return
         raise FrameError("a lane of a process that is not here")
 
-    def _on_keeper(self, connection: Connection, header: dict[str, Any]) -> None:
+    def _on_keeper(self, connection: Connection, header: Mapping[str, Any]) -> None:
         process, incarnation = whole_field(header, "process"), text_field(header, "incarnation")
         for job in self._jobs:
             kept = job.keep(connection, process, incarnation)
@@ -245,7 +245,7 @@ class MeetingPlace:
                 return
         raise FrameError("a keeper of a host of whose processes this is not the first")
 
-    def _on_service(self, connection: Connection, header: dict[str, Any]) -> None:
+    def _on_service(self, connection: Connection, header: Mapping[str, Any]) -> None:
         service = Service(
             connection, header, on_beat=self._service_beats, on_gone=self._end_service
         )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from shoal.runtime.coordinator import Point
 from shoal.runtime.frames import FrameError, number_field, text_field, whole_field
 
-__all__ = ["Beat", "beat_of", "point_of", "processes_of", "step_of"]
+__all__ = ["Arrival", "Beat", "arrival_of", "beat_of", "processes_of"]
 
 _MOST_TEXT = 1000  # characters of a place
 
@@ -31,7 +31,7 @@ def beat_of(header: Mapping[str, Any]) -> Beat:
     since_s = number_field(header, "since_s")
     wait_s = number_field(header, "wait_s") if "wait_s" in header else 0.0
     return Beat(
-        step=step_of(header),
+        step=_step_of(header),
         place=text_field(header, "place")[:_MOST_TEXT],
         since_s=0.0 if since_s == math.inf else max(0.0, since_s),
         step_s=step_s,
@@ -40,13 +40,28 @@ def beat_of(header: Mapping[str, Any]) -> Beat:
     )
 
 
-def step_of(header: Mapping[str, Any]) -> int | None:
+def _step_of(header: Mapping[str, Any]) -> int | None:
     """Return the step that a process says it is in; None: in none yet."""
     return None if header.get("step") is None else whole_field(header, "step")
 
 
-def point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
-    """Return the point of an arrival of `process`, in a job of `count`."""
+class Arrival(NamedTuple):
+    """A process has come to a point; what it brings there is the body of the frame."""
+
+    point: Point
+    timeout_s: float
+    step: int | None
+    ticket: int  # 0: the answer carries none
+
+
+def arrival_of(header: Mapping[str, Any], process: int, count: int) -> Arrival:
+    """Return an arrival of `process`, in a job of `count`."""
+    ticket = whole_field(header, "ticket") if "ticket" in header else 0
+    point = _point_of(header, process, count)
+    return Arrival(point, number_field(header, "timeout_s"), _step_of(header), ticket)
+
+
+def _point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
     row = header.get("point")
     if not isinstance(row, list) or len(row) != len(Point._fields):
         raise FrameError("field 'point' is no point")

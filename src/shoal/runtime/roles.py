@@ -12,21 +12,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from shoal.runtime.connections import Connection
 from shoal.runtime.frames import (
     Frame,
     FrameError,
-    number_field,
     pack_frame,
     text_field,
     whole_field,
 )
 from shoal.runtime.jobs import Job, Life
 from shoal.runtime.meeting import Answer, Meeting, Reply
-from shoal.runtime.messages import beat_of, point_of, processes_of, step_of
+from shoal.runtime.messages import Arrival, arrival_of, beat_of, processes_of
 
 __all__ = ["ECHO", "Keeper", "Lane", "Observer", "Process", "Service"]
 
@@ -82,15 +81,22 @@ class Lane:
         self._job = job
         self._life = life
         self._count = job.num_processes
+        self._last: tuple[Mapping[str, Any], Arrival] | None = None  # a header, and what it says
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """See `connections.Listener`."""
-        verb, header, job = text_field(frame.header, "do"), frame.header, self._job
-        meeting, process = job.meeting, self._life.process
+        header, job, process = frame.header, self._job, self._life.process
+        meeting = job.meeting
+        if self._last and header is self._last[0] and meeting is not None:
+            self._arrive(meeting, connection, self._last[1], frame.body)
+            return
+        verb = text_field(header, "do")
         if meeting is None:
             raise FrameError(f"{verb[:40]!r} before everybody had joined")
         if verb == "arrive":
-            self._arrive(meeting, connection, frame)
+            arrival = arrival_of(header, process, self._count)
+            self._last = header, arrival
+            self._arrive(meeting, connection, arrival, frame.body)
         elif verb == "who":
             facts = meeting.waiting_for(job.now(), process, text_field(header, "lane"))
             if facts is not None:
@@ -99,27 +105,29 @@ class Lane:
         else:
             _ask(job, connection, verb, header)
 
-    def _arrive(self, meeting: Meeting[Connection], connection: Connection, frame: Frame) -> None:
-        header, job, process = frame.header, self._job, self._life.process
-        job.answer(
-            meeting.arrive(
-                job.now(),
-                process,
-                point_of(header, process, self._count),
-                frame.body,
-                timeout_s=number_field(header, "timeout_s"),
-                to=connection,
-                ticket=whole_field(header, "ticket"),
-                step=step_of(header),
-            )
+    def _arrive(
+        self, meeting: Meeting[Connection], connection: Connection, arrival: Arrival, body: bytes
+    ) -> None:
+        job = self._job
+        replies = meeting.arrive(
+            job.now(),
+            self._life.process,
+            arrival.point,
+            body,
+            timeout_s=arrival.timeout_s,
+            to=connection,
+            ticket=arrival.ticket,
+            step=arrival.step,
         )
+        if replies:
+            job.answer(replies)
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `connections.Listener`."""
         self._life.lanes.discard(connection)
 
 
-def _ask(job: Job, connection: Connection, verb: str, header: dict[str, Any]) -> None:
+def _ask(job: Job, connection: Connection, verb: str, header: Mapping[str, Any]) -> None:
     """Answer what members and observers may ask."""
     if verb == "members":
         job.tell_members(connection, whole_field(header, "ticket"))
@@ -174,7 +182,7 @@ class Service:
     def __init__(
         self,
         connection: Connection,
-        header: dict[str, Any],
+        header: Mapping[str, Any],
         *,
         on_beat: Callable[[Service], None],
         on_gone: Callable[[Service, str, str], None],
