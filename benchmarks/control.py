@@ -2,13 +2,15 @@
 
 Every row of barriers is one job of N processes on one device each, in which the contestants take
 turns: `shoal.barrier`, `sync_global_devices`, the barrier of JAX's coordination service alone
-(`service`), and, where `mpiexec` starts the job, mpi4py's. A sample is the mean of CALLS barriers
-on process 0. MPI spins while it waits: with more processes than cores it pays for that.
+(`service`), and, where `mpiexec` starts the job, mpi4py's. A sample is the mean of as many barriers
+as take each contestant about SAMPLE_S, on process 0. MPI spins while it waits: with more processes
+than cores it pays for that.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -20,11 +22,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-CALLS, ROUNDS = 200, 9
+SAMPLE_S, ROUNDS, WARM_UP = 0.25, 11, 50
 SERVICE_MS = 10_000
 
 
-def barriers(processes: int) -> dict[str, Callable[[int], object]]:
+def barriers() -> dict[str, Callable[[int], object]]:
     """Return the contestants; each is called with a number that is new every time."""
     from jax._src import distributed  # what is measured is JAX's own
     from jax.experimental import multihost_utils
@@ -44,21 +46,34 @@ def barriers(processes: int) -> dict[str, Callable[[int], object]]:
     return contestants
 
 
-def measure_barriers(processes: int) -> dict[str, list[float]]:
+def measure_barriers() -> dict[str, list[float]]:
     """In a process of the job: let the contestants take turns; return microseconds a call."""
     samples: dict[str, list[float]] = {}
-    number = 0
-    for turn in range(ROUNDS + 1):
-        for name, call in barriers(processes).items():
-            call(number)
-            began = time.perf_counter()
-            for number in range(number + 1, number + 1 + CALLS):  # noqa: B020 (it goes on)
-                call(number)
-            mean_us = (time.perf_counter() - began) / CALLS * 1e6
-            number += 1
-            if turn:  # the first is a warm-up
-                samples.setdefault(name, []).append(mean_us)
+    numbers = itertools.count()
+
+    def mean_s(call: Callable[[int], object], calls: int) -> float:
+        began = time.perf_counter()
+        for _ in range(calls):
+            call(next(numbers))
+        return (time.perf_counter() - began) / calls
+
+    contestants = barriers()
+    calls = {}
+    for name, call in contestants.items():
+        mean_s(call, WARM_UP)
+        wanted = round(SAMPLE_S / mean_s(call, WARM_UP))
+        calls[name] = int(agreed(wanted))
+    for _ in range(ROUNDS):
+        for name, call in contestants.items():
+            samples.setdefault(name, []).append(mean_s(call, calls[name]) * 1e6)
     return samples
+
+
+def agreed(value: int) -> int:
+    """Return what process 0 says."""
+    from jax.experimental import multihost_utils
+
+    return int(multihost_utils.broadcast_one_to_all(value))
 
 
 def measure_step() -> dict[str, list[float]]:
@@ -90,7 +105,7 @@ def be_process(what: str, address: str, index: int, count: int) -> None:
     shoal.initialize(
         coordinator_address=address, num_processes=count, process_id=index, virtual_devices=1
     )
-    samples = measure_barriers(count) if what == "barrier" else measure_step()
+    samples = measure_barriers() if what == "barrier" else measure_step()
     shoal.barrier("measured")
     if index == 0:
         print(json.dumps(samples), flush=True)
@@ -136,7 +151,11 @@ def run_job(what: str, count: int) -> dict[str, list[float]]:
 def rows() -> Iterator[tuple[str, dict[str, object], dict[str, list[float]], str]]:
     """Run everything; yield the rows."""
     for count in (2, 4, 8):
-        case: dict[str, object] = {"processes": count, "cores": os.cpu_count(), "calls": CALLS}
+        case: dict[str, object] = {
+            "processes": count,
+            "cores": os.cpu_count(),
+            "sample_s": SAMPLE_S,
+        }
         yield "barrier", case, run_job("barrier", count), "us"
     for name, values in run_job("step", 2).items():
         case = {"processes": 2, "limit_percent": 1, "mean": round(statistics.mean(values), 4)}

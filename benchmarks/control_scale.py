@@ -57,10 +57,10 @@ class Crowd:
             lane = {"do": "lane", "token": "", "process": index, "incarnation": str(index)}
             self._send(self.lanes[-1], pack_frame(lane))
 
-    def barrier(self, ticket: int) -> None:
+    def barrier(self, step: int) -> None:
         """Let all arrive, and all be answered."""
         header = {
-            "ticket": ticket, "step": ticket, "do": "arrive", "timeout_s": 60.0,
+            "step": step, "do": "arrive", "timeout_s": 60.0,
             "point": Point("b", fingerprint="barrier", site="train.py:31 (main)"),
         }  # fmt: skip
         arrival = pack_frame(header)
