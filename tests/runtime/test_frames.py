@@ -1,5 +1,6 @@
 """Frames survive any cut, and nothing that is no frame gets through or costs memory."""
 
+import contextlib
 import json
 import struct
 
@@ -88,17 +89,30 @@ def test_deep_nesting_is_refused():
         reader.next()
 
 
-@given(st.lists(st.binary(max_size=20), max_size=6))
+@given(st.lists(st.binary(max_size=20) | st.sampled_from([b"", b"same"]), max_size=9))
 def test_payloads_are_joined_and_split(payloads):
     assert split_payloads(join_payloads(payloads), len(payloads)) == payloads
+
+
+@given(st.lists(st.sampled_from([b"", b"a", b"bc"]), max_size=5), st.data())
+def test_an_answer_that_was_changed_gives_payloads_or_is_refused(payloads, data):
+    body = bytearray(join_payloads(payloads))
+    for at in data.draw(st.lists(st.integers(0, max(0, len(body) - 1)), max_size=2)):
+        body[at : at + 1] = data.draw(st.binary(max_size=2))
+    with contextlib.suppress(FrameError):
+        assert all(isinstance(one, bytes) for one in split_payloads(bytes(body), len(payloads)))
 
 
 def test_the_short_cut_for_answers_is_the_same_frame():
     assert pack_answer(7, "ok", b"x") == pack_frame({"ticket": 7, "is": "ok"}, b"x")
 
 
-def test_the_answer_of_a_barrier_does_not_grow_with_the_job():
+def test_answers_do_not_grow_with_the_job_where_processes_bring_the_same():
     assert join_payloads([b""] * 10_000) == b""
+    assert len(join_payloads([b"digest"] * 10_000)) == len(join_payloads([b"digest"]))
+    for count in (9, 10_000):
+        from_one = [b""] * (count - 1)
+        assert len(join_payloads([*from_one[:5], b"value", *from_one[5:]])) == 49
 
 
 @pytest.mark.parametrize("body", [b"\0", b"\0\0\0\1\0\0\0\1a", b"\0\0\0\1\0\0\0\1abc"])

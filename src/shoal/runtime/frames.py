@@ -16,7 +16,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from shoal.errors import UsageError
 
@@ -49,6 +49,7 @@ _ENCODE = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would bui
 _DECODE = json.JSONDecoder().raw_decode
 _PREFIX = struct.Struct("!4sIQ")
 _SIZE = struct.Struct("!I")
+_SIDE = struct.Struct("!II")
 
 
 class FrameError(ValueError):
@@ -180,30 +181,60 @@ def number_field(header: Mapping[str, Any], name: str) -> float:
 
 
 def join_payloads(payloads: Sequence[bytes]) -> bytes:
-    """Return one body for all payloads: their sizes (u32 each), then their bytes.
+    """Return one body for all payloads; equal ones travel once, with the runs of who brought them.
 
-    When all are empty the body is too: the answer of a barrier does not grow with the job.
+    When all are empty the body is too: the answer of a barrier does not grow with the job, nor
+    does that of a broadcast, or of a comparison of what is equal.
+
+    ::
+
+        body = sides (u32) | per side: runs (u32), bytes (u32), first and end of each run (u32) |
+               the bytes of each side
     """
     if not any(payloads):
         return b""
-    sizes = (_SIZE.pack(len(payload)) for payload in payloads)
-    return b"".join((*sizes, *payloads))
+    sides: dict[bytes, list[int]] = {}
+    for index, payload in enumerate(payloads):
+        runs = sides.setdefault(payload, [])
+        if runs and runs[-1] == index:
+            runs[-1] = index + 1
+        else:
+            runs += index, index + 1
+    heads = (
+        struct.pack(f"!{2 + len(runs)}I", len(runs) // 2, len(payload), *runs)
+        for payload, runs in sides.items()
+    )
+    return b"".join((_SIZE.pack(len(sides)), *heads, *sides))
 
 
 def split_payloads(body: bytes, count: int) -> list[bytes]:
-    """Undo `join_payloads`."""
+    """Undo `join_payloads`.
+
+    Raises:
+      FrameError: it does not say for each of `count` exactly one.
+    """
     if not body:
         return [b""] * count
-    start = _SIZE.size * count
-    payloads: list[bytes] = []
-    if len(body) < start:
-        raise FrameError("the answer is cut short")
-    for (size,) in _SIZE.iter_unpack(body[:start]):
-        payloads.append(body[start : start + size])
-        start += size
-    if start != len(body):
+    payloads: list[bytes | None] = [None] * count
+    try:
+        (num_sides,) = _SIZE.unpack_from(body)
+        at, sides = _SIZE.size, []
+        for _ in range(num_sides):
+            num_runs, size = _SIDE.unpack_from(body, at)
+            runs = struct.unpack_from(f"!{2 * num_runs}I", body, at + _SIDE.size)
+            at += _SIDE.size + 8 * num_runs
+            sides.append((size, runs))
+    except struct.error:
+        raise FrameError("the answer is cut short") from None
+    for size, runs in sides:
+        payload, at = body[at : at + size], at + size
+        for first, end in zip(runs[::2], runs[1::2], strict=True):
+            if not first < end <= count or payloads[first:end].count(None) != end - first:
+                raise FrameError("the answer does not add up")
+            payloads[first:end] = [payload] * (end - first)
+    if at != len(body) or None in payloads:
         raise FrameError("the answer does not add up")
-    return payloads
+    return cast(list[bytes], payloads)
 
 
 def address_text(host: str, port: int) -> str:
