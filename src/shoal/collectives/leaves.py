@@ -1,0 +1,219 @@
+"""What a leaf of a tree can be, and its bits: every value that travels between processes.
+
+A leaf is described by one line, from its kind, shape and dtype alone; no data is read for it. Its
+bits are those in memory: -0.0, subnormals, the payloads of NaNs survive, whatever the dtype, and
+64-bit values whatever JAX's x64 switch says. Nothing is ever pickled.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from shoal.arrays.host_values import deleted, is_key, native
+from shoal.errors import UsageError, WrongType
+
+__all__ = [
+    "ANY",
+    "Array",
+    "Buffer",
+    "Leaf",
+    "buffer_of",
+    "host_view",
+    "key_of",
+    "leaf_of",
+    "value_of",
+]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+ANY = -1  # a size that may differ between processes
+Buffer: TypeAlias = bytes | Array  # C-contiguous bytes: an array of uint8, or an immutable few
+
+_PLAIN: Mapping[type, str] = {
+    bool: "bool",
+    int: "int",
+    float: "float",
+    complex: "complex",
+    str: "str",
+    bytes: "bytes",
+    type(None): "None",
+}
+_OPEN = ("int", "str", "bytes")
+_PLAIN_BYTES: Mapping[str, int] = {"bool": 1, "float": 8, "complex": 16, "None": 0}
+_ABSTRACT = "stands for an array, but this process's value is asked for; give the array"
+_ELSEWHERE = (
+    "is spread over devices of several processes, none of which holds all of it; allgather it, or "
+    "relayout it to a replicated layout"
+)
+
+
+class Leaf(NamedTuple):
+    """One leaf, without its data."""
+
+    path: str  # "['params']['w']", or "the value"
+    kind: str  # "array", "scalar" (of NumPy), "key", or the type of a Python value: "int", "str", …
+    dtype: np.dtype[Any] | None = None  # of its words, if it has words
+    shape: tuple[int, ...] = ()  # of the leaf; ANY: a size that may differ between processes
+    words: tuple[int, ...] = ()  # a key's words have these dims behind the shape
+    impl: Any = None  # of a key
+
+    @property
+    def line(self) -> str:
+        """What must be equal on all processes: `['w']: float32[3,4]`."""
+        if self.dtype is None:
+            return f"{self.path}: {self.kind}"
+        if self.kind == "scalar":
+            return f"{self.path}: np.{self.dtype.name}"
+        name = self.dtype.name if self.impl is None else f"key<{self.impl}>"
+        sizes = ("*" if size == ANY else str(size) for size in self.shape)
+        return f"{self.path}: {name}[{','.join(sizes)}]"
+
+    @property
+    def is_open(self) -> bool:
+        """Only who holds the value knows its length; a number says it."""
+        return self.kind in _OPEN or ANY in self.shape
+
+    @property
+    def align(self) -> int:
+        """At a multiple of how many bytes it must lie to be used in place."""
+        return self.dtype.itemsize if self.dtype is not None else 1
+
+    def num_bytes(self, number: int = 0) -> int:
+        """How many bytes it has; `number`: its length, of what is open."""
+        if self.dtype is None:
+            return number if self.is_open else _PLAIN_BYTES[self.kind]
+        items = math.prod(number if size == ANY else size for size in self.shape)
+        return items * math.prod(self.words) * self.dtype.itemsize
+
+
+def leaf_of(path: str, value: Any) -> Leaf | str:
+    """Return the leaf that a value is, or what is wrong with it, in words."""
+    kind = _PLAIN.get(type(value))
+    if kind:
+        return Leaf(path, kind)
+    if isinstance(value, np.ndarray | np.generic):
+        return _of_numpy(path, value)
+    if isinstance(value, jax.core.Tracer):
+        return WrongType(f"{path}: is a value inside jit or grad; pass it out first")
+    if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+        if isinstance(value, jax.Array) and (why := deleted(value)):
+            return f"{path}: {why}"
+        if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
+            impl, words, dtype = _key(value.dtype)
+            return Leaf(path, "key", dtype, value.shape, words, impl)
+        if value.dtype in _dtypes():
+            return Leaf(path, "array", value.dtype, value.shape)
+        return WrongType(f"{path}: has dtype {value.dtype}, which does not travel")
+    return WrongType(
+        f"{path}: is a {type(value).__name__}; give arrays, numbers, str, bytes, PRNG keys or None"
+    )
+
+
+def buffer_of(leaf: Leaf, value: Any) -> Buffer:
+    """Return the bits of a leaf, without a copy where they lie together in memory."""
+    if leaf.dtype is not None:
+        words = np.ascontiguousarray(native(host_view(value)))
+        return words.reshape(-1).view(np.uint8)
+    if leaf.kind == "str":
+        return bytes(value.encode("utf-8", "surrogatepass"))
+    if leaf.kind == "int":
+        return bytes(value.to_bytes((value.bit_length() + 8) // 8, "little", signed=True))
+    if leaf.kind == "complex":
+        return struct.pack("<dd", value.real, value.imag)
+    if leaf.kind == "float":
+        return struct.pack("<d", value)
+    if leaf.kind == "bool":
+        return bytes([value])
+    return value or b""
+
+
+def value_of(leaf: Leaf, bits: Array) -> Any:
+    """Return the value whose bits these are; an array of NumPy shares their memory."""
+    if leaf.dtype is not None:
+        words = bits.view(leaf.dtype).reshape(leaf.shape + leaf.words)
+        if leaf.kind == "key":
+            return key_of(words, leaf.impl)
+        return words if leaf.kind == "array" else words[()]
+    data = bits.tobytes()
+    if leaf.kind == "str":
+        return data.decode("utf-8", "surrogatepass")
+    if leaf.kind == "int":
+        return int.from_bytes(data, "little", signed=True)
+    if leaf.kind == "complex":
+        return complex(*struct.unpack("<dd", data))
+    if leaf.kind == "float":
+        return struct.unpack("<d", data)[0]
+    if leaf.kind == "bool":
+        return data != b"\0"
+    return data if leaf.kind == "bytes" else None
+
+
+def key_of(words: Array, impl: Any) -> jax.Array:
+    """Return PRNG keys; compiles nothing, whatever mesh is in context."""
+    with jax.transfer_guard("allow"):
+        return jax.random.wrap_key_data(words, impl=impl)
+
+
+def host_view(value: Any) -> Array:
+    """Return the words of an array on the host, without a copy where this host has them.
+
+    Raises:
+      UsageError: this process holds only a part of it, or none; without saying of what.
+    """
+    if isinstance(value, jax.ShapeDtypeStruct):
+        raise UsageError(_ABSTRACT)
+    if not isinstance(value, jax.Array):
+        return np.asarray(value)
+    with jax.transfer_guard("allow"):
+        words = jax.random.key_data(value) if is_key(value) else value
+        shards = words.addressable_shards
+        if not words.is_fully_addressable and not (words.is_fully_replicated and shards):
+            raise UsageError(_ELSEWHERE)
+        if words.is_fully_replicated:
+            return np.asarray(shards[0].data)
+        whole = np.empty(words.shape, words.dtype)  # np.asarray(words) would stay in its cache
+        for shard in shards:
+            if shard.replica_id == 0:
+                whole[shard.index] = np.asarray(shard.data)
+        return whole
+
+
+def _of_numpy(path: str, value: Any) -> Leaf | str:
+    if isinstance(value, np.ma.MaskedArray):
+        return WrongType(f"{path}: is a masked array, and the mask would be lost; fill it first")
+    dtype = value.dtype if value.dtype.isnative else value.dtype.newbyteorder("=")
+    if dtype not in _dtypes():
+        return WrongType(f"{path}: has dtype {value.dtype}, which does not travel")
+    kind = "array" if isinstance(value, np.ndarray) else "scalar"
+    return Leaf(path, kind, dtype, value.shape)
+
+
+@lru_cache(maxsize=1)
+def _dtypes() -> frozenset[np.dtype[Any]]:
+    """Return the dtypes of NumPy that JAX knows, and all of ml_dtypes."""
+    others = [t for t in vars(ml_dtypes).values() if isinstance(t, type)]
+    small = [np.dtype(t) for t in others if issubclass(t, np.generic)]
+    sizes = ("8", "16", "32", "64")
+    names = [f"{kind}{bits}" for kind in ("int", "uint") for bits in sizes]
+    names += ["bool", "float16", "float32", "float64", "complex64", "complex128"]
+    return frozenset([*map(np.dtype, names), *small])
+
+
+@lru_cache(maxsize=64)
+def _key(dtype: Any) -> tuple[Any, tuple[int, ...], np.dtype[Any]]:
+    """Return the implementation of a dtype of keys, and the shape and dtype of a key's words."""
+    found = []
+
+    def words_of(key: jax.Array) -> jax.Array:
+        found.append(jax.random.key_impl(key))
+        return jax.random.key_data(key)
+
+    words = jax.eval_shape(words_of, jax.ShapeDtypeStruct((), dtype))
+    return found[0], words.shape, np.dtype(words.dtype)

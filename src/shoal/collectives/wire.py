@@ -1,0 +1,142 @@
+"""A tree of values ⇄ one flat run of bytes, bit-exactly.
+
+::
+
+    data = one number (u64, little-endian) for each leaf whose length only its holder knows
+           | the leaves' bits, in order, each at a multiple of its item's size
+
+What must be equal for that to make sense (the tree, shapes, dtypes) is told by `Spec.lines`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from shoal.collectives.leaves import Array, Buffer, Leaf, buffer_of, leaf_of, value_of
+from shoal.errors import ShoalError, raise_all
+
+__all__ = ["Spec", "flatten", "join", "pack", "spec_of", "split", "unpack"]
+
+_NUMBER = np.dtype("<u8")
+_LINE = 200  # characters of the text of a tree that share a line
+
+
+class Spec(NamedTuple):
+    """A tree without its data."""
+
+    leaves: tuple[Leaf, ...]
+    treedef: Any
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What must be equal on all processes: a line for each leaf, then the nodes."""
+        text = _told(self.treedef)
+        nodes = [text[at : at + _LINE] for at in range(0, len(text), _LINE)]
+        return (*(leaf.line for leaf in self.leaves), *(f"tree: {part}" for part in nodes))
+
+
+def spec_of(tree: Any, asked: str = "the values") -> Spec:
+    """Return what a tree is, without reading any data.
+
+    Raises:
+      UsageTypeError: leaves that do not travel, all of them, by path.
+    """
+    return flatten(tree, asked)[0]
+
+
+def flatten(tree: Any, asked: str) -> tuple[Spec, list[Any]]:
+    """Return what a tree is, and its leaves. Raises as `spec_of`, for the call `asked`."""
+    found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
+    leaves = [leaf_of(jax.tree_util.keystr(path) or "the value", v) for path, v in found]
+    raise_all(asked, [leaf for leaf in leaves if isinstance(leaf, str)])
+    spec = Spec(tuple(leaf for leaf in leaves if isinstance(leaf, Leaf)), treedef)
+    return spec, [value for _, value in found]
+
+
+def pack(spec: Spec, values: Sequence[Any], asked: str) -> tuple[list[Buffer], int]:
+    """Return the data of a tree as buffers, one behind the other, and their bytes together.
+
+    Memory that lies together is not copied.
+
+    Raises:
+      UsageError: this process does not hold a value; all such, by path.
+    """
+    bodies: list[Buffer] = []
+    offences = []
+    for leaf, value in zip(spec.leaves, values, strict=True):
+        try:
+            bodies.append(buffer_of(leaf, value))
+        except UsageError as error:
+            offences.append(f"{leaf.path}: {error}")
+    raise_all(asked, offences)
+    return join(spec.leaves, bodies, [len(body) for body in bodies])
+
+
+def unpack(spec: Spec, data: Array) -> Any:
+    """Return the tree whose data this is; its arrays of NumPy share the memory of `data`.
+
+    Args:
+      spec: of this process's own tree, so that its nodes are built again.
+      data: uint8[num_bytes], writable, in nobody else's hands.
+    """
+    parts = split(spec.leaves, data)
+    values = [value_of(leaf, bits) for leaf, (_, bits) in zip(spec.leaves, parts, strict=True)]
+    return jax.tree.unflatten(spec.treedef, values)
+
+
+def join(
+    leaves: Sequence[Leaf], bodies: Sequence[Buffer], lengths: Sequence[int]
+) -> tuple[list[Buffer], int]:
+    """Return data as buffers; `lengths` counts for the leaves that are open."""
+    numbers = [number for leaf, number in zip(leaves, lengths, strict=True) if leaf.is_open]
+    buffers: list[Buffer] = [np.array(numbers, _NUMBER).tobytes()]
+    at = len(buffers[0])
+    for leaf, body in zip(leaves, bodies, strict=True):
+        if gap := -at % leaf.align:
+            buffers.append(bytes(gap))
+        buffers.append(body)
+        at += gap + len(body)
+    return [buffer for buffer in buffers if len(buffer)], at
+
+
+def split(leaves: Sequence[Leaf], data: Array) -> list[tuple[int, Array]]:
+    """Return for each leaf its number (0 if it is not open) and its bits, views of `data`.
+
+    Raises:
+      ShoalError: it is not the data of such leaves.
+    """
+    count = sum(leaf.is_open for leaf in leaves)
+    at = count * _NUMBER.itemsize
+    numbers = iter(data[:at].view(_NUMBER).tolist())
+    parts = []
+    for leaf in leaves:
+        number = next(numbers) if leaf.is_open else 0
+        at += -at % leaf.align
+        end = at + leaf.num_bytes(number)
+        parts.append((number, data[at:end]))
+        at = end
+    if at != len(data):
+        raise ShoalError(f"data of {at} bytes came with {len(data)} bytes: a bug of shoal")
+    return parts
+
+
+def _is_none(value: object) -> bool:
+    return value is None  # a leaf like others: else a tree with None has another structure
+
+
+def _told(treedef: Any) -> str:
+    """Return the nodes of a tree as text that is the same in every process.
+
+    Addresses (`<function f at 0x7f12…>`) and the order of sets differ between processes.
+    """
+    text = _ADDRESS.sub("at 0x", str(treedef))
+    return _SET.sub(lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}", text)
+
+
+_ADDRESS = re.compile(r"at 0x[0-9a-fA-F]+")
+_SET = re.compile(r"\{([^{}:]*)\}")
