@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from shoal.collectives.leaves import Array, Buffer, Leaf, buffer_of, leaf_of, value_of
-from shoal.errors import ShoalError, raise_all
+from shoal.errors import ShoalError, UsageError, raise_all
 
 __all__ = ["Spec", "flatten", "join", "pack", "spec_of", "split", "unpack"]
 
