@@ -3,20 +3,27 @@
 Whatever must be equal (the operation, where it is called, its options, the tree, shapes, dtypes)
 is one text, the *fingerprint*. The meeting place compares it in the round trip in which the
 payloads travel, so no payload reaches anybody if one process differs.
+
+A long specification travels as a digest. If that is what differs, those who were told so meet once
+more and find the first line that does.
 """
 
 from __future__ import annotations
 
-import hashlib
+import time
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
+from shoal.errors import DivergenceError, ShoalError
 from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.differing import MAX_SPEAKERS, find_line
+from shoal.runtime.fingerprints import Fingerprint
+from shoal.runtime.verdicts import HiddenDifference
 
 __all__ = ["Call", "agree"]
 
-_SHOWN = 300  # characters of a specification that a message shows
+_SEARCH_S = 10.0  # how long the first difference is looked for, after all know that there is one
 
 
 class Call(NamedTuple):
@@ -40,17 +47,41 @@ def agree(
     """Meet where all make the same `call`; return everybody's payload by process.
 
     Raises, on all that arrived or on none:
-      DivergenceError: the calls differ. Else as `Coordinator.arrive`.
+      DivergenceError: the calls differ; says what differs first. Else as `Coordinator.arrive`.
     """
     point = Point(call.name or call.operation, group, lane, _fingerprint(call), call.site)
-    return coordinator.arrive(point, payload, timeout_s=timeout_s)
+    try:
+        return coordinator.arrive(point, payload, timeout_s=timeout_s)
+    except HiddenDifference as error:
+        known = error
+    raise _explained(coordinator, call, point, known, min(timeout_s, _SEARCH_S))
 
 
 @lru_cache(maxsize=256)
 def _fingerprint(call: Call) -> str:
-    place = "" if call.name else f" at {call.site}"
-    spec = "; ".join(call.spec)
-    if len(spec) > _SHOWN:
-        digest = hashlib.blake2b(spec.encode(errors="replace"), digest_size=16).hexdigest()
-        spec = f"{spec[:_SHOWN]}... ({len(call.spec)} lines, {digest})"
-    return f"{call.operation}{place}: {spec}"
+    return Fingerprint.of(call.operation, "" if call.name else call.site, call.spec).text
+
+
+def _explained(
+    coordinator: Coordinator, call: Call, point: Point, known: HiddenDifference, limit_s: float
+) -> DivergenceError:
+    """Return the error with the first line that differs; if that cannot be found, without it.
+
+    Who came too late to be one of the sides does not take part, and must not be waited for.
+    """
+    deadline = time.monotonic() + limit_s
+    group = tuple(sorted(process for _, processes in known.calls for process in processes))
+    lane = f"{point.lane}: the first difference"
+    speakers = [processes[0] for _, processes in known.calls][:MAX_SPEAKERS]
+
+    def meet(payload: bytes) -> Mapping[int, bytes]:
+        here = Point(point.name, group, lane, "first difference", call.site)
+        left_s = max(0.001, deadline - time.monotonic())
+        return coordinator.arrive(here, payload, timeout_s=left_s)
+
+    try:
+        mine = call.spec if coordinator.process in speakers else None
+        found = find_line(meet, mine, speakers)
+    except ShoalError:
+        found = None
+    return known.explained(found[1] if found else {})

@@ -25,6 +25,8 @@ __all__ = [
 
 To = TypeVar("To", bound=Hashable)
 
+_TEXT = 1000  # characters of each text that an answer about sides carries; it goes to all of them
+
 
 class Answer(NamedTuple):
     """What all members of a gathering are told: "ok" with the payloads, or what went wrong."""
@@ -151,16 +153,21 @@ def what_of(point: Point) -> tuple[str, str, bool]:
 
 
 def sides_facts(gathering: Gathering[Any]) -> dict[str, Any]:
-    """Group who arrived by what they came for; the first to come speaks for its side."""
-    sides: dict[tuple[str, str, bool], tuple[str, list[int]]] = {}
-    same_name = len({wait.point.name for wait in gathering.arrived.values()}) == 1
+    """Group who arrived by what they came for; the first to come speaks for its side.
+
+    A row is name, fingerprint, site and processes. All are told at once of the first who differs,
+    so there are two.
+    """
+    sides: dict[tuple[str, str, bool], tuple[Point, list[int]]] = {}
     for process, wait in gathering.arrived.items():
-        point = wait.point
-        told = f"{point.name!r}" + (f" [{point.fingerprint[:400]}]" if same_name else "")
-        told += f" at {point.site}" if point.site else ""
-        sides.setdefault(what_of(point), (told, []))[1].append(process)
-    rows = sorted((sorted(processes), told) for told, processes in sides.values())
-    return {"sides": [[told, processes] for processes, told in rows]}
+        sides.setdefault(what_of(wait.point), (wait.point, []))[1].append(process)
+    rows = sorted((sorted(processes), point) for point, processes in sides.values())
+    return {
+        "sides": [
+            [point.name[:_TEXT], point.fingerprint[:_TEXT], point.site[:_TEXT], processes]
+            for processes, point in rows
+        ]
+    }
 
 
 def circle_facts(circle: list[Gathering[Any]], gone: Container[int]) -> dict[str, Any]:

@@ -16,11 +16,24 @@ from shoal.errors import (
     ProcessLostError,
     ShoalError,
 )
+from shoal.runtime.differing import ENDED, excerpts, first_difference
+from shoal.runtime.fingerprints import Fingerprint
 from shoal.runtime.points import Point
 from shoal.runtime.stacks import innermost
 
-__all__ = ["Self", "error_of", "gone_error", "indented", "listed", "service_error", "waiting_line"]
+__all__ = [
+    "HiddenDifference",
+    "Self",
+    "disagreement",
+    "error_of",
+    "gone_error",
+    "indented",
+    "listed",
+    "service_error",
+    "waiting_line",
+]
 
+_NAME_HINT = "if these are one call made at several places, give each of them the same name="
 _LINES = 8  # a message spells out this many processes; the attributes hold all
 
 
@@ -36,6 +49,45 @@ class Self(NamedTuple):
     def name(self, process: int) -> str:
         """Return another process with its host."""
         return f"process {process} ({self.hosts[process]})"
+
+
+class Side(NamedTuple):
+    """What some processes came for, as `gathering.sides_facts` tells it."""
+
+    name: str
+    fingerprint: str
+    site: str
+    processes: Sequence[int]
+
+
+class HiddenDifference(DivergenceError):
+    """All make the same call at the same place; what differs is in a long specification of which
+    only a digest travelled. `calls` holds (what is called where, processes) of each side."""
+
+    def __init__(
+        self, heading: str, calls: Sequence[tuple[str, Sequence[int]]], digests: Sequence[str]
+    ) -> None:
+        self.heading, self.calls, self.digests = heading, calls, digests
+        told = self.explained({})
+        super().__init__(str(told), sides=told.sides)
+
+    def explained(self, lines: Mapping[int, str]) -> DivergenceError:
+        """Return the error with the line of each side's first process, where they are known."""
+        shown = [
+            (f"{call}: {lines.get(processes[0], digest)}", processes)
+            for (call, processes), digest in zip(self.calls, self.digests, strict=True)
+        ]
+        return disagreement(self.heading, shown)
+
+
+def disagreement(
+    heading: str, sides: Iterable[tuple[str, Sequence[int]]], advice: str = ""
+) -> DivergenceError:
+    """Return the error that shows each side, in words, and the processes that are on it."""
+    rows = [(told, tuple(processes)) for told, processes in sides]
+    lines = [heading, *(f"{listed(processes)}: {told}" for told, processes in rows)]
+    text = "\n  ".join(lines) + (f"\n{advice}" if advice else "")
+    return DivergenceError(text, sides=dict(rows))
 
 
 def error_of(
@@ -118,17 +170,52 @@ def _deadline_error(
 
 
 def _divergence_error(facts: Mapping[str, Any], me: Self, point: Point) -> DivergenceError:
-    lane = f" (lane {point.lane!r})"
-    if "circle" in facts:
-        lines = [f"{me}: {point.place}: processes wait for each other in a circle{lane}"]
-        rows = facts["circle"]
-        lines += [f"{listed(here)} {told} for {listed(awaited)}" for told, here, awaited in rows]
-        sides = {told: tuple(here) for told, here, _ in rows}
-    else:
-        lines = [f"{me}: processes disagree on what comes next{lane}"]
-        lines += [f"{listed(processes)}: {told}" for told, processes in facts["sides"]]
-        sides = {told: tuple(processes) for told, processes in facts["sides"]}
+    lane = "" if point.lane == "main" else f" (lane {point.lane!r})"
+    if "circle" not in facts:
+        heading = f"{me}: processes disagree on what comes next{lane}"
+        return _sides_error(heading, [Side(*row) for row in facts["sides"]])
+    lines = [f"{me}: {point.place}: processes wait for each other in a circle{lane}"]
+    rows = facts["circle"]
+    lines += [f"{listed(here)} {told} for {listed(awaited)}" for told, here, awaited in rows]
+    sides = {told: tuple(here) for told, here, _ in rows}
     return DivergenceError("\n  ".join(lines), sides=sides)
+
+
+def _sides_error(heading: str, sides: Sequence[Side]) -> DivergenceError:
+    """Say what differs, and no more: operation or name, else the place, else the first line."""
+    prints = [Fingerprint.parse(side.fingerprint) for side in sides]
+    calls = _calls(sides, prints)
+    known = [fingerprint for fingerprint in prints if fingerprint is not None]
+    same_call = len({(f.operation, s.name) for f, s in zip(known, sides, strict=False)}) == 1
+    if len(known) < len(sides) or not same_call:
+        return disagreement(heading, calls)
+    are_elsewhere = len({fingerprint.site for fingerprint in known}) > 1
+    index = first_difference([fingerprint.lines for fingerprint in known])
+    is_hidden = len({fingerprint.digest for fingerprint in known}) > 1
+    if index is not None and all(index < len(f.lines) or not f.digest for f in known):
+        lines = [f.lines[index] if index < len(f.lines) else ENDED for f in known]
+        told = zip(calls, excerpts(lines), strict=True)
+        return disagreement(heading, [(f"{call}: {line}", who) for (call, who), line in told])
+    if is_hidden and not are_elsewhere:
+        return HiddenDifference(heading, calls, [fingerprint.digest for fingerprint in known])
+    return disagreement(heading, calls, "" if is_hidden else _NAME_HINT)
+
+
+def _calls(
+    sides: Sequence[Side], prints: Sequence[Fingerprint | None]
+) -> list[tuple[str, Sequence[int]]]:
+    """Return what each side calls where, in words, and who is on it."""
+    names = excerpts([side.name for side in sides])
+    fingerprints = excerpts([side.fingerprint for side in sides])
+    same_name = len({side.name for side in sides}) == 1
+    calls = []
+    for side, parts, name, fingerprint in zip(sides, prints, names, fingerprints, strict=True):
+        if parts is None:
+            told = f"{name!r}" + (f" [{fingerprint}]" if same_name else "")
+        else:
+            told = parts.operation + (f" {name!r}" if side.name != parts.operation else "")
+        calls.append((told + (f" at {side.site[:200]}" if side.site else ""), side.processes))
+    return calls
 
 
 def _told(facts: Mapping[str, Any], me: Self) -> list[str]:

@@ -1,0 +1,39 @@
+"""What must be equal at a point, as one short text that all bring there."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+__all__ = ["Fingerprint"]
+
+_SHOWN = 300  # characters of the lines that travel; of more, a digest
+
+
+class Fingerprint(NamedTuple):
+    """The parts of such a text."""
+
+    operation: str
+    site: str  # where it is called; empty if a name declares all calls to be the same one
+    digest: str  # of all lines, with their number, if not all of them are in `lines`; else empty
+    lines: tuple[str, ...]  # the last one may be cut if there is a digest
+
+    @classmethod
+    def of(cls, operation: str, site: str, lines: tuple[str, ...]) -> Fingerprint:
+        """Return the fingerprint of a call."""
+        text = "\n".join(lines)
+        if len(text) <= _SHOWN:
+            return cls(operation, site, "", lines)
+        digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
+        return cls(operation, site, f"{len(lines)} lines, {digest}", (text[:_SHOWN],))
+
+    @classmethod
+    def parse(cls, text: str) -> Fingerprint | None:
+        """Undo `text`; None if it is not the text of such a fingerprint."""
+        operation, site, digest, *lines = [*text.split("\n"), "", ""]
+        return cls(operation, site, digest, tuple(lines[:-2])) if "\n" in text else None
+
+    @property
+    def text(self) -> str:
+        """The text that travels."""
+        return "\n".join([self.operation, self.site, self.digest, *self.lines])

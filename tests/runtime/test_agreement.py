@@ -1,0 +1,252 @@
+"""Agreement: what differs first is told to all, and then nothing is delivered."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import DeadlineError, DivergenceError
+from shoal.runtime import differing
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.fingerprints import Fingerprint
+from shoal.testing.coordinator_contract import PATIENCE_S, run_together
+
+LINES = tuple(f"['layer{i}']['w']: float32[{i},8]" for i in range(1000))
+
+
+def agree_all(calls, payloads=None, job=None, **more):
+    """Let each process make its call; return what each got or raised."""
+    job = job or LocalJob(len(calls), hosts=[f"h{i}" for i in range(len(calls))])
+    payloads = payloads or [b""] * len(calls)
+    more = {"timeout_s": PATIENCE_S, **more}
+    return run_together(
+        *(
+            lambda c=c, call=call, payload=payload: agree(c, call, payload, **more)
+            for c, call, payload in zip(job.coordinators, calls, payloads, strict=True)
+        )
+    )
+
+
+def texts(errors):
+    """Check that all have the same error but for who speaks; return its lines after the first."""
+    assert [type(error) for error in errors] == [DivergenceError] * len(errors)
+    bodies = set()
+    for process, error in enumerate(errors):
+        first, *lines = str(error).splitlines()
+        me = f"process {process} of {len(errors)} (h{process})"
+        assert first == f"{me}: processes disagree on what comes next"
+        bodies.add(tuple(lines))
+        assert error.sides == errors[0].sides
+        assert sorted(sum(error.sides.values(), ())) == list(range(len(errors)))
+    assert len(bodies) == 1
+    return list(bodies.pop())
+
+
+def test_equal_calls_bring_everybodys_payload():
+    call = Call("broadcast", None, "a.py:1 (f)", ("source=0", *LINES))
+    results = agree_all([call] * 3, [b"a", b"", b"c"])
+    assert [dict(result) for result in results] == [{0: b"a", 1: b"", 2: b"c"}] * 3
+
+
+def test_other_operations():
+    calls = [Call("broadcast", None, "a.py:1 (f)"), Call("allgather", None, "a.py:2 (f)")]
+    assert texts(agree_all(calls, [b"secret"] * 2)) == [
+        "  process 0: broadcast at a.py:1 (f)",
+        "  process 1: allgather at a.py:2 (f)",
+    ]
+
+
+def test_other_operations_of_one_name():
+    calls = [Call("broadcast", "w", "a.py:1 (f)"), Call("allgather", "w", "a.py:2 (f)")]
+    assert texts(agree_all(calls)) == [
+        "  process 0: broadcast 'w' at a.py:1 (f)",
+        "  process 1: allgather 'w' at a.py:2 (f)",
+    ]
+
+
+def test_other_names():
+    calls = [Call("broadcast", name, "a.py:1 (f)") for name in ("w", "b")]
+    assert texts(agree_all(calls)) == [
+        "  process 0: broadcast 'w' at a.py:1 (f)",
+        "  process 1: broadcast 'b' at a.py:1 (f)",
+    ]
+
+
+def test_where_only_the_call_sites_differ_a_name_is_advised_and_helps():
+    calls = [Call("broadcast", None, f"a.py:{n} (f)", LINES) for n in (1, 2)]
+    assert texts(agree_all(calls)) == [
+        "  process 0: broadcast at a.py:1 (f)",
+        "  process 1: broadcast at a.py:2 (f)",
+        "if these are one call made at several places, give each of them the same name=",
+    ]
+    assert agree_all([call._replace(name="w") for call in calls]) == [{0: b"", 1: b""}] * 2
+
+
+def test_where_the_values_differ_too_no_name_is_advised():
+    calls = [Call("allgather", None, f"a.py:{n} (f)", (f"the value: int32[{n}]",)) for n in (1, 2)]
+    assert texts(agree_all(calls)) == [
+        "  process 0: allgather at a.py:1 (f): the value: int32[1]",
+        "  process 1: allgather at a.py:2 (f): the value: int32[2]",
+    ]
+
+
+def test_the_first_line_that_differs_is_shown():
+    specs = [("source=0", *LINES[:3]), ("source=0", LINES[0])]
+    errors = agree_all([Call("broadcast", "w", "a.py:1 (f)", spec) for spec in specs])
+    assert texts(errors) == [
+        "  process 0: broadcast 'w' at a.py:1 (f): ['layer1']['w']: float32[1,8]",
+        "  process 1: broadcast 'w' at a.py:1 (f): (nothing: it ends before)",
+    ]
+
+
+@pytest.mark.parametrize("at", [0, 7, 8, 500, 999])
+def test_a_long_specification_shows_its_first_difference_too(at):
+    other = (*LINES[:at], LINES[at].replace("8", "16"), *LINES[at + 1 : 999], "the last")
+    calls = [Call("broadcast", None, "a.py:1 (f)", spec) for spec in (LINES, other)]
+    assert texts(agree_all(calls)) == [
+        f"  process 0: broadcast at a.py:1 (f): {LINES[at]}",
+        f"  process 1: broadcast at a.py:1 (f): {other[at]}",
+    ]
+
+
+def test_a_longer_one_differs_where_the_other_ends():
+    calls = [Call("broadcast", None, "a.py:1 (f)", LINES[:end]) for end in (900, 1000)]
+    assert texts(agree_all(calls)) == [
+        "  process 0: broadcast at a.py:1 (f): (nothing: it ends before)",
+        f"  process 1: broadcast at a.py:1 (f): {LINES[900]}",
+    ]
+
+
+def test_after_a_difference_the_next_call_works_and_the_same_difference_is_told_again():
+    job = LocalJob(2, hosts=["h0", "h1"])
+    calls = [Call("broadcast", None, "a.py:1 (f)", LINES[:end]) for end in (900, 1000)]
+    first = agree_all(calls, job=job)
+    assert agree_all(calls[:1] * 2, job=job) == [{0: b"", 1: b""}] * 2
+    assert texts(agree_all(calls, job=job)) == texts(first)
+
+
+def test_if_the_first_difference_cannot_be_found_the_error_is_told_without():
+    class Deaf:
+        """A process that cannot meet any more after its first point."""
+
+        def __init__(self, coordinator):
+            self.coordinator, self.points, self.process = coordinator, 0, coordinator.process
+
+        def arrive(self, point, payload=b"", *, timeout_s):
+            self.points += 1
+            if self.points > 1:
+                job.lose(self.process)
+            return self.coordinator.arrive(point, payload, timeout_s=timeout_s)
+
+    job = LocalJob(2)
+    calls = [Call("broadcast", None, "a.py:1 (f)", LINES[:end]) for end in (900, 1000)]
+    errors = run_together(
+        lambda: agree(job.coordinators[0], calls[0], timeout_s=PATIENCE_S),
+        lambda: agree(Deaf(job.coordinators[1]), calls[1], timeout_s=PATIENCE_S),
+    )
+    for error in errors:
+        assert type(error) is DivergenceError
+        assert [side.partition(" lines, ")[0] for side in error.sides] == [
+            "broadcast at a.py:1 (f): 900",
+            "broadcast at a.py:1 (f): 1000",
+        ]
+
+
+def test_who_comes_late_is_told_and_not_waited_for():
+    job = LocalJob(3, hosts=["h0", "h1", "h2"])
+    calls = [Call("broadcast", None, "a.py:1 (f)", LINES[:end]) for end in (900, 1000, 1000)]
+    early = run_together(
+        *(lambda c=c, call=call: agree(c, call, timeout_s=PATIENCE_S)
+          for c, call in zip(job.coordinators[:2], calls, strict=False))
+    )  # fmt: skip
+    with pytest.raises(DivergenceError) as late:
+        agree(job.coordinators[2], calls[2], timeout_s=PATIENCE_S)
+    assert type(late.value) is DivergenceError
+    assert f"process 1: broadcast at a.py:1 (f): {LINES[900]}" in str(early[0])
+    assert "process 1: broadcast at a.py:1 (f): 1000 lines, " in str(late.value)
+
+
+def test_the_deadline_is_the_callers():
+    with pytest.raises(DeadlineError):
+        agree(LocalJob(2).coordinators[0], Call("x", None, "a.py:1 (f)"), timeout_s=0.05)
+
+
+def test_a_message_stays_short():
+    calls = [Call("broadcast", n * 5000, f"{n * 5000}:1 (f)", (n * 10**6,)) for n in "ab"]
+    for error in agree_all(calls):
+        assert len(str(error)) < 1500
+    calls = [Call("broadcast", "w", "a:1 (f)", ("x" * 10**6 + n + "y" * 10**6,)) for n in "ab"]
+    for line in texts(agree_all(calls)):
+        assert len(line) < 300
+        assert line[-170:].count("a") + line[-170:].count("b") == 1
+
+
+# the pure parts, against brute force
+
+versions = st.lists(
+    st.lists(st.sampled_from(["a", "b", "\n", "", "a" * 300 + "b"]), max_size=90),
+    min_size=2, max_size=4,
+)  # fmt: skip
+
+
+def brute_force(lists):
+    for index in itertools.count():
+        row = [tuple(one[index : index + 1]) for one in lists]
+        if len(set(row)) > 1:
+            return index
+        if not any(row):
+            return None
+    raise AssertionError
+
+
+@given(versions)
+def test_the_first_difference_is_that_of_brute_force(lists):
+    assert differing.first_difference(lists) == brute_force(lists)
+
+
+@given(versions, st.integers(0, 3), st.data())
+def test_the_search_finds_what_brute_force_finds(lists, same, data):
+    lists = [["same"] * data.draw(st.sampled_from([0, 63, 4000])) + one for one in lists]
+    silent = len(lists) + 1  # a process that has nothing to compare, and takes part
+
+    def search(coordinator):
+        process = coordinator.process
+        mine = lists[process] if process < len(lists) else None
+
+        def meet(payload):
+            return agree(coordinator, Call("x", None, "s"), payload, timeout_s=PATIENCE_S)
+
+        return differing.find_line(meet, mine, range(len(lists)))
+
+    job = LocalJob(silent)
+    results = run_together(*(lambda c=c: search(c) for c in job.coordinators))
+    expected = brute_force(lists)
+    for result in results:
+        assert result == results[0]
+    if results[0] is None:
+        assert expected is None
+    elif expected is None:  # one line each, all equal: who asks knows that they differ
+        assert max(map(len, lists)) == 1
+    else:
+        index, shown = results[0]
+        assert index == expected
+        assert len({*shown.values()}) == len({tuple(one[index : index + 1]) for one in lists})
+
+
+@given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=400), st.text(max_size=400))
+def test_excerpts_of_lines_that_differ_differ(begin, end, one, other):
+    lines = [begin * 30 + text + end for text in (one, other)]
+    shown = differing.excerpts(lines)
+    assert (shown[0] == shown[1]) == (lines[0] == lines[1])
+    assert max(map(len, shown)) <= 166
+
+
+@given(st.text(max_size=5), st.lists(st.text("ab: ", max_size=200), max_size=5))
+def test_a_fingerprint_is_read_back(site, lines):
+    one = Fingerprint.of("broadcast", site.replace("\n", ""), tuple(lines))
+    again = Fingerprint.parse(one.text)
+    assert again == one._replace(lines=tuple("\n".join(one.lines).split("\n")) if one.lines else ())
+    assert len(one.text) < 400
+    assert Fingerprint.parse("barrier") is None
