@@ -36,6 +36,12 @@ POINTS: Mapping[str, str] = {
     "initialize.after_devices": "the devices are connected, the job has not begun",
     "barrier.before_arrive": "in barrier, before anything is sent",
     "barrier.after_arrive": "in barrier, after all came",
+    "broadcast.before_arrive": "in broadcast, before anything is sent",
+    "broadcast.after_arrive": "in broadcast, after all came; large values have yet to travel",
+    "allgather.before_arrive": "in allgather, before anything is sent",
+    "allgather.after_arrive": "in allgather, after all came; large values have yet to travel",
+    "stream.before_chunk": "before a chunk of a large value moves, on each process",
+    "stream.after_chunk": "after a chunk was sent on its way",
     "step.end": "at the end of the block of step, if nothing was raised in it",
 }
 KINDS: Mapping[str, str] = {

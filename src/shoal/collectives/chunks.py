@@ -1,0 +1,107 @@
+"""Bytes that lie in several places, cut into chunks of few fixed sizes.
+
+A device program is compiled for one size. Two sizes are enough: the large one carries most bytes
+for little time each, the small one keeps a short value, or a short rest, from costing a large one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["CHUNKS", "LARGE_BYTES", "SMALL_BYTES", "Buffer", "Bytes", "Run", "runs"]
+
+Buffer = Any  # what has the buffer protocol, C-contiguous: bytes, a memoryview, an array
+ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
+
+LARGE_BYTES = 4 << 20
+SMALL_BYTES = 256 << 10
+CHUNKS = (LARGE_BYTES, SMALL_BYTES)
+_MOST_SMALL = 4  # as many small chunks cost about as much time as a large one
+
+
+class Run(NamedTuple):
+    """Chunks of one size, one after the other; the last may be only partly filled."""
+
+    begin: int  # of the first chunk, in bytes from the value's begin
+    chunk_bytes: int
+    count: int
+
+
+def runs(num_bytes: int) -> tuple[Run, ...]:
+    """Cut a value into large chunks and, for the rest, a few small ones or one large one.
+
+    >>> runs(9 << 20)
+    (Run(begin=0, chunk_bytes=4194304, count=2), Run(begin=8388608, chunk_bytes=262144, count=4))
+    >>> runs(1)
+    (Run(begin=0, chunk_bytes=262144, count=1),)
+    """
+    large, rest = divmod(num_bytes, LARGE_BYTES)
+    small = -(-rest // SMALL_BYTES)
+    if small > _MOST_SMALL:
+        large, small = large + 1, 0
+    found = [Run(0, LARGE_BYTES, large), Run(large * LARGE_BYTES, SMALL_BYTES, small)]
+    return tuple(run for run in found if run.count)
+
+
+class Bytes:
+    """Several buffers, read or written as if they were one. Nothing is copied but what is asked.
+
+    >>> value = Bytes([b"sho", b"al"])
+    >>> value.read(1, 4).tobytes()
+    b'hoal'
+    """
+
+    def __init__(self, buffers: Sequence[Buffer]) -> None:
+        views = [_view(buffer) for buffer in buffers]
+        self._views = [view for view in views if view.size]
+        self._begins = list(accumulate((view.size for view in self._views), initial=0))
+
+    @property
+    def num_bytes(self) -> int:
+        """How many there are together."""
+        return self._begins[-1]
+
+    def read(self, begin: int, num_bytes: int) -> ByteArray:
+        """Return the bytes from `begin`, followed by zeros where the value has ended.
+
+        A view where they lie in one buffer; else a copy.
+        """
+        pieces = [view[first:last] for view, first, last in self._pieces(begin, num_bytes)]
+        if len(pieces) == 1 and pieces[0].size == num_bytes:
+            return pieces[0]
+        joined = np.empty(num_bytes, np.uint8)
+        place = 0
+        for piece in pieces:
+            joined[place : place + piece.size] = piece
+            place += piece.size
+        joined[place:] = 0
+        return joined
+
+    def write(self, begin: int, values: ByteArray) -> None:
+        """Put `values` at `begin`; what does not fit in is left out."""
+        place = 0
+        for view, first, last in self._pieces(begin, values.size):
+            view[first:last] = values[place : place + last - first]
+            place += last - first
+
+    def _pieces(self, begin: int, num_bytes: int) -> Iterator[tuple[ByteArray, int, int]]:
+        end = min(begin + num_bytes, self.num_bytes)
+        number = bisect_right(self._begins, begin) - 1
+        while begin < end:
+            view, start = self._views[number], self._begins[number]
+            last = min(view.size, end - start)
+            yield view, begin - start, last
+            begin, number = start + last, number + 1
+
+
+def _view(buffer: Buffer) -> ByteArray:
+    """Not every dtype has the buffer protocol, but every array can be seen as bytes."""
+    if isinstance(buffer, np.ndarray):
+        return buffer.reshape(-1).view(np.uint8)
+    flat = memoryview(buffer)
+    return np.frombuffer(flat, np.uint8) if flat.nbytes else np.empty(0, np.uint8)
