@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shoal.arrays.sharding import layout_of as layout_of
     from shoal.arrays.sharding import sharding as sharding
     from shoal.arrays.use_mesh import use_mesh as use_mesh
+    from shoal.collectives.broadcast import broadcast as broadcast
     from shoal.collectives.live import live as live
     from shoal.draw.describe import describe as describe
     from shoal.runtime.barrier import barrier as barrier
@@ -51,6 +52,7 @@ __version__ = "0.1.0.dev0"
 
 _LAZY = {
     "barrier": "shoal.runtime.barrier",
+    "broadcast": "shoal.collectives.broadcast",
     "constrain": "shoal.arrays.constrain",
     "create": "shoal.arrays.create",
     "describe": "shoal.draw.describe",
@@ -83,6 +85,7 @@ __all__ = [
     "UsageError",
     "UsageTypeError",
     "barrier",
+    "broadcast",
     "constrain",
     "create",
     "describe",

@@ -34,7 +34,7 @@ __all__ = [
 
 Array: TypeAlias = np.ndarray[Any, Any]
 ANY = -1  # a size that may differ between processes
-Buffer: TypeAlias = bytes | Array  # C-contiguous bytes: an array of uint8, or an immutable few
+Buffer: TypeAlias = bytes | memoryview  # of bytes
 
 _PLAIN: Mapping[type, str] = {
     bool: "bool",
@@ -120,7 +120,7 @@ def buffer_of(leaf: Leaf, value: Any) -> Buffer:
     """Return the bits of a leaf, without a copy where they lie together in memory."""
     if leaf.dtype is not None:
         words = np.ascontiguousarray(native(host_view(value)))
-        return words.reshape(-1).view(np.uint8)
+        return words.reshape(-1).view(np.uint8).data
     if leaf.kind == "str":
         return bytes(value.encode("utf-8", "surrogatepass"))
     if leaf.kind == "int":
@@ -159,6 +159,14 @@ def key_of(words: Array, impl: Any) -> jax.Array:
     """Return PRNG keys; compiles nothing, whatever mesh is in context."""
     with jax.transfer_guard("allow"):
         return jax.random.wrap_key_data(words, impl=impl)
+
+
+def is_global(value: Any) -> bool:
+    """True for an array of which other processes hold devices."""
+    if not isinstance(value, jax.Array):
+        return False
+    words = jax.random.key_data(value) if is_key(value) else value
+    return not words.is_fully_addressable
 
 
 def host_view(value: Any) -> Array:

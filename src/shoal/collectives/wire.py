@@ -20,9 +20,11 @@ import numpy as np
 from shoal.collectives.leaves import Array, Buffer, Leaf, buffer_of, leaf_of, value_of
 from shoal.errors import ShoalError, UsageError, raise_all
 
-__all__ = ["Spec", "flatten", "join", "pack", "spec_of", "split", "unpack"]
+__all__ = ["Spec", "flatten", "inline_bytes", "join", "pack", "spec_of", "split", "unpack"]
 
 _NUMBER = np.dtype("<u8")
+_INLINE_BYTES = 64 << 10  # of one process
+_SENT_BYTES = 64 << 20  # by the meeting place, to all of them together
 _LINE = 200  # characters of the text of a tree that share a line
 
 
@@ -123,6 +125,11 @@ def split(leaves: Sequence[Leaf], data: Array) -> list[tuple[int, Array]]:
     if at != len(data):
         raise ShoalError(f"data of {at} bytes came with {len(data)} bytes: a bug of shoal")
     return parts
+
+
+def inline_bytes(copies: int) -> int:
+    """Return how many bytes may travel with a call, if they are sent on `copies` times."""
+    return min(_INLINE_BYTES, _SENT_BYTES // copies)
 
 
 def _is_none(value: object) -> bool:

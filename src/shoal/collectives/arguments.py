@@ -1,0 +1,55 @@
+"""The arguments that all collectives of values have, and the one deadline of all their waits."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from shoal import settings
+from shoal.errors import UsageError, UsageTypeError
+
+__all__ = ["Deadline", "deadline_of", "process_of"]
+
+
+class Deadline(NamedTuple):
+    """One deadline for all waits of a call."""
+
+    began: float
+    timeout_s: float
+
+    @property
+    def left_s(self) -> float:
+        """Until then; what is not positive is for `arrive` to refuse."""
+        left_s = self.began + self.timeout_s - time.monotonic()
+        return max(left_s, 0.001) if self.timeout_s > 0 else self.timeout_s
+
+
+def deadline_of(asked: str, name: object, timeout_s: object, lane: object) -> Deadline:
+    """Check `name` and `lane`, and return the deadline.
+
+    Raises:
+      UsageError: one of them is wrong.
+    """
+    for argument, text in (("name", name), ("lane", lane)):
+        if text is None and argument == "name":
+            continue
+        if not isinstance(text, str):
+            raise UsageTypeError(f"{asked}: {argument}={text!r} must be text")
+        if not text:
+            raise UsageError(f"{asked}: {argument} must not be empty")
+    return Deadline(time.monotonic(), settings.timeout(asked, timeout_s, "SHOAL_TIMEOUT_S"))
+
+
+def process_of(asked: str, argument: str, value: object, num_processes: int) -> int:
+    """Return which process an argument names.
+
+    Raises:
+      UsageError: it is no index, or there is no such process.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise UsageTypeError(f"{asked}: {argument}={value!r} must be the index of a process")
+    process = int(value.__index__())
+    if not 0 <= process < num_processes:
+        told = f"the job has processes 0..{num_processes - 1}"
+        raise UsageError(f"{asked}: {argument}={process} does not exist; {told}")
+    return process

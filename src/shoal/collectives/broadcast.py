@@ -1,0 +1,134 @@
+"""One process's values, given to all."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from shoal.collectives import stream, wire
+from shoal.collectives.arguments import deadline_of, process_of
+from shoal.collectives.leaves import Array, Buffer, is_global
+from shoal.collectives.wire import inline_bytes
+from shoal.colour import collective
+from shoal.errors import raise_all
+from shoal.runtime import fault_points
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator
+
+__all__ = ["broadcast", "broadcast_with"]
+
+_INLINE, _LARGE = b"i", b"l"
+_SIZE = struct.Struct("<Q")
+
+
+@collective("processes")
+def broadcast(
+    tree: Any,
+    source: int = 0,
+    *,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    lane: str = "main",
+) -> Any:
+    """Return the values that process `source` gave, on every process.
+
+    Collective over processes.
+
+    It is impossible that two processes get different bits: -0.0, subnormals, the payloads of NaNs
+    and 64-bit values arrive as they are, whatever JAX's switches say. Nor that values of one call
+    are taken for those of another: tree, shapes, dtypes, `source` and the place of the call are
+    compared in the same round trip, before anything is delivered.
+
+    Up to 64 KiB travel in that round trip, and nothing is compiled; more goes as chunks over one
+    device of each process. Memory: the result, and on each such device a few chunks of 4 MiB.
+
+    Args:
+      tree: arrays of NumPy and JAX of any dtype (also of ml_dtypes), PRNG keys, NumPy and Python
+        scalars of any size, str, bytes, None. Only the values of `source` count; elsewhere
+        `jax.ShapeDtypeStruct`s may stand for arrays, and str and bytes may have any length.
+      source: the process that has the values; equal on all.
+      name: declares that calls at different places are one and the same; None: the place counts.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
+        wait for all.
+      lane: the line of execution; see `barrier`.
+
+    Returns:
+      The tree, with arrays as new NumPy arrays (they may share one block of memory), keys as keys
+      on the default device, all other leaves as they were. At one process too.
+
+    Raises:
+      DivergenceError: on all that came: trees, shapes, dtypes, `source` or the calls differ.
+      DeadlineError: on all that came: somebody did not come in time.
+      ProcessLostError: on all that came: a process is dead or unreachable.
+      PeerFailedError: on all that came: a process raised an exception, or left the job.
+      UsageError: on the caller alone: an argument is wrong, a leaf is nothing that travels (all
+        such are named by path); nothing was sent.
+
+    >>> import numpy as np
+    >>> broadcast({"seed": 1 << 70, "run": "a", "w": np.float32([1, -0.0])})
+    {'run': 'a', 'seed': 1180591620717411303424, 'w': array([ 1., -0.], dtype=float32)}
+    """
+    from shoal.runtime.process import coordinator
+
+    return broadcast_with(coordinator(), tree, source, name=name, timeout_s=timeout_s, lane=lane)
+
+
+def broadcast_with(
+    coordinator: Coordinator,
+    tree: Any,
+    source: int = 0,
+    *,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    lane: str = "main",
+) -> Any:
+    """Do what `broadcast` does, with the coordinator given."""
+    deadline = deadline_of("broadcast", name, timeout_s, lane)
+    source = process_of("broadcast", "source", source, coordinator.num_processes)
+    spec, values = wire.flatten(tree, "broadcast")
+    _refuse_parts(spec, values)
+    buffers: list[Buffer] = []
+    payload = b""
+    if source == coordinator.process:
+        buffers, num_bytes = wire.pack(spec, values, "broadcast")
+        is_small = num_bytes <= inline_bytes(coordinator.num_processes)
+        payload = _INLINE + b"".join(buffers) if is_small else _LARGE + _SIZE.pack(num_bytes)
+    call = Call("broadcast", name, callsite(), (f"source={source}", *spec.lines))
+    fault_points.reach("broadcast.before_arrive", coordinator.process)
+    answers = agree(coordinator, call, payload, timeout_s=deadline.left_s, lane=lane)
+    fault_points.reach("broadcast.after_arrive", coordinator.process)
+    told = answers[source]
+    if told[:1] == _INLINE:
+        data = np.frombuffer(bytearray(memoryview(told)[1:]), np.uint8)
+    else:
+        (num_bytes,) = _SIZE.unpack_from(told, 1)
+        came = stream.spread(
+            coordinator, source, buffers, num_bytes,
+            timeout_s=deadline.left_s, lane=lane, name=name or "broadcast",
+        )  # fmt: skip
+        data = _copied(buffers, num_bytes) if came is None else came
+    return wire.unpack(spec, data)
+
+
+def _refuse_parts(spec: wire.Spec, values: list[Any]) -> None:
+    """Refuse, on each process alike, arrays of which no process holds all."""
+    told = "lies in parts on several processes; allgather it, or relayout it to be replicated"
+    offences = [
+        f"{leaf.path}: {told}"
+        for leaf, value in zip(spec.leaves, values, strict=True)
+        if is_global(value) and not value.is_fully_replicated
+    ]
+    raise_all("broadcast", offences)
+
+
+def _copied(buffers: list[Buffer], num_bytes: int) -> Array:
+    """Return the bytes of all buffers, in memory of their own."""
+    data = np.empty(num_bytes, np.uint8)
+    at = 0
+    for buffer in buffers:
+        data[at : at + len(buffer)] = np.frombuffer(buffer, np.uint8)
+        at += len(buffer)
+    return data

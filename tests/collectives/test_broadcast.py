@@ -1,0 +1,188 @@
+"""`broadcast`: what the source gave, bit for bit, on every process; or an error on every one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectives.jobs import PATIENCE_S, run_all
+from collectives.trees import bits_of, trees
+from shoal.collectives.broadcast import broadcast, broadcast_with
+from shoal.errors import DivergenceError, PeerFailedError, UsageError, UsageTypeError
+from shoal.runtime.coordinator_local import LocalJob
+
+LARGE = 3 << 20  # bytes, of which a part lies in a second chunk
+
+
+def in_job(num_processes, tree_of, sources=(0,) * 8, **options):
+    def go(coordinator):
+        process = coordinator.process
+        return broadcast_with(
+            coordinator, tree_of(process), sources[process], timeout_s=PATIENCE_S, **options
+        )
+
+    return run_all(LocalJob(num_processes), go)
+
+
+def abstract(tree):
+    """The tree with shapes for arrays, and other values for the rest."""
+
+    def other(leaf):
+        if isinstance(leaf, np.ndarray | jax.Array):
+            return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        if leaf is None or isinstance(leaf, np.generic):
+            return leaf
+        return type(leaf)()
+
+    return jax.tree.map(other, tree, is_leaf=lambda value: value is None)
+
+
+@given(trees(), st.integers(1, 4), st.data())
+def test_everybody_gets_the_bits_of_the_source(tree, num_processes, data):
+    source = data.draw(st.integers(0, num_processes - 1))
+    others = abstract(tree)
+
+    def tree_of(process):
+        return tree if process == source else others
+
+    for result in in_job(num_processes, tree_of, (source,) * 4):
+        assert bits_of(result) == bits_of(tree)
+        assert jax.tree.structure(result) == jax.tree.structure(tree)
+
+
+@pytest.mark.parametrize("num_processes", [1, 3])
+@pytest.mark.parametrize("rows", [1, LARGE // 8])
+def test_results_are_new_memory(num_processes, rows):
+    given = {"a": np.arange(rows, dtype="f8"), "b": jnp.ones(3), "c": "x" * rows}
+    results = in_job(num_processes, lambda _: given)
+    for result in results:
+        assert bits_of(result) == bits_of({**given, "b": np.ones(3, "f4")})
+        assert type(result["b"]) is np.ndarray
+        for other in [given, *(other for other in results if other is not result)]:
+            assert not np.shares_memory(result["a"], other["a"])
+        result["a"][:] = -1
+        result["b"][:] = -1
+    assert given["a"][-1] == rows - 1
+
+
+def test_values_of_all_sizes_around_what_travels_inline():
+    for num_bytes in (0, 1, (64 << 10) - 1, 64 << 10, (64 << 10) + 1, 256 << 10, LARGE):
+        value = np.random.default_rng(num_bytes).integers(0, 256, num_bytes, "u1").tobytes()
+        for result in in_job(2, lambda p, v=value: [v, p], (1, 1)):
+            assert result == [value, 1]
+
+
+def test_a_replica_of_each_device_count_is_read():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    value = np.arange(16.0, dtype="f4")
+    for spec in (jax.P(), jax.P("x")):
+        placed = jax.device_put(value, jax.NamedSharding(mesh, spec))
+        for result in in_job(2, lambda _, a=placed: a):
+            assert result.tobytes() == value.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (np.zeros(2), np.zeros(3)),
+        (np.zeros((2, 3)), np.zeros((3, 2))),
+        (np.zeros(2, "f4"), np.zeros(2, "f8")),
+        (np.zeros(2, "f4"), np.zeros(2, "i4")),
+        ([1, 2], (1, 2)),
+        ({"a": 1}, {"b": 1}),
+        (1, 1.0),
+        (1, True),
+        ("1", b"1"),
+        (None, 0),
+        (np.float32(1), np.zeros((), "f4")),
+        (jax.random.key(0), jax.random.key(0, impl="rbg")),
+        (jax.random.key(0), jax.random.key_data(jax.random.key(0))),
+        ([np.zeros(2)] * 300, [np.zeros(2)] * 299 + [np.zeros(3)]),
+    ],
+)
+def test_different_trees_are_an_error_on_every_process(one, other):
+    for source in (0, 1):
+        results = in_job(3, lambda p: one if p != 1 else other, (source,) * 3)
+        assert [type(result) for result in results] == [DivergenceError] * 3
+
+
+def test_two_sources_are_an_error_on_every_process():
+    results = in_job(2, lambda p: p, (0, 1))
+    assert [type(result) for result in results] == [DivergenceError] * 2
+    assert "source=0" in str(results[0])
+    assert "source=1" in str(results[0])
+
+
+def test_two_places_are_an_error_unless_a_name_says_that_they_are_one():
+    def go(name):
+        def at(coordinator):
+            options = {"name": name, "timeout_s": PATIENCE_S}
+            if coordinator.process:
+                return broadcast_with(coordinator, 1, **options)
+            return broadcast_with(coordinator, 2, **options)
+
+        return run_all(LocalJob(2), at)
+
+    assert [type(result) for result in go(None)] == [DivergenceError] * 2
+    assert go("seed") == [2, 2]
+
+
+def test_the_source_must_be_a_process():
+    for wrong, error in ((2, UsageError), (-1, UsageError), (True, UsageTypeError)):
+        with pytest.raises(error, match=f"broadcast: source={wrong}"):
+            broadcast_with(LocalJob(2).coordinators[0], 1, wrong)
+    for wrong in (1.0, "0", None):
+        with pytest.raises(UsageTypeError, match="must be the index of a process"):
+            broadcast(1, wrong)
+    assert broadcast(1, np.int8(0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"name": ""}, UsageError),
+        ({"name": 3}, UsageTypeError),
+        ({"lane": ""}, UsageError),
+        ({"timeout_s": 0}, UsageError),
+        ({"timeout_s": "1"}, UsageTypeError),
+    ],
+)
+def test_wrong_arguments_are_refused(options, error):
+    with pytest.raises(error):
+        broadcast(1, **options)
+
+
+def test_what_does_not_travel_fails_where_it_is_before_anything_is_sent():
+    def go(coordinator):
+        tree = object() if coordinator.process else 1
+        try:
+            return broadcast_with(coordinator, tree, timeout_s=PATIENCE_S)
+        except UsageError:
+            coordinator.tell("failed", "a traceback")
+            raise
+
+    results = run_all(LocalJob(2), go)
+    assert [type(result) for result in results] == [PeerFailedError, UsageTypeError]
+
+
+def test_nothing_is_compiled_under_any_mesh_or_guard():
+    key = jax.random.split(jax.random.key(7, impl="rbg"), 3)
+    tree = {"key": key, "x": np.arange(5), "y": jnp.arange(5), "z": "text"}
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    told = []
+    jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: told.append(name))
+    try:
+        jax.jit(lambda x: x + key.size)(np.zeros(len(told) + 3))
+        assert any("compile" in name for name in told)  # it would be seen
+        with jax.set_mesh(mesh), jax.transfer_guard("disallow_explicit"):
+            del told[:]
+            results = in_job(2, lambda _: tree)
+            alone = broadcast(tree)
+            found = list(told)
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert [bits_of(result) for result in results] == [bits_of(alone)] * 2
+    assert bits_of(alone["key"]) == bits_of(key)
+    assert not [name for name in found if "compile" in name]
