@@ -31,6 +31,11 @@ class Run(NamedTuple):
     chunk_bytes: int
     count: int
 
+    @property
+    def begins(self) -> range:
+        """Where each chunk begins, in bytes from the value's begin."""
+        return range(self.begin, self.begin + self.count * self.chunk_bytes, self.chunk_bytes)
+
 
 def runs(num_bytes: int) -> tuple[Run, ...]:
     """Cut a value into large chunks and, for the rest, a few small ones or one large one.

@@ -54,21 +54,24 @@ class Flow:
         Raises, on all that are alive:
           DeadlineError, ProcessLostError, PeerFailedError.
         """
-        ring = self._watched(self._find) if has_devices(self.coordinator) else None
-        if ring is None:
+
+        def go() -> bool:
+            limit_s = self.left_s
+            ring = find_ring(self.coordinator, site=self.site, timeout_s=limit_s, lane=self.lane)
+            if ring is not None:
+                over(ring)
+            return ring is not None
+
+        if has_devices(self.coordinator) and self._watched(go):
+            self._part(b"", self.left_s)
+        else:
             relay()
-            return
-        self._watched(lambda: over(ring))
-        self._part(b"", self.left_s)
 
     def meet(self, what: str, payload: bytes = b"", timeout_s: float = math.inf) -> Sequence[bytes]:
         """Meet all others here; return what each brings."""
         point = Point(self.name, None, self.lane, f"{self.name}: {what}", self.site)
         answers = self.coordinator.arrive(point, payload, timeout_s=min(timeout_s, self.left_s))
         return [answers[process] for process in range(self.coordinator.num_processes)]
-
-    def _find(self) -> Ring | None:
-        return find_ring(self.coordinator, site=self.site, timeout_s=self.left_s, lane=self.lane)
 
     def _watched(self, work: Callable[[], T]) -> T:
         """Do `work` in a thread of its own; return or raise what it does.

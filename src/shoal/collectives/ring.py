@@ -1,14 +1,13 @@
-"""The ring: one device of each process, and the programs that move a chunk to the next one.
+"""One device of each process, and the programs that move chunks from one to another.
 
-They are compiled once for the devices of a job, ahead of time, for each size of a chunk; no shape
-of a value ever compiles anything. A chunk is bytes and the program moves it: no arithmetic, so
-every bit arrives.
+A way is compiled when it is first gone, ahead of time and for each size of a chunk; the shape of a
+value never compiles anything. A program only moves bytes: no arithmetic, so every bit arrives.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +20,10 @@ from shoal.runtime import jax_runtime
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.coordinator import Coordinator
 
-__all__ = ["Ring", "find_ring", "has_devices"]
+__all__ = ["Hops", "Ring", "chain", "find_ring", "has_devices", "rotation", "tree"]
+
+
+Hops = tuple[tuple[int, int], ...]  # (from, to): who gives its chunk to whom, at the same time
 
 
 class Ring:
@@ -29,9 +31,8 @@ class Ring:
 
     def __init__(self, devices: tuple[jax.Device, ...], process: int) -> None:
         self.process, self.num_processes = process, len(devices)
-        self._device = devices[process]
+        self._devices, self._device = devices, devices[process]
         self._sharding = _sharding(devices)
-        self._rotate = _programs(devices)
         self._zeros = {size: self.put(np.zeros(size, np.uint8)) for size in CHUNKS}
 
     def put(self, chunk: ByteArray) -> jax.Array:
@@ -44,15 +45,55 @@ class Ring:
         """Return a chunk of nothing."""
         return self._zeros[num_bytes]
 
-    def rotate(self, chunk: jax.Array) -> jax.Array:
-        """Give each process's chunk to the next process. May block until it is done."""
-        moved: jax.Array = self._rotate[chunk.size // self.num_processes](chunk)
+    def prepare(self, ways: Iterable[Hops]) -> None:
+        """Compile what these ways need, for all sizes of chunks: once in the life of a job."""
+        for hops in ways:
+            _programs(self._devices, hops)
+
+    def move(self, chunk: jax.Array, hops: Hops) -> jax.Array:
+        """Give chunks from process to process; who gets none has zeros then. May block."""
+        programs = _programs(self._devices, hops)
+        moved: jax.Array = programs[chunk.size // self.num_processes](chunk)
         return moved
 
     @staticmethod
     def host_value(chunk: jax.Array) -> ByteArray:
         """Return this process's chunk; waits until it is there."""
         return np.asarray(chunk.addressable_data(0))
+
+
+def rotation(num_processes: int) -> Hops:
+    """Everybody gives to the next one.
+
+    >>> rotation(3)
+    ((0, 1), (1, 2), (2, 0))
+    """
+    return tuple((place, (place + 1) % num_processes) for place in range(num_processes))
+
+
+def chain(num_processes: int, source: int) -> Hops:
+    """Everybody gives to the next one, from the source to the one before it.
+
+    >>> chain(3, source=1)
+    ((1, 2), (2, 0))
+    """
+    hops = rotation(num_processes)
+    return hops[source:] + hops[: max(0, source - 1)] if source else hops[:-1]
+
+
+def tree(num_processes: int, source: int) -> tuple[Hops, ...]:
+    """Everybody who has it gives it to one who has it not, round after round.
+
+    >>> tree(4, source=0)
+    (((0, 2),), ((0, 1), (2, 3)))
+    """
+    rounds = []
+    for power in reversed(range((num_processes - 1).bit_length())):
+        span = 1 << power
+        pairs = [(d, d + span) for d in range(0, num_processes - span, 2 * span)]
+        rounds.append(tuple(((a + source) % num_processes, (b + source) % num_processes)
+                            for a, b in pairs))  # fmt: skip
+    return tuple(rounds)
 
 
 def has_devices(coordinator: Coordinator) -> bool:
@@ -111,17 +152,18 @@ def _sharding(devices: tuple[jax.Device, ...]) -> NamedSharding:
     return NamedSharding(Mesh(np.array(devices, dtype=object), "process"), PartitionSpec("process"))
 
 
-@lru_cache(maxsize=8)
-def _programs(devices: tuple[jax.Device, ...]) -> Mapping[int, Any]:
-    """Compile the rotation for each size of a chunk."""
+@lru_cache(maxsize=1024)
+def _programs(devices: tuple[jax.Device, ...], hops: Hops) -> Mapping[int, Any]:
+    """Compile the program that moves a chunk over these hops, for each size of a chunk."""
     sharding, count = _sharding(devices), len(devices)
-    onwards = [(place, (place + 1) % count) for place in range(count)]
 
-    def rotate(chunk: jax.Array) -> jax.Array:
-        return jax.lax.ppermute(chunk, "process", onwards)
+    def move(chunk: jax.Array) -> jax.Array:
+        return jax.lax.ppermute(chunk, "process", hops)
 
     spec = sharding.spec
-    moved = jax.shard_map(rotate, mesh=sharding.mesh, in_specs=spec, out_specs=spec)
-    chunks = {size: jax.ShapeDtypeStruct((count * size,), np.uint8, sharding=sharding)
-              for size in CHUNKS}  # fmt: skip
-    return {size: jax.jit(moved).lower(chunk).compile() for size, chunk in chunks.items()}
+    moved = jax.shard_map(move, mesh=sharding.mesh, in_specs=spec, out_specs=spec)
+    chunks = [jax.ShapeDtypeStruct((count * size,), np.uint8, sharding=sharding) for size in CHUNKS]
+    return {
+        size: jax.jit(moved).lower(chunk).compile()
+        for size, chunk in zip(CHUNKS, chunks, strict=True)
+    }

@@ -1,9 +1,9 @@
 """Values too large for one message: fixed-size chunks over one device of each process.
 
-`spread` sends one value along the ring of devices, all chunks in flight one behind the other, so
-that each process sends each byte once; `collect` turns the ring until everybody has seen the chunk
-of everybody. Where JAX connects no devices of the job, or a process has none, the chunks go
-through the meeting place.
+`spread` sends one value along a line of devices, the chunks one behind the other, or in a tree if
+they are few: each byte comes to each process once. `collect` turns a ring until everybody has seen
+the chunk of everybody. Where JAX connects no devices of the job, or a process has none, the chunks
+go through the meeting place.
 
 Nothing waits for the devices without a look at who is alive: the chunks move in a thread of their
 own, and the caller's thread asks the control plane meanwhile. After the last chunk all meet once
@@ -19,7 +19,7 @@ import numpy as np
 
 from shoal.collectives.chunks import Buffer, ByteArray, Bytes, Run, runs
 from shoal.collectives.flow import Flow
-from shoal.collectives.ring import Ring
+from shoal.collectives.ring import Hops, Ring, chain, rotation, tree
 from shoal.runtime import fault_points
 from shoal.runtime.coordinator import Coordinator
 
@@ -123,71 +123,95 @@ def collect(
 
 
 def _spread(flow: Flow, ring: Ring, source: int, value: Bytes, num_bytes: int) -> None:
+    """Take the tree for few chunks and the chain for many: whichever has fewer turns."""
+    rounds, line = tree(ring.num_processes, source), chain(ring.num_processes, source)
+    ring.prepare([*rounds, line])
     for run in runs(num_bytes):
-        _pass_on(flow, ring, source, run, value)
+        if run.count * len(rounds) <= run.count + ring.num_processes - 2:
+            _branch(flow, ring, source, rounds, run, value)
+        else:
+            _pass_on(flow, ring, source, line, run, value)
 
 
-def _pass_on(flow: Flow, ring: Ring, source: int, run: Run, value: Bytes) -> None:
-    """Send the chunks of the source along the ring, one behind the other.
+def _branch(
+    flow: Flow, ring: Ring, source: int, rounds: Sequence[Hops], run: Run, value: Bytes
+) -> None:
+    """Send each chunk to one process, then from both to two others, and so on."""
+    under_way = _UnderWay(flow, ring)
+    for begin in run.begins:
+        chunk = ring.zeros(run.chunk_bytes)
+        if ring.process == source:
+            chunk = ring.put(value.read(begin, run.chunk_bytes))
+        for hops in rounds:
+            is_receiver = ring.process in (receiver for _, receiver in hops)
+            moved = under_way.move(chunk, hops, value if is_receiver else None, begin)
+            chunk = moved if is_receiver else chunk
+    under_way.take()
+
+
+def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, value: Bytes) -> None:
+    """Send the chunks along a line, one behind the other.
 
     With 4 processes and source 0, after turn 2 process 1 has chunk 2, process 2 has chunk 1 and
-    process 3 chunk 0; what comes back to process 0 is left there.
+    process 3 chunk 0.
     """
     distance = (ring.process - source) % ring.num_processes
     chunk = ring.zeros(run.chunk_bytes)
-    arrived: list[tuple[int, jax.Array]] = []  # at most one, taken while the next is on its way
+    under_way = _UnderWay(flow, ring)
     for turn in range(run.count + ring.num_processes - 2):
-        fault_points.reach("stream.before_chunk", ring.process)
         if not distance and turn < run.count:
-            chunk = ring.put(value.read(run.begin + turn * run.chunk_bytes, run.chunk_bytes))
-        chunk = ring.rotate(chunk)
-        _take(arrived, value)
+            chunk = ring.put(value.read(run.begins[turn], run.chunk_bytes))
         number = turn - distance + 1
         is_ours = distance > 0 and 0 <= number < run.count
-        arrived.append((run.begin + number * run.chunk_bytes if is_ours else -1, chunk))
-        flow.moved_bytes += run.chunk_bytes
-        fault_points.reach("stream.after_chunk", ring.process)
-    _take(arrived, value)
+        begin = run.begin + number * run.chunk_bytes
+        chunk = under_way.move(chunk, line, value if is_ours else None, begin)
+    under_way.take()
 
 
 def _collect(
     flow: Flow, ring: Ring, own: Bytes, places: Sequence[Bytes], sizes: Sequence[int]
 ) -> None:
+    """For each chunk, turn the ring until everybody has seen the chunk of everybody."""
+    around = rotation(ring.num_processes)
+    ring.prepare([around])
+    under_way = _UnderWay(flow, ring)
     for run in runs(max(sizes)):
-        _turn(flow, ring, run, own, places, sizes)
+        for begin in run.begins:
+            chunk = ring.put(own.read(begin, run.chunk_bytes))
+            for turn in range(1, ring.num_processes):
+                whose = (ring.process - turn) % ring.num_processes
+                is_wanted = bool(places) and begin < sizes[whose]
+                chunk = under_way.move(chunk, around, places[whose] if is_wanted else None, begin)
+    under_way.take()
 
 
-def _turn(
-    flow: Flow, ring: Ring, run: Run, own: Bytes, places: Sequence[Bytes], sizes: Sequence[int]
-) -> None:
-    """Turn the ring until everybody has seen the chunk of everybody; for each chunk anew."""
-    arrived: list[tuple[int, jax.Array]] = []
-    value = Bytes(())
-    for begin in range(run.begin, run.begin + run.count * run.chunk_bytes, run.chunk_bytes):
-        chunk = ring.put(own.read(begin, run.chunk_bytes))
-        for turn in range(1, ring.num_processes):
-            fault_points.reach("stream.before_chunk", ring.process)
-            chunk = ring.rotate(chunk)
-            _take(arrived, value)
-            whose = (ring.process - turn) % ring.num_processes
-            value = places[whose] if places else value
-            arrived.append((begin if places and begin < sizes[whose] else -1, chunk))
-            flow.moved_bytes += run.chunk_bytes
-            fault_points.reach("stream.after_chunk", ring.process)
-    _take(arrived, value)
+class _UnderWay:
+    """The chunk that is on its way. It is taken while the next one moves, so that there are never
+    more than two, however far ahead the runtime could run."""
 
+    def __init__(self, flow: Flow, ring: Ring) -> None:
+        self._flow, self._ring = flow, ring
+        self._chunk: jax.Array | None = None
+        self._into: Bytes | None = None
+        self._begin = 0
 
-def _take(arrived: list[tuple[int, jax.Array]], value: Bytes) -> None:
-    """Wait for the chunk that was on its way, and put it where it belongs, if it does.
+    def move(self, chunk: jax.Array, hops: Hops, into: Bytes | None, begin: int) -> jax.Array:
+        """Send a chunk on its way; what arrives here is put to `begin` of `into`."""
+        fault_points.reach("stream.before_chunk", self._ring.process)
+        moved = self._ring.move(chunk, hops)
+        self.take()
+        self._chunk, self._into, self._begin = moved, into, begin
+        self._flow.moved_bytes += moved.size // self._ring.num_processes
+        fault_points.reach("stream.after_chunk", self._ring.process)
+        return moved
 
-    So never more than two are on their way, however far ahead the runtime could run.
-    """
-    while arrived:
-        begin, chunk = arrived.pop()
-        if begin < 0:
-            chunk.block_until_ready()
-        else:
-            value.write(begin, Ring.host_value(chunk))
+    def take(self) -> None:
+        """Wait until it is here, and put it where it belongs."""
+        if self._chunk is not None and self._into is not None:
+            self._into.write(self._begin, self._ring.host_value(self._chunk))
+        elif self._chunk is not None:
+            self._chunk.block_until_ready()
+        self._chunk = None
 
 
 def _relay_one(flow: Flow, source: int, value: Bytes, num_bytes: int) -> None:
