@@ -42,6 +42,8 @@ POINTS: Mapping[str, str] = {
     "allgather.after_arrive": "in allgather, after all came; large values have yet to travel",
     "stream.before_chunk": "before a chunk of a large value moves, on each process",
     "stream.after_chunk": "after a chunk was sent on its way",
+    "assert_same.before_arrive": "in assert_same, the values hashed, before anything is sent",
+    "assert_same.after_arrive": "in assert_same, after all came; a difference is yet to be found",
     "step.end": "at the end of the block of step, if nothing was raised in it",
 }
 KINDS: Mapping[str, str] = {

@@ -1,0 +1,226 @@
+"""Digests of values, and items to look at where two digests differ.
+
+A digest is xxh3-128 (XXH3, https://xxhash.com) of the digests of blocks of fixed size, so several
+threads share the work, and no value is copied that lies in one piece of memory. It is fast, not
+cryptographic: it finds what went wrong, not who forges.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+import numpy as np
+import xxhash
+
+from shoal.collectives.leaves import Array, Leaf, buffer_of
+from shoal.runtime.differing import Items
+
+__all__ = [
+    "Box",
+    "Digests",
+    "Flat",
+    "One",
+    "Run",
+    "boxes",
+    "digest_of",
+    "digest_of_all",
+    "hashing_pool",
+    "items_of",
+]
+
+Box: TypeAlias = tuple[tuple[int, int], ...]  # first and end of each dim
+
+_BLOCK_BYTES = 4 << 20
+_THREADS = 4  # so many saturate the memory of a host, or nearly
+_AROUND = 40  # characters of a text that a message shows before and after
+
+
+class Flat:
+    """An array as one run of items in C order, any stretch of which can be read. `Items`.
+
+    Args:
+      shape: of the whole.
+      dtype: in which it is read; a piece may have another byte order.
+      pieces: (where its first item lies, the array) of each; together they fill the whole.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: np.dtype[Any],
+        pieces: Sequence[tuple[Sequence[int], Array]],
+    ) -> None:
+        self.shape, self.dtype, self._pieces = tuple(shape), dtype, pieces
+        whole = pieces[0][1] if len(pieces) == 1 else None
+        is_one_run = whole is not None and whole.flags.c_contiguous and whole.dtype == dtype
+        self._run = whole.reshape(-1) if whole is not None and is_one_run else None
+
+    def __len__(self) -> int:
+        return math.prod(self.shape)
+
+    def read(self, low: int, high: int) -> Array:
+        """Return the bytes of the items low ≤ i < high; no copy if they lie in one run."""
+        if self._run is not None:
+            return self._run[low:high].view(np.uint8)
+        high = min(high, len(self))
+        out = np.empty(high - low, self.dtype)
+        at = 0
+        for box in boxes(self.shape, low, high):
+            sizes = [end - first for first, end in box]
+            self._fill(out[at : (at := at + math.prod(sizes))].reshape(sizes), box)
+        return out.view(np.uint8)
+
+    def _fill(self, target: Array, box: Box) -> None:
+        for starts, piece in self._pieces:
+            within, out = [], []
+            for (first, end), start, size in zip(box, starts, piece.shape, strict=True):
+                low, high = max(first, start), min(end, start + size)
+                within.append(slice(low - start, max(low, high) - start))
+                out.append(slice(low - first, max(low, high) - first))
+            target[tuple(out)] = piece[tuple(within)]
+
+    def digest(self, low: int, high: int) -> bytes:
+        """See `Items.digest`."""
+        return xxhash.xxh3_64_digest(self.read(low, high).data)
+
+    def show(self, index: int) -> str:
+        """Return an item: what prints, a tab, its bits."""
+        bits = self.read(index, index + 1)
+        return f"{bits.view(self.dtype)[0]!s}\t{_hex(bits.tobytes())}"
+
+
+class Run:
+    """Text or bytes; what is shown is what stands around an item. `Items`."""
+
+    def __init__(self, value: str | bytes) -> None:
+        self._value = value
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+    def digest(self, low: int, high: int) -> bytes:
+        """See `Items.digest`."""
+        part = self._value[low:high]
+        if isinstance(part, str):
+            part = part.encode("utf-8", "surrogatepass")
+        return xxhash.xxh3_64_digest(part)
+
+    def show(self, index: int) -> str:
+        """Return what stands around an item, and its position from the end."""
+        begin = max(0, index - _AROUND)
+        part = self._value[begin : index + _AROUND]
+        more = "..." if index + _AROUND < len(self._value) else ""
+        return ("..." if begin else "") + ascii(part) + more + f"\tlength {len(self._value)}"
+
+
+class One:
+    """A value that is looked at as a whole. `Items`."""
+
+    def __init__(self, value: object, bits: bytes) -> None:
+        self._value, self._bits = value, bits
+
+    def __len__(self) -> int:
+        return 1
+
+    def digest(self, low: int, high: int) -> bytes:
+        """See `Items.digest`."""
+        return xxhash.xxh3_64_digest(self._bits if low < high else b"")
+
+    def show(self, index: int) -> str:
+        """Return what prints, a tab, its bits."""
+        if isinstance(self._value, int) and self._value.bit_length() > 256:
+            digest = xxhash.xxh3_64_hexdigest(self._bits)
+            return f"an int of {self._value.bit_length()} bits (digest {digest})\t"
+        return f"{self._value!r}\t{_hex(self._bits)}"
+
+
+class Digests:
+    """The digests of several values. `Items`."""
+
+    def __init__(self, digests: Sequence[bytes]) -> None:
+        self._digests = digests
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def digest(self, low: int, high: int) -> bytes:
+        """See `Items.digest`."""
+        return xxhash.xxh3_64_digest(b"".join(self._digests[low:high]))
+
+    def show(self, index: int) -> str:
+        """See `Items.show`."""
+        return self._digests[index].hex()
+
+
+def items_of(leaf: Leaf, value: Any) -> Items:
+    """Return the items of a Python value."""
+    if isinstance(value, str | bytes):
+        return Run(value)
+    return One(value, bytes(buffer_of(leaf, value)))
+
+
+def digest_of(items: Items, pool: ThreadPoolExecutor | None = None) -> bytes:
+    """Return 16 bytes that are equal if the bits are, and differ if they differ."""
+    if not isinstance(items, Flat):
+        return _joined([items.digest(0, len(items)), b"%d" % len(items)])
+    step = max(1, _BLOCK_BYTES // items.dtype.itemsize)
+    starts = range(0, len(items), step)
+
+    def block(start: int) -> bytes:
+        return xxhash.xxh3_128_digest(items.read(start, start + step).data)
+
+    is_long = pool is not None and len(starts) > 1
+    return _joined(pool.map(block, starts) if pool is not None and is_long else map(block, starts))
+
+
+def digest_of_all(digests: Sequence[bytes]) -> bytes:
+    """Return the digest of a list of digests."""
+    return _joined(digests)
+
+
+def hashing_pool() -> ThreadPoolExecutor:
+    """Return threads for `digest_of`; none is started before it is needed."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return ThreadPoolExecutor(min(_THREADS, cores or 1), "shoal-hash")
+
+
+def boxes(shape: Sequence[int], low: int, high: int) -> Iterator[Box]:
+    """Yield the boxes that the items low ≤ i < high of an array fill, in C order.
+
+    Items 2 to 11 of a [4, 4]: the end of row 0, rows 1 to 1, the beginning of row 2::
+
+        . . a a
+        b b b b
+        c c c .
+    """
+    if low >= high:
+        return
+    if not shape:
+        yield ()
+        return
+    inner = shape[1:]
+    row = math.prod(inner)
+    first, end = -(-low // row), high // row  # of the whole rows
+    cuts = [(low, high)] if first > end else [(low, first * row), (end * row, high)]
+    head, *tail = [
+        [((r, r + 1), *box) for box in boxes(inner, a - r * row, b - r * row)]
+        for a, b in cuts
+        for r in (a // row,)
+    ]
+    yield from head
+    if first < end:
+        yield ((first, end), *((0, size) for size in inner))
+    for more in tail:
+        yield from more
+
+
+def _joined(digests: Any) -> bytes:
+    return xxhash.xxh3_128_digest(b"".join(digests))
+
+
+def _hex(bits: bytes) -> str:
+    return "0x" + bits[::-1].hex()

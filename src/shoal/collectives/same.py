@@ -1,0 +1,208 @@
+"""Every process holds equal values, or an error says where they differ first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from shoal.collectives.arguments import Deadline, deadline_of
+from shoal.collectives.hashes import Digests, digest_of, digest_of_all, hashing_pool
+from shoal.collectives.replicas import Holders, Part, parts_of
+from shoal.collectives.versions import groups_of, rows_of, speakers_of
+from shoal.collectives.wire import flatten
+from shoal.colour import collective
+from shoal.errors import DivergenceError
+from shoal.runtime import fault_points
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.differing import MAX_SPEAKERS, Meet, find_first
+from shoal.runtime.verdicts import Self, disagreement
+
+__all__ = ["assert_same", "assert_same_with"]
+
+
+@collective("processes")
+def assert_same(
+    tree: Any,
+    *,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    lane: str = "main",
+) -> None:
+    """Return if all processes hold equal values, else raise on all of them.
+
+    Collective over processes.
+
+    Equal is what has equal bits: a NaN equals a NaN of the same bits, and -0.0 differs from 0.0.
+    It is impossible that it returns on one process and raises on another, unless the answer could
+    not reach that one. Values that differ are overlooked with a chance of 2^-128.
+
+    Of a sharded array that spans processes each region is compared among those that hold it;
+    regions that one process holds alone are its own. Also what the devices of one process hold as
+    replicas is compared. Any other array is compared as a whole.
+
+    One round trip carries a digest (two to three where sharded arrays lie on some processes), so
+    equal values cost no traffic. Only if they differ, a few more find the first difference.
+    Memory: blocks of 4 MiB; nothing is copied that lies in one piece in this host's memory.
+    Pending computations of the values are waited for first, without deadline.
+
+    Args:
+      tree: arrays of NumPy and JAX of any dtype (also of ml_dtypes), PRNG keys, NumPy and Python
+        scalars of any size, str, bytes, None.
+      name: declares that calls at different places are one and the same; None: the place counts.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
+        wait for all.
+      lane: the line of execution; see `barrier`.
+
+    Raises:
+      DivergenceError: on all that came: values differ; `sides` maps each version of the first
+        item that does to the processes that hold it. Or trees, shapes, dtypes, layouts or the
+        calls differ.
+      DeadlineError: on all that came: somebody did not come in time.
+      ProcessLostError: on all that came: a process is dead or unreachable.
+      PeerFailedError: on all that came: a process raised an exception, or left the job.
+      UsageError: on the caller alone: an argument is wrong, a leaf is nothing that can be compared
+        (all such are named by path); nothing was sent.
+
+    >>> import numpy as np
+    >>> assert_same({"seed": 7, "w": np.zeros(3)}, name="start")
+    """
+    from shoal.runtime.process import coordinator
+
+    assert_same_with(coordinator(), tree, name=name, timeout_s=timeout_s, lane=lane)
+
+
+def assert_same_with(
+    coordinator: Coordinator,
+    tree: Any,
+    *,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    lane: str = "main",
+) -> None:
+    """Do what `assert_same` does, with the coordinator given."""
+    deadline = deadline_of("assert_same", name, timeout_s, lane)
+    spec, values = flatten(tree, "assert_same")
+    with jax.transfer_guard("allow"):
+        placed = parts_of(spec.leaves, values, "assert_same")
+        where = [leaf.line for leaf in placed if leaf.line]
+        words = next((leaf.words for leaf in placed if leaf.words), "")
+        parts = [part for leaf in placed for part in leaf.parts]
+        here = jax.process_index() if where else coordinator.process
+        mine = _hashed(_compared(parts, coordinator.num_processes), here)
+        brought: dict[str, Any] = {}
+        brought["digests"] = [digest_of_all(one.digests).hex() for one in mine if one.digests]
+        brought |= {"words": words} if words else {}
+        brought |= {"process": here} if here != coordinator.process else {}
+        site = callsite()
+        call = Call("assert_same", name, site, (*spec.lines, *where))
+        fault_points.reach("assert_same.before_arrive", coordinator.process)
+        payload = json.dumps(brought).encode()
+        answers = agree(coordinator, call, payload, timeout_s=deadline.left_s, lane=lane)
+        fault_points.reach("assert_same.after_arrive", coordinator.process)
+        if words or len({*answers.values()}) > 1:
+            meet = _rounds(coordinator, call, deadline, lane)
+            _judge(coordinator, call, mine, {p: json.loads(a) for p, a in answers.items()}, meet)
+
+
+class _Shared(NamedTuple):
+    """All parts that the same processes hold."""
+
+    holders: Holders
+    parts: list[Part]
+    digests: tuple[bytes, ...] = ()  # of each; empty if this process holds none of them
+
+    def has(self, process: int) -> bool:
+        """Does a process (JAX's index) hold these?"""
+        return self.holders is None or process in self.holders
+
+
+def _compared(parts: Sequence[Part], num_processes: int) -> list[_Shared]:
+    """Sort the parts by who holds them; what one process holds alone is nobody else's."""
+    shared: dict[Holders, _Shared] = {}
+    for part in parts:
+        is_all = part.holders is None or len(part.holders) == num_processes
+        holders = None if is_all else part.holders
+        if num_processes > 1 and (holders is None or len(holders) > 1):
+            shared.setdefault(holders, _Shared(holders, [])).parts.append(part)
+    return sorted(shared.values(), key=lambda one: (one.holders is not None, one.holders or ()))
+
+
+def _hashed(shared: Sequence[_Shared], here: int) -> list[_Shared]:
+    with hashing_pool() as pool:
+        return [
+            one._replace(
+                digests=tuple(digest_of(p.open(), pool) for p in one.parts if p.open is not None)
+            )
+            if one.has(here)
+            else one
+            for one in shared
+        ]
+
+
+def _rounds(coordinator: Coordinator, call: Call, deadline: Deadline, lane: str) -> Meet:
+    """Return what brings all together once more, after all know that something differs."""
+    again = call._replace(spec=("where the values differ",))
+
+    def meet(payload: bytes) -> Mapping[int, bytes]:
+        return agree(coordinator, again, payload, timeout_s=deadline.left_s, lane=lane)
+
+    return meet
+
+
+def _judge(
+    coordinator: Coordinator,
+    call: Call,
+    shared: Sequence[_Shared],
+    told: Mapping[int, Mapping[str, Any]],
+    meet: Meet,
+) -> None:
+    """Raise if something differs; all processes know the same, and come to the same end."""
+    me = Self(coordinator.process, coordinator.hosts)
+    asked = "assert_same" + (f" {call.name!r}" if call.name else "")
+    heading = f"{me}: {asked} ({call.site})"
+    words = {process: one["words"] for process, one in told.items() if "words" in one}
+    if words:
+        rows = [(text, [process]) for process, text in words.items()][:MAX_SPEAKERS]
+        more = f"and replicas of {len(words) - len(rows)} more processes"
+        advice = more if len(words) > len(rows) else ""
+        raise disagreement(f"{heading}: replicas differ within a process", rows, advice)
+    digests = {process: iter(one["digests"]) for process, one in told.items()}
+    for one in shared:
+        holds = [p for p, answer in told.items() if one.has(answer.get("process", p))]
+        groups = groups_of({p: next(digests[p]) for p in holds})
+        if len(groups) > 1:
+            raise _difference(heading, one, groups, coordinator.process, meet)
+
+
+def _difference(
+    heading: str, shared: _Shared, groups: list[list[int]], process: int, meet: Meet
+) -> DivergenceError:
+    """Find the first item that differs, together with all others; return the error."""
+    speakers = speakers_of(groups)
+    speaks = process in speakers
+    index = find_first(meet, Digests(shared.digests) if speaks else None, speakers)
+    part = None if index is None else shared.parts[index]
+    items = part.open() if part is not None and part.open is not None and speaks else None
+    item = None if part is None else find_first(meet, items, speakers)
+    if part is None or item is None:
+        told = f"{heading}: values differ, and change while they are compared"
+        return disagreement(told, rows_of(["a version"] * len(speakers), groups))
+    shown = meet(items.show(item).encode(errors="replace") if items is not None else b"")
+    values = _values([shown[speaker].decode() for speaker in speakers])
+    texts = [f"{part.place(item)} = {value}" for value in values]
+    told = f"{heading}: values differ, first in {part.leaf.line}"
+    return disagreement(told, rows_of(texts, groups))
+
+
+def _values(shown: Sequence[str]) -> list[str]:
+    """Say values as they print, with their bits where different ones print alike."""
+    pairs = [text.rpartition("\t")[::2] for text in shown]
+    values = [value for value, _ in pairs]
+    if len({*values}) == len({*shown}):
+        return values
+    return [f"{value} ({bits})" for value, bits in pairs]

@@ -1,0 +1,46 @@
+"""Who holds which version of something that should be equal, for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from shoal.runtime.differing import MAX_SPEAKERS
+
+__all__ = ["groups_of", "rows_of", "speakers_of"]
+
+
+def groups_of(versions: Mapping[int, bytes | str]) -> list[list[int]]:
+    """Return the processes that agree with each other; the group of the first process first.
+
+    >>> groups_of({0: "a", 1: "b", 2: "a"})
+    [[0, 2], [1]]
+    """
+    groups: dict[bytes | str, list[int]] = {}
+    for process in sorted(versions):
+        groups.setdefault(versions[process], []).append(process)
+    return list(groups.values())
+
+
+def speakers_of(groups: Sequence[Sequence[int]]) -> list[int]:
+    """Return the first process of each group, of so many groups as a message shows."""
+    return [group[0] for group in groups[:MAX_SPEAKERS]]
+
+
+def rows_of(
+    shown: Sequence[str], groups: Sequence[Sequence[int]]
+) -> list[tuple[str, Sequence[int]]]:
+    """Return what each group holds at the first item that differs, and who is in it.
+
+    A group that has the same there as another, and something else later, is told so: all texts
+    are different. Groups of whom nobody spoke share a row.
+
+    >>> rows_of(["1", "2", "1"], [[0, 3], [1], [2]])
+    [('1', [0, 3]), ('2', [1]), ('1 (differs later)', [2])]
+    """
+    again = [list(shown[:n]).count(text) for n, text in enumerate(shown)]
+    later = " (differs later)"
+    marks = ["", later, *(f" (differs later, {n})" for n in range(2, len(shown)))]
+    rows = [(text + marks[n], group) for text, n, group in zip(shown, again, groups, strict=False)]
+    if rest := groups[len(shown) :]:
+        rows.append((f"{len(rest)} more versions", sorted(p for group in rest for p in group)))
+    return rows
