@@ -37,10 +37,19 @@ if TYPE_CHECKING:
     from shoal.arrays.sharding import layout_of as layout_of
     from shoal.arrays.sharding import sharding as sharding
     from shoal.arrays.use_mesh import use_mesh as use_mesh
+    from shoal.collectives.allgather import allgather as allgather
     from shoal.collectives.broadcast import broadcast as broadcast
     from shoal.collectives.live import live as live
+    from shoal.collectives.program import assert_same_program as assert_same_program
+    from shoal.collectives.same import assert_same as assert_same
     from shoal.draw.describe import describe as describe
     from shoal.runtime.barrier import barrier as barrier
+    from shoal.runtime.preemption import exit_code as exit_code
+    from shoal.runtime.preemption import notice as notice
+    from shoal.runtime.preemption import preempted as preempted
+    from shoal.runtime.preemption import rearm as rearm
+    from shoal.runtime.preemption import saved as saved
+    from shoal.runtime.preemption import watch_notices as watch_notices
     from shoal.runtime.process import initialize as initialize
     from shoal.runtime.process import process_count as process_count
     from shoal.runtime.process import process_index as process_index
@@ -51,26 +60,35 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _LAZY = {
+    "allgather": "shoal.collectives.allgather",
+    "assert_same": "shoal.collectives.same",
+    "assert_same_program": "shoal.collectives.program",
     "barrier": "shoal.runtime.barrier",
     "broadcast": "shoal.collectives.broadcast",
     "constrain": "shoal.arrays.constrain",
     "create": "shoal.arrays.create",
     "describe": "shoal.draw.describe",
+    "exit_code": "shoal.runtime.preemption",
     "initialize": "shoal.runtime.process",
     "layout_of": "shoal.arrays.sharding",
     "live": "shoal.collectives.live",
     "make_mesh": "shoal.arrays.make_mesh",
+    "notice": "shoal.runtime.preemption",
     "pack": "shoal.arrays.pack",
+    "preempted": "shoal.runtime.preemption",
     "process_count": "shoal.runtime.process",
     "process_index": "shoal.runtime.process",
     "put": "shoal.arrays.put",
+    "rearm": "shoal.runtime.preemption",
     "relayout": "shoal.arrays.relayout",
     "roll_call": "shoal.runtime.rollcall",
+    "saved": "shoal.runtime.preemption",
     "sharding": "shoal.arrays.sharding",
     "shutdown": "shoal.runtime.process",
     "step": "shoal.runtime.step",
     "unpack": "shoal.arrays.pack",
     "use_mesh": "shoal.arrays.use_mesh",
+    "watch_notices": "shoal.runtime.preemption",
 }
 
 __all__ = [
@@ -84,26 +102,35 @@ __all__ = [
     "ShoalError",
     "UsageError",
     "UsageTypeError",
+    "assert_same",
+    "assert_same_program",
+    "allgather",
     "barrier",
     "broadcast",
     "constrain",
     "create",
     "describe",
+    "exit_code",
     "initialize",
     "layout_of",
     "live",
     "make_mesh",
+    "notice",
     "pack",
+    "preempted",
     "process_count",
     "process_index",
     "put",
+    "rearm",
     "relayout",
     "roll_call",
+    "saved",
     "sharding",
     "shutdown",
     "step",
     "unpack",
     "use_mesh",
+    "watch_notices",
 ]
 
 

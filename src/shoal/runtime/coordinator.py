@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from shoal.runtime.leaving import Given, Stop, Told
 from shoal.runtime.points import MAX_PAYLOAD_BYTES, Member, Point, checked
 from shoal.runtime.progress import Progress
 from shoal.runtime.troubles import Troubles
@@ -43,6 +44,10 @@ class Coordinator(Protocol):
     @property
     def troubles(self) -> Troubles:
         """Who is known to be gone, and whether the program of this process knows."""
+
+    @property
+    def stop(self) -> Stop:
+        """Which notices are open, and from which step on all processes stop."""
 
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
@@ -86,6 +91,18 @@ class Coordinator(Protocol):
 
     def tell(self, kind: str, words: str) -> None:
         """Say something one way, without waiting: kind "failed" (words: a traceback) or "doing"."""
+
+    def give_notice(self, given: Given) -> None:
+        """Say one way that this process was told of its end: all will stop at one step.
+
+        Nothing is said while the same notice of this process is open.
+        """
+
+    def tell_stop(self, told: Told) -> None:
+        """Say one way what `stop` has this process tell."""
+
+    def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
+        """Ask who has not answered yet since a notice is open, in order."""
 
     def members(self, *, timeout_s: float) -> tuple[Member, ...]:
         """Ask who is here, one `Member` for each process of the job, in order."""

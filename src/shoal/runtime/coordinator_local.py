@@ -16,6 +16,7 @@ from shoal.errors import ProcessLostError, UsageError
 from shoal.runtime.answers import conclude
 from shoal.runtime.coordinator import Member, Point, checked
 from shoal.runtime.lanes import Lanes
+from shoal.runtime.leaving import Given, Rounds, Settled, Stop, Told
 from shoal.runtime.meeting import Answer, Meeting, Reply
 from shoal.runtime.messages import beat_of
 from shoal.runtime.points import checked_processes
@@ -61,6 +62,7 @@ class LocalJob:
         self.clock = clock
         self._lock = threading.Lock()
         self._meeting: Meeting[_Mailbox] = Meeting(hosts, clock())
+        self._rounds = Rounds(num_processes)
         self.coordinators = tuple(LocalCoordinator(self, i) for i in range(num_processes))
 
     def lose(self, process: int, reason: str = "its connection closed") -> None:
@@ -75,6 +77,33 @@ class LocalJob:
         if state != "left":
             for coordinator in self.coordinators:
                 coordinator.troubles.hear(process, "", state, words)
+                coordinator.stop.wake()
+        with self._lock:
+            self._push_stop(self._rounds.depart(process))
+
+    def give_notice(self, process: int, given: Given) -> None:
+        """A process was told that it will be ended: tell all."""
+        with self._lock:
+            number = self._rounds.give()
+            for coordinator in self.coordinators:
+                told = coordinator.stop.hear(number, process, given)
+                if told is not None:
+                    self._push_stop(self._rounds.hear(coordinator.process, told))
+
+    def hear_stop(self, process: int, told: Told) -> None:
+        """A process says what it has answered, or that it has saved."""
+        with self._lock:
+            self._push_stop(self._rounds.hear(process, told))
+
+    def awaited(self) -> tuple[int, ...]:
+        """Return who has not answered yet since a notice is open."""
+        with self._lock:
+            return self._rounds.awaited
+
+    def _push_stop(self, settled: Settled | None) -> None:
+        if settled is not None:
+            for coordinator in self.coordinators:
+                coordinator.stop.settle(settled)
 
     def say(self, process: int, words: str) -> None:
         """Remember what a process is doing."""
@@ -150,6 +179,7 @@ class LocalCoordinator:
         self._lanes = Lanes(self._me)
         self._progress = Progress(job.clock)
         self._troubles = Troubles(self._me, job.clock)
+        self._stop = Stop(process, job.clock)
 
     @property
     def process(self) -> int:
@@ -180,6 +210,11 @@ class LocalCoordinator:
     def troubles(self) -> Troubles:
         """See `Coordinator.troubles`."""
         return self._troubles
+
+    @property
+    def stop(self) -> Stop:
+        """See `Coordinator.stop`."""
+        return self._stop
 
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
@@ -235,6 +270,19 @@ class LocalCoordinator:
             self._job.say(self.process, words)
         else:
             raise UsageError(f"tell({kind!r}): the kinds are 'failed' and 'doing'")
+
+    def give_notice(self, given: Given) -> None:
+        """See `Coordinator.give_notice`."""
+        if self._stop.offers(given):
+            self._job.give_notice(self.process, given)
+
+    def tell_stop(self, told: Told) -> None:
+        """See `Coordinator.tell_stop`."""
+        self._job.hear_stop(self.process, told)
+
+    def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
+        """See `Coordinator.awaited`."""
+        return self._job.awaited()
 
     def members(self, *, timeout_s: float) -> tuple[Member, ...]:
         """See `Coordinator.members`."""

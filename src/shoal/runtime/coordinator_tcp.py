@@ -32,7 +32,9 @@ from shoal.runtime.frames import Frame, pack_frame, pack_text, split_payloads, t
 from shoal.runtime.hello import Card, Welcome, say_hello
 from shoal.runtime.hello import host_id as this_host
 from shoal.runtime.lanes import Lanes
+from shoal.runtime.leaving import Given, Stop, Told
 from shoal.runtime.meeting import Answer
+from shoal.runtime.messages import given_words, step_text, told_words
 from shoal.runtime.points import checked_processes
 from shoal.runtime.progress import Progress
 from shoal.runtime.troubles import Troubles
@@ -114,6 +116,7 @@ class TcpCoordinator:
         self._lanes = Lanes(self._me)
         self._progress = Progress()
         self._troubles = Troubles(self._me)
+        self._stop = Stop(process)
         self._tickets = itertools.count(1)
         lane = {"do": "lane", "token": token, "process": process}
         self._calls = Calls(
@@ -169,6 +172,11 @@ class TcpCoordinator:
         """See `Coordinator.troubles`."""
         return self._troubles
 
+    @property
+    def stop(self) -> Stop:
+        """See `Coordinator.stop`."""
+        return self._stop
+
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:
@@ -211,6 +219,19 @@ class TcpCoordinator:
         else:
             raise UsageError(f"tell({kind!r}): the kinds are 'failed' and 'doing'")
 
+    def give_notice(self, given: Given) -> None:
+        """See `Coordinator.give_notice`."""
+        if self._stop.offers(given):
+            self.say({"do": "notice", **given_words(given)})
+
+    def tell_stop(self, told: Told) -> None:
+        """See `Coordinator.tell_stop`."""
+        self.say(told_words(told), step_text(told.highest))
+
+    def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
+        """See `Coordinator.awaited`. Raises as `members` does."""
+        return tuple(self._ask("awaited()", {"do": "awaited"}, timeout_s)["awaited"])
+
     def members(self, *, timeout_s: float) -> tuple[Member, ...]:
         """See `Coordinator.members`.
 
@@ -234,6 +255,7 @@ class TcpCoordinator:
         if self._calls.over is None:
             self.say({"do": "bye"})
             self._calls.hang_up(Over(UsageError, "this process has left the job"))
+            self._stop.wake()
         self._watcher.stop()
 
     def watch_main_line(self, look: Callable[[float], None]) -> None:
@@ -253,6 +275,7 @@ class TcpCoordinator:
         if self._calls.over is None:
             self._troubles.hear(None, place, "lost", reason)
             self._calls.hang_up(over)
+            self._stop.wake()
             self._life.shut()
 
     def be_lost(self, reason: str) -> None:
@@ -262,6 +285,7 @@ class TcpCoordinator:
             self._troubles.hear(self.process, "", "lost", reason)
             over = Over(ProcessLostError, f"{told}; it must end", {self.process: reason})
             self._calls.hang_up(over)
+            self._stop.wake()
 
     def _meet(self, point: Point, payload: bytes, timeout_s: float, started: float) -> Answer:
         limit = started + timeout_s + _MARGIN_S

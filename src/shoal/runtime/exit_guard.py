@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 from shoal import settings
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.coordinator import Coordinator, Member
+from shoal.runtime.leaving import REQUEUE
 
 __all__ = ["ExitGuard", "flush", "gone_members", "pause_s"]
 
@@ -148,14 +149,15 @@ class ExitGuard:
             _end(self._code or self._asked_code)
         if self._code is not None:
             _end(self._code)
-        if self._asked_code:
+        fails = self._asked_code not in (0, REQUEUE)
+        if fails:
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.tell("failed", f"it ended by sys.exit({self._asked_code})")
         # Only now can a teardown hang; else Python's own end keeps its exit code, which is not
         # known here for certain: a program may have caught the SystemExit, or raised one itself.
         is_idle = self._is_idle()
         gone = gone_members(coordinator) if self._parts_together or not is_idle else {}
-        if gone or (self._asked_code and not is_idle):
+        if gone or (fails and not is_idle):
             code = self._asked_code & 0xFF or _report_cut(coordinator)
             flush()  # before the services may end, for JAX's client aborts when they do
             with contextlib.suppress(ShoalError, OSError):

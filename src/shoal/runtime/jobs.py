@@ -12,9 +12,10 @@ from typing import Any
 from shoal.runtime.connections import Connection, Connections
 from shoal.runtime.frames import join_payloads, pack_answer, pack_frame
 from shoal.runtime.joining import Hello, Joining, JoinReply
+from shoal.runtime.leaving import Given, Rounds, Settled, Told
 from shoal.runtime.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.meeting import Answer, Meeting, Reply
-from shoal.runtime.messages import Beat
+from shoal.runtime.messages import Beat, given_words, step_text
 
 __all__ = ["Job", "Life"]
 
@@ -57,6 +58,8 @@ class Job:
         self._told_gone = 0
         self.near = ""  # see `near.listen_near`
         self.service_rows: Callable[[], list[list[str]]] = list
+        self.rounds = Rounds(joining.num_processes)
+        self.on_leaving: Callable[[], None] = lambda: None  # `rounds` has changed
 
     @property
     def num_processes(self) -> int:
@@ -156,6 +159,7 @@ class Job:
         if state != "left":
             name = f"process {process} ({self.joining.hosts[process]})"
             self.push_gone(process, name, state, meeting.epitaph(process))
+        self._push_stop(self.rounds.depart(process))
 
     def end_life(self, life: Life, reason: str) -> None:
         """The connection that lived as long as a process has ended."""
@@ -197,6 +201,29 @@ class Job:
             return
         self.answer(self.meeting.lose_service(self.now(), name, words))
         self.push_gone(None, name, "lost", words)
+
+    # ---- leaving
+
+    def give_notice(self, process: int, given: Given) -> None:
+        """A process was told that it will be ended: tell all."""
+        number = self.rounds.give()
+        header = {"is": "notice", "number": number, "process": process, **given_words(given)}
+        self._push(self.lives, pack_frame(header))
+        self.on_leaving()
+
+    def hear_stop(self, process: int, told: Told) -> None:
+        """A process says what it has answered, or that it has saved."""
+        self._push_stop(self.rounds.hear(process, told))
+        self.on_leaving()
+
+    def _push_stop(self, settled: Settled | None) -> None:
+        if settled is not None:
+            header = {"is": "stop", "round": settled.round}
+            self._push(self.lives, pack_frame(header, step_text(settled.step)))
+
+    def tell_awaited(self, to: Connection, ticket: int) -> None:
+        """Answer who has not said yet where it stands, since a notice is open."""
+        self.answer([Reply(to, ticket, Answer("awaited", {"awaited": self.rounds.awaited}))])
 
     # ---- keepers
 

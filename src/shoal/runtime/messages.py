@@ -7,9 +7,22 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from shoal.runtime.coordinator import Point
-from shoal.runtime.frames import FrameError, number_field, text_field, whole_field
+from shoal.runtime.frames import Frame, FrameError, number_field, text_field, whole_field
+from shoal.runtime.leaving import Given, Settled, Told
 
-__all__ = ["Arrival", "Beat", "arrival_of", "beat_of", "processes_of"]
+__all__ = [
+    "Arrival",
+    "Beat",
+    "arrival_of",
+    "beat_of",
+    "given_of",
+    "given_words",
+    "processes_of",
+    "settled_of",
+    "step_text",
+    "told_of",
+    "told_words",
+]
 
 _MOST_TEXT = 1000  # characters of a place
 
@@ -92,3 +105,52 @@ def processes_of(header: Mapping[str, Any], name: str, allowed: Collection[int])
     if not all(process in allowed for process in listed):
         raise FrameError(f"field {name!r} names processes that are not its sender's to name")
     return sorted(set(listed))
+
+
+def given_words(given: Given) -> dict[str, Any]:
+    """Return the fields of a notice."""
+    deadline_s = given.deadline_s
+    return {
+        "reason": given.reason[:_MOST_TEXT],
+        "source": given.source[:_MOST_TEXT],
+        "deadline_s": deadline_s if deadline_s is None or math.isfinite(deadline_s) else None,
+    }
+
+
+def given_of(header: Mapping[str, Any]) -> Given:
+    """Return a notice."""
+    deadline_s = number_field(header, "deadline_s")
+    return Given(
+        text_field(header, "reason")[:_MOST_TEXT],
+        text_field(header, "source")[:_MOST_TEXT],
+        None if deadline_s == math.inf else max(0.0, deadline_s),
+    )
+
+
+def told_words(told: Told) -> dict[str, Any]:
+    """Return the header of what a process says of itself; `step_text` of its step is the body."""
+    knows = told.highest is not None
+    return {"do": "stop", "round": told.round, "knows": knows, "saved": told.has_saved}
+
+
+def told_of(frame: Frame) -> Told:
+    """Return what a process says of itself."""
+    highest = _step_in(frame.body) if frame.header.get("knows") else None
+    return Told(whole_field(frame.header, "round"), highest, bool(frame.header.get("saved")))
+
+
+def settled_of(frame: Frame) -> Settled:
+    """Return what all have agreed on."""
+    return Settled(whole_field(frame.header, "round"), _step_in(frame.body))
+
+
+def step_text(step: int | None) -> bytes:
+    """Return a step as it travels. It may have any size, and JSON's numbers may not."""
+    return b"" if step is None else b"%x" % step
+
+
+def _step_in(body: bytes) -> int:
+    try:
+        return int(body, 16)
+    except ValueError:
+        raise FrameError("the body is no step") from None

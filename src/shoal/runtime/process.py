@@ -22,8 +22,19 @@ from shoal.runtime.coordinator_local import alone
 from shoal.runtime.coordinator_tcp import TcpCoordinator
 from shoal.runtime.ending import Ending, Patience
 from shoal.runtime.exit_guard import ExitGuard
+from shoal.runtime.leaving import Given
+from shoal.runtime.notices import Sources
 
-__all__ = ["coordinator", "initialize", "process_count", "process_index", "shutdown"]
+__all__ = [
+    "coordinator",
+    "initialize",
+    "is_watching",
+    "last_coordinator",
+    "process_count",
+    "process_index",
+    "shutdown",
+    "sources",
+]
 
 
 class _Record:
@@ -36,6 +47,8 @@ class _Record:
         self.is_attached = False
         self.attempts = 0  # to join a job
         self.alone: Coordinator | None = None  # before `initialize`
+        self.sources: Sources | None = None  # what tells it that it will be ended
+        self.left: Coordinator | None = None  # the job that it left last
 
 
 _RECORD = _Record()
@@ -165,7 +178,10 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         joined.close()
         guard.release()
     finally:
-        _RECORD.joined = None
+        _RECORD.joined, _RECORD.left = None, joined
+        if _RECORD.sources is not None:
+            _RECORD.sources.close()
+            _RECORD.sources = None
 
 
 @local
@@ -216,6 +232,31 @@ def coordinator() -> Coordinator:
             "call what is collective in the process that called initialize()"
         )
     return _RECORD.joined
+
+
+def last_coordinator() -> Coordinator:
+    """Return `coordinator`, or after `shutdown` that of the job that was left."""
+    return (_RECORD.joined or _RECORD.left) or _alone()
+
+
+def is_watching() -> bool:
+    """Has this process set up what it is told of its end by?"""
+    return _RECORD.sources is not None and _RECORD.sources.is_set_up
+
+
+def sources() -> Sources:
+    """Return what this process is told of its end by, made at the first use."""
+    if _RECORD.sources is None or _RECORD.sources.pid != os.getpid():
+        _RECORD.sources = Sources(_give_notice, _has_trouble)
+    return _RECORD.sources
+
+
+def _give_notice(given: Given) -> None:
+    coordinator().give_notice(given)
+
+
+def _has_trouble() -> bool:
+    return _RECORD.joined is not None and bool(_RECORD.joined.troubles.open())
 
 
 def _alone() -> Coordinator:

@@ -25,7 +25,14 @@ from shoal.runtime.frames import (
 )
 from shoal.runtime.jobs import Job, Life
 from shoal.runtime.meeting import Answer, Meeting, Reply
-from shoal.runtime.messages import Arrival, arrival_of, beat_of, processes_of
+from shoal.runtime.messages import (
+    Arrival,
+    arrival_of,
+    beat_of,
+    given_of,
+    processes_of,
+    told_of,
+)
 
 __all__ = ["ECHO", "Keeper", "Lane", "Observer", "Process", "Service"]
 
@@ -62,6 +69,10 @@ class Process:
         elif verb == "doing":
             words = text_field(header, "words")[:_MAX_WORDS]
             job.meeting.say(job.now(), process, words)
+        elif verb == "notice":
+            job.give_notice(process, given_of(header))
+        elif verb == "stop":
+            job.hear_stop(process, told_of(frame))
         elif verb == "failed":
             job.depart(process, "failed", frame.body.decode(errors="replace"))
         elif verb == "bye":
@@ -136,6 +147,8 @@ def _ask(job: Job, connection: Connection, verb: str, header: Mapping[str, Any])
         asked = everybody if header.get("processes") is None else None
         processes = asked or processes_of(header, "processes", everybody)
         job.ask_stacks(processes, connection, whole_field(header, "ticket"))
+    elif verb == "awaited":
+        job.tell_awaited(connection, whole_field(header, "ticket"))
     else:
         raise FrameError(f"unknown verb {verb[:40]!r}")
 

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, Protocol
 from shoal.runtime.channel import Channel
 from shoal.runtime.ending import TICK_S
 from shoal.runtime.frames import Frame, text_field, whole_field
+from shoal.runtime.leaving import Stop, Told
+from shoal.runtime.messages import given_of, settled_of
 from shoal.runtime.progress import Progress
 from shoal.runtime.stacks import stacks
 from shoal.runtime.troubles import Troubles
@@ -77,6 +79,13 @@ class Watched(Protocol):
     @property
     def troubles(self) -> Troubles:
         """What it tells this process."""
+
+    @property
+    def stop(self) -> Stop:
+        """What it knows of notices."""
+
+    def tell_stop(self, told: Told) -> None:
+        """Send what it has answered, one way."""
 
     def say(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send one way."""
@@ -163,6 +172,14 @@ class Watcher:
             process = frame.header.get("process")
             name, state = text_field(frame.header, "name"), text_field(frame.header, "state")
             self._watched.troubles.hear(process, name, state, words)
+            self._watched.stop.wake()
+        elif kind == "notice":
+            number, process = (whole_field(frame.header, name) for name in ("number", "process"))
+            told = self._watched.stop.hear(number, process, given_of(frame.header))
+            if told is not None:
+                self._watched.tell_stop(told)
+        elif kind == "stop":
+            self._watched.stop.settle(settled_of(frame))
         elif kind == "silent":
             silent = self._me.name(whole_field(frame.header, "process"))
             with contextlib.suppress(Exception):  # what handlers and filters raise is not ours

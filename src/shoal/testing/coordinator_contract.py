@@ -31,6 +31,7 @@ from shoal.errors import (
     UsageError,
 )
 from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES, Coordinator, Member, Point
+from shoal.runtime.leaving import Given, Notice
 
 __all__ = ["PATIENCE_S", "CoordinatorContract", "MakeStage", "Stage", "meet", "run_together"]
 
@@ -100,6 +101,17 @@ class Stage:
     def until_waiting(self, process: int) -> Member:
         """Return once `process` is known to wait for others."""
         return self._until(process, lambda member: member.is_waiting)
+
+    def until_settled(self, process: int) -> Notice:
+        """Return once `process` knows of a notice and of the step that all agreed on."""
+        stop = self.coordinators[process].stop
+        give_up = time.monotonic() + PATIENCE_S
+        while True:
+            changes, notice = stop.changes, stop.notice()
+            if notice is not None and notice.step is not None:
+                return notice
+            assert time.monotonic() < give_up, f"no step was agreed on: {notice}"
+            stop.wait(changes, PATIENCE_S)
 
     def _until(self, process: int, is_so: Callable[[Member], bool]) -> Member:
         give_up = time.monotonic() + PATIENCE_S
@@ -251,6 +263,32 @@ class CoordinatorContract:
         job.until_waiting(0)
         assert type(_error(lambda: meet(job.coordinators[0], "second"))) is UsageError
         assert len(meet(job.coordinators[1], "first")) == waits() == 2
+
+    @pytest.mark.parametrize("processes", [1, 3])
+    def test_a_notice_makes_all_stop_at_one_step(self, stage: MakeStage, processes: int) -> None:
+        job = stage(processes)
+        for coordinator in job.coordinators:
+            for step in range(0, 7 * (coordinator.process + 1), 7):
+                assert coordinator.stop.ask(step) is False
+        given = Given("Terminated", "SIGTERM", 30.0)
+        job.coordinators[-1].give_notice(given)
+        for coordinator in job.coordinators:
+            agreed = 7 * (processes - 1) + 1
+            notice = job.until_settled(coordinator.process)
+            assert notice[:3] == ("Terminated", "SIGTERM", processes - 1)
+            assert 0 <= (notice.deadline_s or -1) <= 30.0
+            assert (notice.step, notice.others) == (agreed, ())
+            assert [coordinator.stop.ask(agreed + i) for i in (-1, 0, 2**70)] == [False, True, True]
+            assert coordinator.awaited(timeout_s=PATIENCE_S) == ()
+
+    def test_who_is_gone_is_not_waited_for(self, stage: MakeStage) -> None:
+        job = stage(3)
+        for coordinator in job.coordinators:
+            assert coordinator.stop.ask(coordinator.process) is False
+        job.kill(2)
+        job._until(2, lambda member: member.state == "lost")
+        job.coordinators[0].give_notice(Given("Terminated", "SIGTERM"))
+        assert {job.until_settled(p).step for p in (0, 1)} == {2}
 
     def test_members_tell_who_is_where(self, stage: MakeStage) -> None:
         job = stage(3)

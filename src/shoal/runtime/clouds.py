@@ -1,0 +1,154 @@
+"""What clouds tell a machine that they will take away, as functions for `watch_notices(ask=…)`.
+
+    shoal.watch_notices(ask=[clouds.gce()])
+
+Each asks the metadata server of its own machine, by plain HTTP, past any proxy. Where there is no
+such server the first failure is logged and it is asked again and again.
+
+Sources: Google, *Preemptible and Spot VMs* and *Query the metadata server for maintenance event
+notices*; Amazon, *Spot Instance interruption notices*; Microsoft, *Scheduled Events for Linux VMs*.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from shoal.colour import local
+
+__all__ = ["Ask", "aws", "azure", "gce"]
+
+_GCE = "http://metadata.google.internal/computeMetadata/v1/instance/"
+_AWS = "http://169.254.169.254/latest/"
+_AZURE = "http://169.254.169.254/metadata/scheduledevents?api-version=2020-07-01"
+_ANSWER_S = 2.0
+_MOST_BYTES = 1 << 20
+_GCE_S = 30.0  # from the notice until the machine is switched off
+_TOKEN_S = 21_600  # of AWS, for six hours; a new one is asked for before
+_AZURE_ENDS = ("Preempt", "Terminate", "Reboot", "Redeploy")  # not "Freeze", which is a pause
+_OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
+
+
+class Ask:
+    """Asks; returns None, or the reason and the seconds left (None: not known)."""
+
+    def __init__(self, source: str, ask: Callable[[], tuple[str, float | None] | None]) -> None:
+        self.source = source
+        self._ask = ask
+
+    def __call__(self) -> tuple[str, float | None] | None:
+        """Ask once."""
+        return self._ask()
+
+
+@local
+def gce(url: str = _GCE) -> Ask:
+    """Return what asks Google's metadata server about preemption and host maintenance.
+
+    Local.
+
+    A machine that is preempted has 30 s. Maintenance counts if it ends the machine, which is so
+    where accelerators are attached; live migration is no notice.
+
+    Args:
+      url: of the folder `instance/`, for tests.
+
+    >>> gce().source
+    'gce'
+    """
+
+    def ask() -> tuple[str, float | None] | None:
+        headers = {"Metadata-Flavor": "Google"}
+        if _text(url + "preempted", headers) == "TRUE":
+            return "preempted", _GCE_S
+        event = _text(url + "maintenance-event", headers)
+        return (event, None) if event.startswith("TERMINATE") else None
+
+    return Ask("gce", ask)
+
+
+@local
+def aws(url: str = _AWS) -> Ask:
+    """Return what asks Amazon's metadata server (IMDSv2) about the interruption of a spot instance.
+
+    Local.
+
+    Args:
+      url: of the folder `latest/`, for tests.
+
+    >>> aws().source
+    'aws'
+    """
+    token = ("", 0.0)  # and until when it is good
+
+    def fresh_token() -> str:
+        nonlocal token
+        if time.monotonic() >= token[1]:
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
+            until = time.monotonic() + _TOKEN_S / 2
+            token = _text(url + "api/token", headers, method="PUT"), until
+        return token[0]
+
+    def ask() -> tuple[str, float | None] | None:
+        nonlocal token
+        headers = {"X-aws-ec2-metadata-token": fresh_token()}
+        try:
+            told = json.loads(_text(url + "meta-data/spot/instance-action", headers))
+        except urllib.error.HTTPError as error:
+            if error.code == 401:
+                token = ("", 0.0)
+            if error.code == 404:  # nothing is planned
+                return None
+            raise
+        at = datetime.fromisoformat(told["time"].replace("Z", "+00:00"))
+        return f"spot instance: {told['action']} at {told['time']}", _seconds_until(at)
+
+    return Ask("aws", ask)
+
+
+@local
+def azure(url: str = _AZURE, *, machines: Iterable[str] | None = None) -> Ask:
+    """Return what asks Azure's metadata server for Scheduled Events.
+
+    Local.
+
+    Preempt, Terminate, Reboot and Redeploy count; Freeze, a pause of seconds, does not.
+
+    Args:
+      url: of the events, for tests.
+      machines: names of virtual machines; events of others do not count. None: of all that this
+        machine is told of, which are those of its availability set or scale set.
+
+    >>> azure().source
+    'azure'
+    """
+    wanted = None if machines is None else frozenset(machines)
+
+    def ask() -> tuple[str, float | None] | None:
+        for event in json.loads(_text(url, {"Metadata": "true"})).get("Events", ()):
+            counts = wanted is None or wanted.intersection(event.get("Resources", ()))
+            if event["EventType"] in _AZURE_ENDS and counts:
+                began = not event.get("NotBefore")  # empty once it has started
+                left_s = 0.0 if began else _seconds_until(parsedate_to_datetime(event["NotBefore"]))
+                return f"{event['EventType']} ({event['EventId']})", left_s
+        return None
+
+    return Ask("azure", ask)
+
+
+def _text(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
+    request = urllib.request.Request(url, headers=dict(headers), method=method)
+    with _OPEN(request, timeout=_ANSWER_S) as answer:
+        return str(answer.read(_MOST_BYTES).decode(errors="replace").strip())
+
+
+def _seconds_until(at: datetime) -> float:
+    """Return how long it is until then, by this machine's clock, which its cloud sets."""
+    if at.tzinfo is None:
+        at = at.replace(tzinfo=UTC)
+    return max(0.0, (at - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,259 @@
+"""The rules by which all processes of a job stop at one step.
+
+::
+
+    notice        somebody is told that its process will be ended: `Given`
+    place         numbers it and pushes it to all
+    each process  answers at once with the highest step at which it has said "go on"; from this
+                  moment on it says so no more by itself
+    place         when all who live have answered: step = the highest of all + 1; pushed to all
+
+So every step that anybody was told to go on at lies below the agreed one, and nobody waits for a
+process that computes: its watcher answers. A *round* goes from one `rearm` to the next; what was
+answered in an earlier one counts no more. Notices are numbered over all rounds, and reach every
+process in their order; a rearm closes those that all knew of, and one that is left opens the next
+round at once.
+
+`Rounds` is the place's side, `Stop` that of a process. Neither sends anything.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+__all__ = ["REQUEUE", "Given", "Notice", "Rounds", "Settled", "Stop", "Told"]
+
+REQUEUE = 75  # EX_TEMPFAIL: the exit code of who was preempted and has saved
+
+
+class Given(NamedTuple):
+    """What a process was told of its end."""
+
+    reason: str  # "Terminated", or what the file or the cloud says
+    source: str  # "SIGTERM", "file /run/leave", "gce"
+    deadline_s: float | None = None  # seconds left; clocks differ between hosts, so no time of day
+
+
+class Notice(NamedTuple):
+    """A notice that is open, as `shoal.notice()` returns it."""
+
+    reason: str  # "Terminated", or what the file or the cloud says
+    source: str  # "SIGTERM", "file /run/leave", "gce"
+    process: int  # who was told
+    deadline_s: float | None  # seconds left when this was asked, by the earliest that is known
+    step: int | None  # from which on `preempted` is true everywhere; None: not agreed yet
+    others: tuple[Notice, ...] = ()  # notices that came later, each with a deadline of its own
+
+
+class Told(NamedTuple):
+    """What a process says of itself."""
+
+    round: int
+    highest: int | None  # the highest step it went on at, -1: none; None: it knows of no notice
+    has_saved: bool = False  # since a notice of this round
+
+
+class Settled(NamedTuple):
+    """What all who live have agreed on."""
+
+    round: int
+    step: int
+
+
+class Rounds:
+    """What the meeting place knows of who has answered.
+
+    >>> rounds = Rounds(2)
+    >>> rounds.give()
+    1
+    >>> rounds.hear(0, Told(0, 12))
+    >>> rounds.hear(1, Told(0, 10))
+    Settled(round=0, step=13)
+    """
+
+    def __init__(self, num_processes: int) -> None:
+        self._living = set(range(num_processes))
+        self._awaited = set(self._living)
+        self._count = 0
+        self._round = 0
+        self._highest = -1
+        self._step: int | None = None
+        self.is_open = False  # is there a notice that no rearm has closed?
+        self.has_saved = False  # did somebody save after it?
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """Who has not answered, in order; nobody unless a notice is open."""
+        return tuple(sorted(self._awaited)) if self.is_open and self._step is None else ()
+
+    def give(self) -> int:
+        """Take a notice; return its number, from 1."""
+        self._count += 1
+        self.is_open = True
+        return self._count
+
+    def hear(self, process: int, told: Told) -> Settled | None:
+        """A process says something of itself; return what all have agreed on, once."""
+        if told.round < self._round or process not in self._living:
+            return None  # said before its rearm, by another thread than that of the rearm
+        if told.round > self._round:
+            self._begin(told.round)
+        self.has_saved |= told.has_saved
+        if told.highest is None:
+            return None
+        self.is_open = True
+        self._highest = max(self._highest, told.highest)
+        self._awaited.discard(process)
+        return self._settle()
+
+    def depart(self, process: int) -> Settled | None:
+        """A process is gone, and is waited for no more."""
+        self._living.discard(process)
+        self._awaited.discard(process)
+        return self._settle()
+
+    def _begin(self, number: int) -> None:
+        self._round = number
+        self._awaited = set(self._living)
+        self._highest = -1
+        self._step = None
+        self.is_open = self.has_saved = False
+
+    def _settle(self) -> Settled | None:
+        if self._awaited or not self.is_open or self._step is not None:
+            return None
+        self._step = self._highest + 1
+        return Settled(self._round, self._step)
+
+
+class _Heard(NamedTuple):
+    number: int
+    process: int
+    given: Given
+    due: float | None  # on this process's clock
+
+
+class Stop:
+    """What one process knows and has answered.
+
+    Its lock is held for moments only, and never while something is sent: so the watcher waits for
+    nobody. It may be taken again by a signal's handler that interrupts its owner.
+    """
+
+    def __init__(self, process: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._process = process
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # to enter either is to hold the lock
+        self._round = 0
+        self._highest = -1
+        self._step: int | None = None
+        self._open: list[_Heard] = []
+        self._has_saved = False
+        self._own: dict[tuple[str, str], int] = {}  # what it gave: the number, 0: none yet
+        self.known = 0  # the number of the last notice heard
+        self.changes = 0  # how often something happened that somebody may wait for
+
+    # ---- the main line
+
+    def ask(self, step: int) -> bool | None:
+        """Is it over at `step`? None: that is not agreed yet."""
+        with self._lock:
+            if not self._open:
+                if step > self._highest:
+                    self._highest = step
+                return False
+            return None if self._step is None else step >= self._step
+
+    def wait(self, changes: int, timeout_s: float) -> None:
+        """Wait until something happens after `changes` was read, at most so long."""
+        with self._changed:
+            if self.changes == changes:
+                self._changed.wait(timeout_s)
+
+    def rearm(self, closed: int) -> Told:
+        """Begin the next round; the notices up to number `closed` are done with."""
+        with self._changed:
+            self._round += 1
+            self._highest = -1
+            self._step = None
+            self._has_saved = False
+            self._open = [heard for heard in self._open if heard.number > closed]
+            self._own = {key: n for key, n in self._own.items() if not 0 < n <= closed}
+            self._notify()
+            return Told(self._round, -1 if self._open else None)
+
+    def save(self) -> Told | None:
+        """State was saved; return what to tell, None if no notice is open."""
+        with self._lock:
+            if not self._open:
+                return None
+            self._has_saved = True
+            return Told(self._round, self._highest, has_saved=True)
+
+    @property
+    def has_saved(self) -> bool:
+        """Was state saved after a notice that is still open?"""
+        return self._has_saved
+
+    def notice(self) -> Notice | None:
+        """Return the first notice that is open, with the others."""
+        with self._lock:
+            heard, step = list(self._open), self._step
+        if not heard:
+            return None
+        now = self._clock()
+        notices = [
+            Notice(
+                one.given.reason,
+                one.given.source,
+                one.process,
+                None if one.due is None else max(0.0, one.due - now),
+                step,
+            )
+            for one in heard
+        ]
+        left_s = [notice.deadline_s for notice in notices if notice.deadline_s is not None]
+        first = notices[0]._replace(deadline_s=min(left_s, default=None))
+        return first._replace(others=tuple(notices[1:]))
+
+    # ---- the threads beside it
+
+    def offers(self, given: Given) -> bool:
+        """Is this notice of this process's own to be told? Not again while the same is open."""
+        key = given.source, given.reason
+        with self._lock:
+            is_new = key not in self._own
+            self._own.setdefault(key, 0)
+        return is_new
+
+    def hear(self, number: int, process: int, given: Given) -> Told | None:
+        """Somebody was told of its end; return this process's answer, the first time in a round."""
+        due = None if given.deadline_s is None else self._clock() + given.deadline_s
+        with self._changed:
+            self.known = number
+            if process == self._process:
+                self._own[given.source, given.reason] = number
+            is_first = not self._open
+            self._open.append(_Heard(number, process, given, due))
+            self._notify()
+            return Told(self._round, self._highest) if is_first else None
+
+    def settle(self, settled: Settled) -> None:
+        """All have agreed."""
+        with self._changed:
+            if settled.round == self._round:
+                self._step = settled.step
+                self._notify()
+
+    def wake(self) -> None:
+        """Something else has happened: let who waits look."""
+        with self._changed:
+            self._notify()
+
+    def _notify(self) -> None:
+        self.changes += 1
+        self._changed.notify_all()

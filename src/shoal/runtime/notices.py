@@ -1,0 +1,206 @@
+"""What tells this process that it will be ended: signals, files, and functions that are asked."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable
+from os import PathLike
+from typing import Any
+
+from shoal.errors import UsageTypeError, WrongType, raise_all
+from shoal.runtime.leaving import Given
+from shoal.runtime.signals import SignalWatch
+
+__all__ = ["FileNotice", "Sources"]
+
+_LOG = logging.getLogger("shoal")
+_UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
+
+Ask = Callable[[], object]
+
+
+class FileNotice:
+    """A notice while a file is there; asked again and again.
+
+    >>> FileNotice("/no/such/file")() is None
+    True
+    """
+
+    def __init__(self, path: str, grace_s: float | None = None) -> None:
+        self.path = path
+        self.source = f"file {path}"
+        self._grace_s = grace_s
+        self._reason: str | None = None
+
+    def __call__(self) -> tuple[str, float | None] | None:
+        """Return the first line that it held when it appeared."""
+        if not os.path.exists(self.path):
+            self._reason = None
+            return None
+        if self._reason is None:
+            self._reason = self._first_line() or "it is there"
+        return self._reason, self._grace_s
+
+    def _first_line(self) -> str:
+        try:
+            with open(self.path, encoding="utf-8", errors="replace") as file:
+                return file.readline(1000).strip()
+        except OSError as error:  # a folder, or not ours to read: it is there all the same
+            return f"it is there ({error.strerror})"
+
+
+class Sources:
+    """All of this process. Each that is asked has a thread of its own: a slow one delays itself."""
+
+    def __init__(self, give: Callable[[Given], None], has_trouble: Callable[[], bool]) -> None:
+        """`give` takes a notice; `has_trouble` says whether a process of the job is gone."""
+        self.pid = os.getpid()
+        self.is_set_up = False
+        self._give = give
+        self._has_trouble = has_trouble
+        self._signals: SignalWatch | None = None
+        self._grace_s: dict[int, float | None] = {}
+        self._is_closed = threading.Event()
+
+    def watch(
+        self,
+        signals: Iterable[str | int],
+        files: Iterable[str | PathLike[str]],
+        ask: Iterable[Ask],
+        every_s: float,
+        grace_s: float | None,
+    ) -> None:
+        """Do what `watch_notices` does."""
+        offences: list[str] = []
+        numbers = [_number(one, offences) for one in _listed("signals", signals, offences)]
+        paths = [_path(one, offences) for one in _listed("files", files, offences)]
+        asked = list(_listed("ask", ask, offences))
+        offences += [
+            WrongType(f"ask: {one!r} cannot be called") for one in asked if not callable(one)
+        ]
+        for name, value in (("every_s", every_s), ("grace_s", grace_s)):
+            offences += _wrong_seconds(name, value)
+        if numbers and threading.current_thread() is not threading.main_thread():
+            told = "signals can be watched from the main thread only; this is thread "
+            offences.append(
+                f"{told}{threading.current_thread().name!r}: signals=() leaves them out"
+            )
+        raise_all("watch_notices", offences)
+        self.is_set_up = True
+        for number in numbers:
+            self._grace_s[number] = grace_s
+        if numbers:
+            self._signals = self._signals or SignalWatch(self._take)
+            self._signals.watch(numbers)
+        for one in [*(FileNotice(path, grace_s) for path in paths), *asked]:
+            name = f"shoal notices: {_source_of(one)}"
+            arguments = (one, every_s)
+            threading.Thread(target=self._poll, args=arguments, name=name, daemon=True).start()
+
+    def watch_by_default(self) -> None:
+        """Watch SIGTERM, unless somebody wants it ignored."""
+        self.is_set_up = True
+        if threading.current_thread() is not threading.main_thread():
+            _LOG.warning(
+                "preempted() was first called in thread %r, which cannot watch for SIGTERM: call "
+                "watch_notices() in the main thread",
+                threading.current_thread().name,
+            )
+        elif signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+            self.watch([signal.SIGTERM], (), (), 1.0, None)
+
+    def close(self) -> None:
+        """Watch no more, and put back the handlers that were there."""
+        self._is_closed.set()
+        if self._signals is not None:
+            self._signals.close()
+
+    def _take(self, number: int) -> None:
+        """A signal came."""
+        watch = self._signals
+        if watch is not None and watch.ends(number) and self._has_trouble():
+            os._exit(128 + number)  # as without us, but for the word "signal" in the exit status
+        reason = signal.strsignal(number) or f"signal {number}"
+        self._tell(Given(reason, signal.Signals(number).name, self._grace_s.get(number)))
+
+    def _poll(self, ask: Ask, every_s: float) -> None:
+        source, last, has_failed = _source_of(ask), None, False
+        while not self._is_closed.is_set():
+            try:
+                given = _given(ask(), source)
+            except Exception as error:  # noqa: BLE001 - a source of the user's
+                if not has_failed:
+                    _LOG.warning("notices: %s: %s: %s", source, type(error).__name__, error)
+                has_failed = True
+            else:
+                if given is not None and given.reason != last:
+                    self._tell(given)
+                last = None if given is None else given.reason
+            self._is_closed.wait(every_s)
+
+    def _tell(self, given: Given) -> None:
+        if self._is_closed.is_set():
+            return
+        with contextlib.suppress(Exception):  # what handlers and filters raise is not ours
+            left = "" if given.deadline_s is None else f"; {given.deadline_s:.0f} s are left"
+            _LOG.warning("notice from %s: %s%s", given.source, given.reason, left)
+        try:
+            self._give(given)
+        except Exception:  # noqa: BLE001 - or the thread would end, and with it all that follows
+            _LOG.exception("notice from %s: it could not be told", given.source)
+
+
+def _given(answer: Any, source: str) -> Given | None:
+    """Return what a function answered."""
+    if answer is None:
+        return None
+    reason, deadline_s = (answer, None) if isinstance(answer, str) else answer
+    if not isinstance(reason, str) or (deadline_s is not None and not deadline_s >= 0):
+        raise UsageTypeError(f"{answer!r} is not None, text, or (text, seconds left)")
+    return Given(reason, source, None if deadline_s is None else float(deadline_s))
+
+
+def _source_of(ask: Any) -> str:
+    name = getattr(ask, "source", None) or getattr(ask, "__qualname__", None)
+    return str(name or type(ask).__qualname__)
+
+
+def _listed(name: str, given: Any, offences: list[str]) -> Iterable[Any]:
+    if isinstance(given, str | bytes | PathLike) or not isinstance(given, Iterable):
+        offences.append(WrongType(f"{name}={given!r} must be a list"))
+        return ()
+    return given
+
+
+def _number(asked: Any, offences: list[str]) -> int:
+    try:
+        number = signal.Signals[asked] if isinstance(asked, str) else signal.Signals(asked)
+    except (KeyError, ValueError):
+        offences.append(f"signals: there is no signal {asked!r}; names are like 'SIGTERM'")
+        return 0
+    if number in _UNCATCHABLE:
+        offences.append(f"signals: {number.name} cannot be watched, by anybody")
+    return int(number)
+
+
+def _path(asked: Any, offences: list[str]) -> str:
+    try:
+        return os.fsdecode(os.path.abspath(asked))
+    except TypeError:
+        offences.append(WrongType(f"files: {asked!r} is no path"))
+        return ""
+
+
+def _wrong_seconds(name: str, value: Any) -> list[str]:
+    if value is None and name == "grace_s":
+        return []
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return [WrongType(f"{name}={value!r} must be a number of seconds")]
+    if not 0 < value < math.inf:
+        return [f"{name}={value!r} must be a positive number of seconds"]
+    return []

@@ -1,0 +1,245 @@
+"""The rules of leaving, against what they promise: any order of calls, notices, rearms, deaths."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.runtime.leaving import Given, Rounds, Settled, Stop, Told
+from shoal.testing.clock import Clock
+
+TERM = Given("Terminated", "SIGTERM")
+
+
+class World:
+    """N processes, a place, and words on their way between them, in order for each pair."""
+
+    def __init__(self, processes):
+        self.rounds = Rounds(processes)
+        self.stops = [Stop(p, lambda: 0.0) for p in range(processes)]
+        self.up = [deque() for _ in self.stops]
+        self.down = [deque() for _ in self.stops]
+        self.living = set(range(processes))
+        self.round = [0] * processes
+        self.said = [defaultdict(list) for _ in self.stops]  # by round: (step, answer)
+        self.rearming = {}  # who has come to a rearm: what it knew
+        self.returns = {}  # who has yet to go on from one: what is closed
+        self.settled = {}
+
+    def call(self, p, step):
+        """A call that has to wait is one that was not made: it comes again."""
+        if p in self.rearming or p in self.returns:
+            return
+        answer = self.stops[p].ask(step)
+        if answer is not None:
+            self.said[p][self.round[p]].append((step, answer))
+
+    def notice(self, p, number):
+        if self.stops[p].offers(TERM._replace(reason=str(number))):
+            self.up[p].append(TERM._replace(reason=str(number)))
+
+    def rearm(self, p):
+        if p in self.rearming or p in self.returns:
+            return
+        self.rearming[p] = self.stops[p].known
+        self._meet()
+
+    def go_on(self, p):
+        if p in self.returns:
+            told = self.stops[p].rearm(self.returns.pop(p))
+            self.round[p] += 1
+            self.up[p].append(told)
+
+    def kill(self, p):
+        if len(self.living) == 1:
+            return
+        self.living.discard(p)
+        for at in (self.rearming, self.returns):
+            at.pop(p, None)
+        self._push(self.rounds.depart(p))
+        self._meet()
+
+    def carry_up(self, p):
+        if not self.up[p]:
+            return
+        words = self.up[p].popleft()
+        if isinstance(words, Told):
+            self._push(self.rounds.hear(p, words))
+        else:
+            number = self.rounds.give()
+            for queue in self.down:
+                queue.append((number, p, words))
+
+    def carry_down(self, p):
+        if not self.down[p]:
+            return
+        words = self.down[p].popleft()
+        if isinstance(words, Settled):
+            self.stops[p].settle(words)
+        elif (told := self.stops[p].hear(*words)) is not None:
+            self.up[p].append(told)
+
+    def _meet(self):
+        """Nobody comes back from a rearm before all have come; nobody comes to the next before."""
+        if self.rearming.keys() == self.living and not self.returns:
+            self.returns = dict.fromkeys(self.living, min(self.rearming.values()))
+            self.rearming = {}
+
+    def _push(self, settled):
+        if settled is not None:
+            assert settled.round not in self.settled, "agreed twice"
+            self.settled[settled.round] = settled.step
+            for queue in self.down:
+                queue.append(settled)
+
+    def act(self, name, p, number):
+        if p not in self.living:
+            return
+        if name in ("call", "notice"):
+            getattr(self, name)(p, number)
+        else:
+            getattr(self, name)(p)
+
+    def settle_down(self):
+        """Let all who have to go on do so, and all words arrive."""
+        for p in self.living & self.returns.keys():
+            self.go_on(p)
+        while any(self.up[p] or self.down[p] for p in self.living):
+            for p in self.living:
+                self.carry_up(p)
+                self.carry_down(p)
+
+    def check(self):
+        """Who died before it could say where it was is left out; it may have gone further."""
+        for p, said in enumerate(self.said):
+            for number, answers in said.items():
+                step = self.settled.get(number)
+                for asked, answer in answers:
+                    if step is None:
+                        assert answer is False, "stopped without having agreed"
+                    elif answer or p in self.living:
+                        assert answer is (asked >= step), (asked, answer, step)
+
+
+ACTIONS = ["call"] * 6 + ["carry_up", "carry_down"] * 4 + ["notice", "rearm", "go_on", "go_on"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.lists(
+        st.tuples(st.sampled_from([*ACTIONS, "kill"]), st.integers(0, 3), st.integers(0, 9)),
+        max_size=120,
+    ),
+)
+def test_any_order_of_things(processes, actions):
+    world = World(processes)
+    for name, p, number in actions:
+        world.act(name, p, number)
+    world.settle_down()
+    world.check()
+    # Whoever has a notice open knows the step, and it is the same on all of that round.
+    for p in world.living - world.rearming.keys():
+        stop = world.stops[p]
+        if stop.notice() is not None:
+            assert stop.ask(0) is not None
+            assert stop.notice().step == world.settled[world.round[p]]
+        assert stop.known == max(world.stops[q].known for q in world.living)
+
+
+def test_the_agreed_step_is_the_first_that_nobody_was_told_to_go_on_at():
+    """A was told to go on at 10, B has not asked at 10 yet: B must not stop there."""
+    world = World(2)
+    for step in range(11):
+        world.call(0, step)
+    for step in range(10):
+        world.call(1, step)
+    world.notice(1, 0)
+    world.settle_down()
+    assert [stop.notice().step for stop in world.stops] == [11, 11]
+    assert [stop.ask(10) for stop in world.stops] == [False, False]
+    assert [stop.ask(11) for stop in world.stops] == [True, True]
+    assert [stop.ask(10**6000) for stop in world.stops] == [True, True]
+
+
+def test_before_the_first_call_it_is_step_0():
+    world = World(3)
+    world.notice(2, 0)
+    world.settle_down()
+    assert [stop.ask(0) for stop in world.stops] == [True] * 3
+
+
+def test_who_has_not_answered_is_known_and_is_waited_for_until_it_is_gone():
+    rounds = Rounds(3)
+    assert rounds.awaited == ()
+    rounds.give()
+    assert rounds.awaited == (0, 1, 2)
+    assert rounds.hear(1, Told(0, 4)) is None
+    assert rounds.awaited == (0, 2)
+    assert rounds.depart(2) is None
+    assert rounds.hear(0, Told(0, 2**80)) == Settled(0, 2**80 + 1)
+    assert rounds.awaited == ()
+    assert rounds.depart(0) is None  # agreed already
+
+
+def test_a_notice_that_somebody_did_not_know_of_opens_the_next_round():
+    rounds, stop = Rounds(1), Stop(0)
+    for reason in "ab":
+        assert stop.hear(rounds.give(), 0, Given(reason, "x")) in (Told(0, -1), None)
+    assert stop.rearm(1) == Told(1, -1)
+    assert (stop.notice().reason, stop.notice().step) == ("b", None)
+    assert rounds.hear(0, Told(1, -1)) == Settled(1, 0)
+    assert stop.rearm(2) == Told(2, None)
+    assert stop.notice() is None
+    rounds.hear(0, Told(2, None))
+    assert not rounds.is_open
+
+
+def test_the_same_notice_is_told_once_while_it_is_open():
+    stop = Stop(0)
+    assert [stop.offers(TERM), stop.offers(TERM)] == [True, False]
+    stop.rearm(0)
+    assert not stop.offers(TERM)  # on its way
+    stop.hear(1, 0, TERM)
+    assert not stop.offers(TERM)
+    assert stop.offers(TERM._replace(source="SIGUSR1"))
+    stop.rearm(1)
+    assert stop.offers(TERM)
+
+
+def test_the_earliest_deadline_counts_and_runs():
+    clock = Clock()
+    stop = Stop(0, clock)
+    stop.hear(1, 2, Given("maintenance", "gce", 60.0))
+    clock.advance(10.0)
+    stop.hear(2, 1, TERM)
+    stop.hear(3, 0, Given("spot", "aws", 20.0))
+    clock.advance(5.0)
+    first = stop.notice()
+    assert (first.reason, first.source, first.process) == ("maintenance", "gce", 2)
+    assert (first.deadline_s, first.step) == (15.0, None)
+    assert [(other.reason, other.deadline_s) for other in first.others] == [
+        ("Terminated", None),
+        ("spot", 15.0),
+    ]
+    clock.advance(100.0)
+    assert stop.notice().deadline_s == 0.0
+
+
+@pytest.mark.parametrize("has_notice", [False, True])
+def test_a_save_counts_after_a_notice_until_it_is_closed(has_notice):
+    rounds, stop = Rounds(1), Stop(0)
+    if has_notice:
+        stop.hear(rounds.give(), 0, TERM)
+    told = stop.save()
+    assert stop.has_saved is has_notice
+    assert (told is not None) is has_notice
+    if told is not None:
+        rounds.hear(0, told)
+    assert rounds.has_saved is has_notice
+    rounds.hear(0, stop.rearm(1))
+    assert not stop.has_saved
+    assert not rounds.has_saved
