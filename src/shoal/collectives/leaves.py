@@ -45,7 +45,7 @@ _PLAIN: Mapping[type, str] = {
     bytes: "bytes",
     type(None): "None",
 }
-_OPEN = ("int", "str", "bytes")
+_OPEN = ("int", "str", "bytes", "shards")
 _PLAIN_BYTES: Mapping[str, int] = {"bool": 1, "float": 8, "complex": 16, "None": 0}
 _ABSTRACT = "stands for an array, but this process's value is asked for; give the array"
 _ELSEWHERE = (
@@ -58,22 +58,26 @@ class Leaf(NamedTuple):
     """One leaf, without its data."""
 
     path: str  # "['params']['w']", or "the value"
-    kind: str  # "array", "scalar" (of NumPy), "key", or the type of a Python value: "int", "str", …
+    kind: (
+        str  # "array", "scalar" (of NumPy), "key", "shards" (of an array, with where they lie), or
+    )
+    # the type of a Python value: "int", "str", …
     dtype: np.dtype[Any] | None = None  # of its words, if it has words
     shape: tuple[int, ...] = ()  # of the leaf; ANY: a size that may differ between processes
     words: tuple[int, ...] = ()  # a key's words have these dims behind the shape
     impl: Any = None  # of a key
+    note: str = ""  # what else must be equal
 
     @property
     def line(self) -> str:
         """What must be equal on all processes: `['w']: float32[3,4]`."""
-        if self.dtype is None:
+        if self.dtype is None or self.kind in _PLAIN_BYTES:
             return f"{self.path}: {self.kind}"
         if self.kind == "scalar":
             return f"{self.path}: np.{self.dtype.name}"
         name = self.dtype.name if self.impl is None else f"key<{self.impl}>"
         sizes = ("*" if size == ANY else str(size) for size in self.shape)
-        return f"{self.path}: {name}[{','.join(sizes)}]"
+        return f"{self.path}: {name}[{','.join(sizes)}]{self.note}"
 
     @property
     def is_open(self) -> bool:
@@ -87,8 +91,10 @@ class Leaf(NamedTuple):
 
     def num_bytes(self, number: int = 0) -> int:
         """How many bytes it has; `number`: its length, of what is open."""
+        if self.kind in _OPEN:
+            return number
         if self.dtype is None:
-            return number if self.is_open else _PLAIN_BYTES[self.kind]
+            return _PLAIN_BYTES[self.kind]
         items = math.prod(number if size == ANY else size for size in self.shape)
         return items * math.prod(self.words) * self.dtype.itemsize
 

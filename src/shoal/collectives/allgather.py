@@ -1,0 +1,190 @@
+"""Every process's values, given to all, or to one."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from shoal.collectives import stream, wire
+from shoal.collectives.arguments import deadline_of, process_of
+from shoal.collectives.columns import Column, column_of
+from shoal.collectives.leaves import Array, Buffer
+from shoal.colour import collective
+from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.runtime import fault_points
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator
+
+__all__ = ["allgather", "allgather_with"]
+
+_INLINE, _LARGE = b"i", b"l"
+_NUMBER = np.dtype("<u8")
+
+
+@collective("processes")
+def allgather(
+    tree: Any,
+    tiled: bool = False,
+    *,
+    to: int | None = None,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    lane: str = "main",
+) -> Any:
+    """Return the values of all processes, side by side, on every process or on one.
+
+    Collective over processes.
+
+    It is impossible that two processes get different bits, or that values of one call are taken
+    for those of another: see `broadcast`, whose guarantees, costs and errors are the same here.
+    Memory: the result (twice, where a global array in parts is gathered), and a few chunks of
+    4 MiB on one device of each process.
+
+    With N processes, also with N = 1, a leaf becomes
+
+    * an array, a scalar of NumPy, a bool, float or complex: an array with a new dim 0 of size N;
+    * with `tiled`, an array of one dim or more: all of them, one behind the other in dim 0;
+    * with `tiled`, an array that lies on devices of several processes: its global value;
+    * an int: an int64 array of size N, or a list of N where an int does not fit;
+    * a key: an array of keys, as for arrays; str, bytes, None: a list of N.
+
+    Args:
+      tree: leaves as for `broadcast`. Shapes and dtypes must be equal; with `tiled` dim 0 may
+        differ, and str and bytes may always differ in length. An array on devices of this process
+        alone is this process's value; so is, where it does not become its global value, one that
+        is fully replicated. Others need `tiled`.
+      tiled: see above; equal on all.
+      to: the one process that gets the result; None: all get it.
+      name: declares that calls at different places are one and the same; None: the place counts.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
+        wait for all.
+      lane: the line of execution; see `barrier`.
+
+    Returns:
+      The tree; None where `to` is another process. Arrays are new NumPy arrays.
+
+    Raises:
+      DivergenceError: on all that came: trees, shapes, dtypes, options or the calls differ.
+      DeadlineError: on all that came: somebody did not come in time.
+      ProcessLostError: on all that came: a process is dead or unreachable.
+      PeerFailedError: on all that came: a process raised an exception, or left the job.
+      UsageError: on the caller alone: an argument is wrong, a leaf is nothing that travels (all
+        such are named by path); nothing was sent.
+
+    >>> allgather({"loss": 0.5, "host": "a"})  # one process
+    {'host': ['a'], 'loss': array([0.5])}
+    """
+    from shoal.runtime.process import coordinator
+
+    return allgather_with(
+        coordinator(), tree, tiled, to=to, name=name, timeout_s=timeout_s, lane=lane
+    )
+
+
+def allgather_with(
+    coordinator: Coordinator,
+    tree: Any,
+    tiled: bool = False,
+    *,
+    to: int | None = None,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    lane: str = "main",
+) -> Any:
+    """Do what `allgather` does, with the coordinator given."""
+    deadline = deadline_of("allgather", name, timeout_s, lane)
+    me, count = coordinator.process, coordinator.num_processes
+    if not isinstance(tiled, bool):
+        raise UsageTypeError(f"allgather: tiled={tiled!r} must be True or False")
+    to = None if to is None else process_of("allgather", "to", to, count)
+    spec, values = wire.flatten(tree, "allgather")
+    columns = _columns(spec, values, tiled)
+    table, own = _packed(columns, values)
+    is_small = sum(map(len, own)) <= wire.inline_bytes(count * count)
+    payload = _INLINE + table + b"".join(own) if is_small else _LARGE + table
+    lines = spec._replace(leaves=tuple(column.leaf for column in columns)).lines
+    call = Call("allgather", name, callsite(), (f"tiled={tiled}", f"to={to}", *lines))
+    fault_points.reach("allgather.before_arrive", me)
+    told = agree(coordinator, call, payload, timeout_s=deadline.left_s, lane=lane)
+    fault_points.reach("allgather.after_arrive", me)
+    parcels = [_parcel(columns, told[process]) for process in range(count)]
+    takes = to in (None, me)
+    places = _places(columns, parcels) if takes else [[] for _ in parcels]
+    if any(parcel.is_large for parcel in parcels):
+        stream.collect(
+            coordinator, [] if is_small else own, [_stream_bytes(columns, p) for p in parcels],
+            to=to, timeout_s=deadline.left_s, lane=lane, name=name or "allgather",
+            into=[row if p.is_large else [] for row, p in zip(places, parcels, strict=True)],
+        )  # fmt: skip
+    if not takes:
+        return None
+    for parcel, row in zip(parcels, places, strict=True):
+        if not parcel.is_large:
+            _fill(row, parcel.body)
+    return jax.tree.unflatten(spec.treedef, [column.result() for column in columns])
+
+
+class _Parcel(NamedTuple):
+    """What a process says at the meeting."""
+
+    is_large: bool  # its bytes come as a stream
+    numbers: list[int]  # one for each column, 0 where it is not open
+    body: memoryview  # its bytes, if they are few
+
+
+def _columns(spec: wire.Spec, values: list[Any], tiled: bool) -> list[Column]:
+    columns, offences = [], []
+    for leaf, value in zip(spec.leaves, values, strict=True):
+        try:
+            columns.append(column_of(leaf, value, tiled))
+        except UsageError as error:
+            offences.append(str(error))
+    raise_all("allgather", offences)
+    return columns
+
+
+def _packed(columns: list[Column], values: list[Any]) -> tuple[bytes, list[Buffer]]:
+    """Return the numbers of this process's open columns, and its bytes."""
+    numbers, buffers, offences = [], [], []
+    for column, value in zip(columns, values, strict=True):
+        try:
+            number, bodies = column.bodies(value)
+        except UsageError as error:
+            offences.append(f"{column.leaf.path}: {error}")
+            continue
+        numbers += [number] if column.leaf.is_open else []
+        buffers += bodies
+    raise_all("allgather", offences)
+    return np.array(numbers, _NUMBER).tobytes(), buffers
+
+
+def _parcel(columns: list[Column], payload: bytes) -> _Parcel:
+    is_open = [column.leaf.is_open for column in columns]
+    end = 1 + is_open.count(True) * _NUMBER.itemsize
+    numbers = iter(np.frombuffer(payload[1:end], _NUMBER).tolist())
+    row = [next(numbers) if has_number else 0 for has_number in is_open]
+    return _Parcel(payload[:1] == _LARGE, row, memoryview(payload)[end:])
+
+
+def _stream_bytes(columns: list[Column], parcel: _Parcel) -> int:
+    if not parcel.is_large:
+        return 0
+    rows = zip(columns, parcel.numbers, strict=True)
+    return sum(column.leaf.num_bytes(number) for column, number in rows)
+
+
+def _places(columns: list[Column], parcels: list[_Parcel]) -> list[list[Array]]:
+    """Return for each process the memory for its bytes, column by column."""
+    numbers = zip(*(parcel.numbers for parcel in parcels), strict=True)
+    places = [column.places(row) for column, row in zip(columns, numbers, strict=True)]
+    return [[column[process] for column in places] for process in range(len(parcels))]
+
+
+def _fill(places: list[Array], body: memoryview) -> None:
+    at = 0
+    for place in places:
+        place[:] = np.frombuffer(body[at : at + place.size], np.uint8)
+        at += place.size
