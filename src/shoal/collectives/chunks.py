@@ -21,6 +21,7 @@ ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
 LARGE_BYTES = 4 << 20
 SMALL_BYTES = 256 << 10
 CHUNKS = (LARGE_BYTES, SMALL_BYTES)
+_ALIGNED_TO = 64  # a host array that begins so becomes a device's without a copy, on CPU
 _MOST_SMALL = 4  # as many small chunks cost about as much time as a large one
 
 
@@ -74,12 +75,12 @@ class Bytes:
     def read(self, begin: int, num_bytes: int) -> ByteArray:
         """Return the bytes from `begin`, followed by zeros where the value has ended.
 
-        A view where they lie in one buffer; else a copy.
+        A view if they lie in one buffer, where a device of kind CPU can read them; else a copy.
         """
         pieces = [view[first:last] for view, first, last in self._pieces(begin, num_bytes)]
-        if len(pieces) == 1 and pieces[0].size == num_bytes:
+        if len(pieces) == 1 and pieces[0].size == num_bytes and _misfit(pieces[0]) == 0:
             return pieces[0]
-        joined = np.empty(num_bytes, np.uint8)
+        joined = _aligned(num_bytes)
         place = 0
         for piece in pieces:
             joined[place : place + piece.size] = piece
@@ -102,6 +103,15 @@ class Bytes:
             last = min(view.size, end - start)
             yield view, begin - start, last
             begin, number = start + last, number + 1
+
+
+def _aligned(num_bytes: int) -> ByteArray:
+    memory = np.empty(num_bytes + _ALIGNED_TO, np.uint8)
+    return memory[-_misfit(memory) % _ALIGNED_TO :][:num_bytes]
+
+
+def _misfit(array: ByteArray) -> int:
+    return int(array.ctypes.data) % _ALIGNED_TO
 
 
 def _view(buffer: Buffer) -> ByteArray:
