@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import xxhash
 
 from shoal.collectives.arguments import Deadline, deadline_of
@@ -87,14 +88,15 @@ def assert_same_program_with(
 
 
 def _text(jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    if hasattr(jitted, "lower"):
-        return str(jitted.lower(*args, **kwargs).as_text())
-    if not hasattr(jitted, "as_text"):
+    if isinstance(jitted, jax.stages.Lowered):
+        if args or kwargs:
+            told = "a program that is lowered takes no arguments"
+            raise UsageTypeError(f"assert_same_program: {told}")
+        return str(jitted.as_text())
+    if not isinstance(jitted, jax.stages.Wrapped):
         told = f"{jitted!r} cannot be lowered; give what jax.jit returns"
         raise UsageTypeError(f"assert_same_program: {told}")
-    if args or kwargs:
-        raise UsageTypeError("assert_same_program: a program that is lowered takes no arguments")
-    return str(jitted.as_text())
+    return str(jitted.lower(*args, **kwargs).as_text())
 
 
 def _difference(

@@ -24,7 +24,7 @@ class Fingerprint(NamedTuple):
         text = "\n".join(lines)
         if len(text) <= _SHOWN:
             return cls(operation, site, "", lines)
-        digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
         return cls(operation, site, f"{len(lines)} lines, {digest}", (text[:_SHOWN],))
 
     @classmethod

@@ -1,0 +1,104 @@
+"""`assert_same_program`: a process that would run something else is found before it runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from collectives.jobs import PATIENCE_S, run_all
+from shoal.collectives.program import assert_same_program, assert_same_program_with
+from shoal.errors import DivergenceError, UsageError, UsageTypeError
+from shoal.runtime.coordinator_local import LocalJob
+
+X = jax.ShapeDtypeStruct((3000,), np.float32)
+
+
+def compare(*functions, args=(X,), **options):
+    """Let each process compare its function under jit; return what each got or raised."""
+    job = LocalJob(len(functions), hosts=[f"h{i}" for i in range(len(functions))])
+
+    def go(coordinator):
+        jitted = jax.jit(functions[coordinator.process])
+        return assert_same_program_with(coordinator, jitted, *args, timeout_s=PATIENCE_S, **options)
+
+    return run_all(job, go)
+
+
+def times(constant):
+    def step(x):
+        return x * constant + 1
+
+    return step
+
+
+def test_equal_programs_pass():
+    assert compare(times(2.0), times(2.0), times(2.0)) == [None] * 3
+    assert_same_program(jax.jit(times(3.0)), 1.0)
+    assert_same_program(jax.jit(times(3.0)).lower(X))
+    assert_same_program(jax.jit(lambda x, *, by: x + by), 1.0, by=2.0)
+
+
+def test_a_constant_that_depends_on_the_process_is_found_and_shown():
+    errors = compare(times(1.0), times(2.0), times(1.0))
+    for process, error in enumerate(errors):
+        assert type(error) is DivergenceError
+        assert error.sides == errors[0].sides
+        first, *rows = str(error).splitlines()
+        assert first.startswith(f"process {process} of 3 (h{process}): assert_same_program (")
+        assert "test_program.py:" in first
+        assert "programs differ, first at line 3, after: func.func public @main" in first
+        assert rows == [
+            "  processes 0, 2: %cst = stablehlo.constant dense<1.000000e+00> : tensor<f32>",
+            "  process 1: %cst = stablehlo.constant dense<2.000000e+00> : tensor<f32>",
+        ]
+
+
+def test_a_long_constant_is_shown_where_it_differs():
+    constants = [np.arange(3000, dtype="f4") for _ in range(2)]
+    constants[1][2900] = -1
+    for error in compare(*map(times, constants)):
+        assert type(error) is DivergenceError
+        assert len(str(error)) < 1500
+        one, other = error.sides
+        assert one != other
+        assert "000080BF" in other  # -1.0, in the bytes that the text shows
+
+
+def test_more_operations_another_shape_and_versions_that_part_later():
+    for error in compare(times(2.0), lambda x: x * 2, lambda x: (x * 2).sum()):
+        assert type(error) is DivergenceError
+        assert sorted(error.sides.values()) == [(0,), (1,), (2,)]
+    other = [jax.ShapeDtypeStruct((n,), np.float32) for n in (3, 4)]
+
+    def go(coordinator):
+        jitted = jax.jit(jnp.sin)
+        shape = other[coordinator.process]
+        return assert_same_program_with(coordinator, jitted, shape, timeout_s=PATIENCE_S)
+
+    for error in run_all(LocalJob(2), go):
+        assert "tensor<3xf32>" in str(error)
+        assert "tensor<4xf32>" in str(error)
+
+
+def test_a_name_declares_calls_to_be_one():
+    job = LocalJob(2)
+    jitted = jax.jit(times(2.0))
+
+    def go(coordinator, **name):
+        if coordinator.process:
+            return assert_same_program_with(coordinator, jitted, X, timeout_s=PATIENCE_S, **name)
+        return assert_same_program_with(coordinator, jitted, X, timeout_s=PATIENCE_S, **name)
+
+    assert [type(error) for error in run_all(job, go)] == [DivergenceError] * 2
+    assert run_all(job, lambda c: go(c, name="train step")) == [None, None]
+
+
+def test_what_is_no_program_is_refused():
+    first = LocalJob(2).coordinators[0]
+    for wrong in (times(2.0), 3, "x"):
+        with pytest.raises(UsageTypeError, match="cannot be lowered"):
+            assert_same_program_with(first, wrong, X)
+    with pytest.raises(UsageTypeError, match="takes no arguments"):
+        assert_same_program_with(first, jax.jit(times(2.0)).lower(X), X)
+    with pytest.raises(UsageError, match="timeout_s"):
+        assert_same_program_with(first, jax.jit(times(2.0)), X, timeout_s=-1)

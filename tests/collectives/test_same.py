@@ -1,0 +1,269 @@
+"""`assert_same`: equal bits are equal, and a difference is found, shown and told to all."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectives.jobs import PATIENCE_S, run_all
+from collectives.trees import bits_of, trees
+from shoal.collectives.same import assert_same, assert_same_with
+from shoal.collectives.versions import groups_of, rows_of
+from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
+from shoal.runtime.coordinator_local import LocalJob
+
+
+def compare(*trees, **options):
+    """Let each process compare its tree; return what each got or raised."""
+    job = LocalJob(len(trees), hosts=[f"h{i}" for i in range(len(trees))])
+    more = {"timeout_s": PATIENCE_S, **options}
+    return run_all(job, lambda c: assert_same_with(c, trees[c.process], **more))
+
+
+def told(*trees, **options):
+    """Compare trees that differ; check that all are told the same; return it without who tells."""
+    errors = compare(*trees, **options)
+    bodies = set()
+    for process, error in enumerate(errors):
+        assert type(error) is DivergenceError, error
+        assert error.sides == errors[0].sides
+        me = f"process {process} of {len(errors)} (h{process}): assert_same"
+        assert str(error).startswith(me)
+        bodies.add(str(error).removeprefix(me))
+    (body,) = bodies
+    first, *rows = body.splitlines()
+    assert "test_same.py:" in first
+    return [first.partition("): ")[2], *(row.strip() for row in rows)]
+
+
+def test_alone():
+    assert assert_same({"a": np.ones(3), "b": [None, "x", jax.random.key(0)]}) is None
+    assert compare({"a": jnp.ones(3)}) == [None]
+
+
+@given(trees(), st.integers(2, 3))
+def test_equal_bits_are_equal(tree, num_processes):
+    copies = [jax.tree.map(copied, tree) for _ in range(num_processes)]
+    assert compare(*copies) == [None] * num_processes
+
+
+def copied(leaf):
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
+@given(trees(), trees(), st.data())
+def test_it_passes_exactly_where_all_bits_are_equal(tree, other, data):
+    if data.draw(st.booleans()):  # the same tree with one leaf changed, as far as it can be
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=lambda value: value is None)
+        if leaves:
+            at = data.draw(st.integers(0, len(leaves) - 1))
+            leaves[at] = changed(leaves[at])
+        other = jax.tree.unflatten(treedef, leaves)
+    is_equal = bits_of(tree) == bits_of(other) and jax.tree.structure(tree) == jax.tree.structure(
+        other
+    )
+    results = compare(tree, other)
+    if is_equal:
+        assert results == [None, None]
+    else:
+        assert [type(result) for result in results] == [DivergenceError] * 2
+        assert list(results[0].sides.values()) == [(0,), (1,)]
+
+
+def changed(leaf):
+    if isinstance(leaf, np.ndarray) and leaf.size and leaf.dtype != bool:
+        leaf = leaf.copy()
+        leaf.reshape(-1).view(np.uint8)[-1] ^= 1
+    elif isinstance(leaf, str):
+        return leaf + "x"
+    elif isinstance(leaf, bytes):
+        return b"x" + leaf
+    elif isinstance(leaf, int) and not isinstance(leaf, bool):
+        return leaf ^ (1 << 70)
+    return leaf
+
+
+def test_the_leaf_the_item_the_values_and_the_groups_are_shown():
+    def tree(value, last=0.0):
+        w = np.zeros((4, 8), np.float32)
+        w[2, 3], w[3, 7] = value, last
+        return {"params": {"b": np.zeros(3), "w": w}}
+
+    assert told(tree(0.5), tree(0.25), tree(0.5), tree(0.125), tree(0.5, 1)) == [
+        "values differ, first in ['params']['w']: float32[4,8]",
+        "processes 0, 2: ['params']['w'][2, 3] = 0.5",
+        "process 1: ['params']['w'][2, 3] = 0.25",
+        "process 3: ['params']['w'][2, 3] = 0.125",
+        "process 4: ['params']['w'][2, 3] = 0.5 (differs later)",
+    ]
+    assert told(tree(0.5), tree(0.25), name="start")[1:] == [
+        "process 0: ['params']['w'][2, 3] = 0.5",
+        "process 1: ['params']['w'][2, 3] = 0.25",
+    ]
+
+
+def nan(bits):
+    return np.array([bits], np.uint32).view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "shown"),
+    [
+        (nan(0x7FC00000), nan(0x7FC00001), ["[0] = nan (0x7fc00000)", "[0] = nan (0x7fc00001)"]),
+        (np.float32([0.0]), np.float32([-0.0]), ["[0] = 0.0", "[0] = -0.0"]),
+        (0.0, -0.0, ["the value = 0.0", "the value = -0.0"]),
+        (np.int8(3), np.int8(4), ["the value = 3", "the value = 4"]),
+        (np.array(3), np.array(4), ["the value = 3", "the value = 4"]),
+        (1 << 300, 1 << 300 | 1, None),
+        (7, 8, ["the value = 7", "the value = 8"]),
+        (True, False, ["the value = True", "the value = False"]),
+        ("abc", "abd", ["the value at character 2 = 'abc'", "the value at character 2 = 'abd'"]),
+        ("\ud800", "\ud801", None),
+        (b"ab", b"abc", ["the value at byte 2 = b'ab'", "the value at byte 2 = b'abc'"]),
+        (
+            np.array([1, 2], ml_dtypes.int4),
+            np.array([1, -3], ml_dtypes.int4),
+            ["[1] = 2", "[1] = -3"],
+        ),
+        (
+            np.array([1, 2], ml_dtypes.float8_e4m3fn),
+            np.array([1, 3], ml_dtypes.float8_e4m3fn),
+            ["[1] = 2", "[1] = 3"],
+        ),
+        (np.array([1, 2], ">i4"), np.array([1, 3], "<i4"), ["[1] = 2", "[1] = 3"]),
+        (np.arange(4.0)[::2], np.array([0.0, 3.0]), ["[1] = 2.0", "[1] = 3.0"]),
+        (jnp.arange(3), jnp.array([0, 1, 5]), ["[2] = 2", "[2] = 5"]),
+        (jax.random.key(3), jax.random.key(4), ["[1] = 3", "[1] = 4"]),
+    ],
+)
+def test_each_kind_of_leaf_shows_what_differs(one, other, shown):
+    _, *rows = told(one, other)
+    if shown is None:
+        assert len(set(rows)) == 2
+    else:
+        assert rows == [f"process {n}: {text}" for n, text in enumerate(shown)]
+    assert compare(one, one, one) == [None] * 3
+
+
+@pytest.mark.parametrize("shape", [(1 << 21,), (3, 1 << 19), (1 << 19, 3)])
+@pytest.mark.parametrize("at", [0, 1 << 20, -1])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_the_first_difference_of_a_large_array_is_found(shape, at, order):
+    one = np.asarray(np.arange(np.prod(shape), dtype="f4").reshape(shape), order=order)
+    other = np.array(one, order="C")  # in C order: how it lies does not count
+    assert compare(one, other) == [None, None]
+    where = np.unravel_index(at % one.size, shape)
+    other[where] = -1
+    other.reshape(-1)[-1] = -2  # more differ later
+    index = str([int(i) for i in where])
+    shown = [row.partition(" = ")[0] for row in told(one, other)[1:]]
+    assert shown == [f"process 0: {index}", f"process 1: {index}"]
+
+
+def test_trees_shapes_and_dtypes_that_differ_are_told_as_such():
+    pairs = [
+        ({"a": 1}, {"b": 1}),
+        ({"a": np.ones(3)}, {"a": np.ones(4)}),
+        ({"a": np.ones(3)}, {"a": np.ones(3, "f4")}),
+        ([1, None], [1, 2]),
+        ((1,), [1]),
+    ]
+    for one, other in pairs:
+        for error in compare(one, other):
+            assert type(error) is DivergenceError
+            assert "processes disagree on what comes next" in str(error)
+
+
+def test_more_versions_than_a_message_shows_are_counted():
+    lines = told(*(np.array([n // 2]) for n in range(24)))
+    assert lines[1:] == [
+        *(f"processes {2 * n}-{2 * n + 1}: [0] = {n}" for n in range(8)),
+        "processes 16-23: 4 more versions",
+    ]
+
+
+def test_the_next_call_works_after_a_difference():
+    job = LocalJob(3)
+
+    def go(coordinator):
+        for value in (1, coordinator.process, 2):
+            try:
+                assert_same_with(coordinator, value, timeout_s=PATIENCE_S)
+                yield None
+            except DivergenceError as error:
+                yield error.sides
+
+    expected = [None, {f"the value = {n}": (n,) for n in range(3)}, None]
+    assert run_all(job, lambda c: list(go(c))) == [expected] * 3
+
+
+def test_a_value_that_changes_while_it_is_compared_hangs_nobody():
+    class Restless:
+        """A process whose value is put right after the digests have met."""
+
+        def __init__(self, coordinator, value):
+            self.value, self.rounds, self._to = value, 0, coordinator
+
+        def __getattr__(self, name):
+            return getattr(self._to, name)
+
+        def arrive(self, point, payload=b"", *, timeout_s):
+            self.rounds += 1
+            if self.rounds == 4:  # the leaf is found, the item is not
+                self.value[:] = 0
+            return self._to.arrive(point, payload, timeout_s=timeout_s)
+
+    def go(coordinator):
+        value = np.full((1000,), coordinator.process)
+        return assert_same_with(Restless(coordinator, value), [value], timeout_s=PATIENCE_S)
+
+    for error in run_all(LocalJob(2), go):
+        assert type(error) is DivergenceError
+        assert "values differ, and change while they are compared" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("tree", "told"),
+    [
+        ({"a": object(), "b": np.array(["x"])}, r"2 problems(.|\n)*\['a'\](.|\n)*\['b'\]"),
+        ({"a": jax.ShapeDtypeStruct((2,), "f4")}, r"\['a'\]: stands for an array"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_at_once(tree, told):
+    with pytest.raises(UsageError, match=told):
+        assert_same_with(LocalJob(2).coordinators[0], tree, timeout_s=PATIENCE_S)
+
+
+def test_wrong_arguments_are_refused_and_the_deadline_holds():
+    first = LocalJob(2).coordinators[0]
+    for arguments in ({"timeout_s": -1}, {"name": ""}, {"lane": ""}):
+        with pytest.raises(UsageError):
+            assert_same_with(first, 1, **arguments)
+    for arguments in ({"timeout_s": "x"}, {"name": 3}, {"lane": None}):
+        with pytest.raises(UsageTypeError):
+            assert_same_with(first, 1, **arguments)
+    with pytest.raises(DeadlineError):
+        assert_same_with(first, 1, timeout_s=0.05)
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=9))
+def test_groups_are_those_of_brute_force(versions):
+    groups = groups_of(dict(enumerate(versions)))
+    assert sorted(itertools.chain(*groups)) == list(range(len(versions)))
+    assert [group[0] for group in groups] == sorted(group[0] for group in groups)
+    for one, other in itertools.product(range(len(versions)), repeat=2):
+        together = any(one in group and other in group for group in groups)
+        assert together == (versions[one] == versions[other])
+
+
+@given(st.lists(st.sampled_from("ab"), min_size=1, max_size=8), st.integers(0, 3))
+def test_rows_have_different_texts_and_lose_nobody(shown, more):
+    groups = [[n] for n in range(len(shown) + more)]
+    rows = rows_of(shown, groups)
+    assert len({text for text, _ in rows}) == len(rows)
+    assert sorted(p for _, group in rows for p in group) == list(range(len(groups)))
