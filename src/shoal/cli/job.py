@@ -25,6 +25,7 @@ from shoal.cli.processes import Processes
 from shoal.cli.report import describe_failure, exit_code, first_failure
 from shoal.cli.services import Services
 from shoal.errors import InitializeError, ProcessLostError
+from shoal.runtime.leaving import REQUEUE
 
 __all__ = ["POSTED", "Job", "Order"]
 
@@ -35,6 +36,7 @@ _DRAIN_S = 1.0  # for last words, where somebody beyond our reach holds the pipe
 _UNKILLABLE_S = 2.0  # after SIGKILL: a process in an uninterruptible wait is not waited for
 _POLL_S = 0.02
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on; they end nothing by themselves
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # what a program may leave in order after
 
 
 class Order(NamedTuple):
@@ -49,6 +51,7 @@ class Order(NamedTuple):
     aftermath_s: float  # from the first failure to SIGTERM for the others
     grace_s: float  # from there to SIGKILL
     prefix: bool = True  # lead each line with its process
+    leave_s: float = math.inf  # from a SIGTERM that was taken as a notice to SIGKILL
 
 
 class _LauncherDiedError(Exception):
@@ -66,6 +69,8 @@ class Job:
         self._interrupts = 0  # how often Ctrl-C was pressed
         self._trouble = ""  # why the job failed, if none of its processes was the cause
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
+        self._passed_on_s = math.inf  # when we passed on that the job is to end
+        self._has_time = False  # to leave: `leave_s`
         self._start_s = time.monotonic()
         self._out, self._err = _open_outlets()
         self._loop = Loop([self._out] if self._out is self._err else [self._out, self._err])
@@ -178,6 +183,7 @@ class Job:
             deadlines = (end_s, self._terminate_at_s, self._kill_at_s)
             self._loop.turn(min(*deadlines, time.monotonic() + poll_s))
             self._reap()
+            self._give_time()
             if self._loop.broken and not self._interrupted:
                 self._interrupt(signal.SIGPIPE)  # as `python script | head` ends
             if time.monotonic() >= self._terminate_at_s:
@@ -197,15 +203,32 @@ class Job:
         words = self._services.note_end(pid, code) if self._services else ""
         if words and not self._processes.failed and not self._interrupted:
             self._trouble = self._trouble or words
-        if words or (self._processes.note_end(pid, code) and code):
+        if words or (self._processes.note_end(pid, code) and code not in (0, REQUEUE)):
             self._begin_aftermath()
 
     # End.
 
     def _begin_aftermath(self) -> None:
         """After the first failure the others learn of it by themselves, and have some time."""
+        now_s, order = time.monotonic(), self._order
         if self._terminate_at_s == self._kill_at_s == self._killed_s == math.inf:
-            self._terminate_at_s = time.monotonic() + self._order.aftermath_s
+            self._terminate_at_s = now_s + order.aftermath_s
+        elif self._has_time:  # no longer
+            self._kill_at_s = min(self._kill_at_s, now_s + order.aftermath_s + order.grace_s)
+        self._passed_on_s = math.inf
+
+    def _give_time(self) -> None:
+        """Processes that took our SIGTERM as a notice have longer: they save, and end themselves.
+
+        Who sent it to us has a patience of its own, which ends all when it ends us.
+        """
+        if self._passed_on_s < math.inf and self._services and self._services.has_notice:
+            self._kill_at_s = self._passed_on_s + self._order.leave_s
+            self._passed_on_s = math.inf
+            self._has_time = True
+            if self._processes.alive:
+                told = f"they took it as a notice, and have {self._order.leave_s:g} s to save"
+                self._say(f"{told} and end (SHOAL_LEAVE_S)")
 
     def _obey(self, data: bytes) -> None:
         if not data:
@@ -226,7 +249,14 @@ class Job:
                 why = self._loop.broken if number == signal.SIGPIPE else number.name
                 again = "; Ctrl-C again kills them now" if number == signal.SIGINT else ""
                 self._say(f"{why}: the processes have {self._order.grace_s:g} s to end{again}")
+            kill_at_s = self._kill_at_s
             self._end(number if number == signal.SIGINT else signal.SIGTERM)
+            if number in _ENDINGS and self._has_time:
+                self._kill_at_s = kill_at_s  # said once more
+            elif number in _ENDINGS and not self._processes.failed:
+                self._passed_on_s = time.monotonic()
+            else:
+                self._passed_on_s = math.inf
 
     def _end(self, number: signal.Signals) -> None:
         """Ask all that live to end, and set the time when they are killed.
@@ -266,7 +296,7 @@ class Job:
         for log in self._processes.logs:
             if log.trouble:
                 self._say(log.trouble)
-        root = first_failure(endings)
+        root = first_failure(e for e in endings if e.code != REQUEUE)
         if self._trouble:
             self._say(f"logs: {self._order.log_dir}", *self._trouble.splitlines())
             complete = len(endings) == self._order.processes
@@ -277,9 +307,13 @@ class Job:
             return exit_code(root)
         if not self._order.keeps_logs:
             shutil.rmtree(self._order.log_dir, ignore_errors=True)
-        if self._interrupted and not (endings and all(e.code == 0 for e in endings)):
+        codes = {ending.code for ending in endings}
+        if self._interrupted and not (codes and codes <= {0, REQUEUE}):
             self._say(f"the job was ended by {self._interrupted.name}")
             return 128 + self._interrupted
+        if REQUEUE in codes or (self._services and self._services.has_saved):
+            self._say(f"preempted, and saved: start it again (exit code {REQUEUE})")
+            return REQUEUE
         return 0
 
     def _flush(self) -> None:

@@ -16,6 +16,7 @@ from shoal.cli.descendants import is_frozen
 from shoal.cli.loop import Loop
 from shoal.cli.output import Log, Outlet, Voice
 from shoal.cli.report import Ending
+from shoal.runtime.leaving import REQUEUE
 
 __all__ = ["Process", "Processes"]
 
@@ -68,8 +69,8 @@ class Processes:
 
     @property
     def failed(self) -> bool:
-        """Whether one ended with anything but 0."""
-        return any(process.code for process in self.all)
+        """Whether one ended with anything but 0, or 75: in order, to be started again."""
+        return any(process.code not in (None, 0, REQUEUE) for process in self.all)
 
     @property
     def logs(self) -> list[Log]:

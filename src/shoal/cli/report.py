@@ -82,6 +82,8 @@ def how(ending: Ending) -> str:
     """Return in words how a process ended."""
     if ending.was_frozen:
         return f"frozen (by SIGSTOP?), then {how(ending._replace(was_frozen=False))}"
+    if ending.code - 128 in ending.sent:  # it watches that signal, and ended as if it did not
+        return f"ended by shoal run with {_signal_name(ending.code - 128)}"
     if ending.code >= 0:
         meaning = _MEANINGS.get(ending.code)
         return f"exit code {ending.code}" + (f" ({meaning})" if meaning else "")

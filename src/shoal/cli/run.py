@@ -45,6 +45,8 @@ When a process fails:
 
 \b
 Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
+         After SIGTERM the processes have {grace} s to end (SHOAL_GRACE_S); or, where
+         they took it as a notice (shoal.preempted), {leave} s (SHOAL_LEAVE_S).
 Input:   with -n 1 the program reads yours; with more it reads /dev/null.
 Exit code:
   0      all processes ended with 0
@@ -52,6 +54,8 @@ Exit code:
   2      wrong usage
   70-74  shoal: processes disagree, lost process, failed peer, deadline,
          the job did not start
+  75     all processes ended with 0 (or 75), and they have saved after a
+         notice that they would be ended: start it again
 """
 
 
@@ -131,6 +135,7 @@ def run(
 run.__doc__ = _HELP.format(
     aftermath=settings.SETTINGS["SHOAL_AFTERMATH_S"].default,
     grace=settings.SETTINGS["SHOAL_GRACE_S"].default,
+    leave=settings.SETTINGS["SHOAL_LEAVE_S"].default,
 )
 
 
@@ -166,6 +171,7 @@ def _launch(request: Request) -> int:
 
     checked = check(request)
     grace_s = settings.seconds("SHOAL_GRACE_S")
+    leave_s = settings.seconds("SHOAL_LEAVE_S")
     aftermath_s = settings.seconds("SHOAL_AFTERMATH_S")
     log_dir = _open_log_dir(request.log_dir)
     order = Order(
@@ -176,6 +182,7 @@ def _launch(request: Request) -> int:
         aftermath_s,
         grace_s,
         request.prefix,
+        leave_s,
     )
     return run_kept(lambda orders_fd: Job(order).run(orders_fd))
 

@@ -33,20 +33,22 @@ class Service:
     ) -> None:
         self.name, self.popen, self._on_address = name, popen, on_address
         self.address = ""  # empty until it listens
+        self.has_notice = self.has_saved = False  # what the meeting place says of its job
         self.errors = Voice(None, b"", log)
         self._said = b""
 
     def hear(self, data: bytes, _now_s: float) -> None:
-        """Take what it prints, until its address is known."""
-        if self.address:
-            return
-        self._said += data
-        line, newline, _ = self._said.partition(b"\n")
-        if newline:
+        """Take what it prints: first its address."""
+        *lines, self._said = (self._said + data).split(b"\n")
+        for line in lines:
             try:
-                self.address = str(json.loads(line)["address"])
+                told = json.loads(line)
+                if self.address:
+                    self.has_notice, self.has_saved = bool(told["notice"]), bool(told["saved"])
+                    continue
+                self.address = str(told["address"])
             except (ValueError, KeyError, TypeError):
-                self.errors.hear(b"no address: " + line + b"\n", 0.0)
+                self.errors.hear(b"not understood: " + line + b"\n", 0.0)
             else:
                 self._on_address()
 
@@ -97,6 +99,16 @@ class Services:
         """Where they listen, meeting place first; empty until both do."""
         known = [service.address for service in self._all]
         return known if all(known) else []
+
+    @property
+    def has_notice(self) -> bool:
+        """Was a process told of its end, and has the program not gone on after that?"""
+        return self._all[0].has_notice
+
+    @property
+    def has_saved(self) -> bool:
+        """Did the program save its state after that?"""
+        return self._all[0].has_saved
 
     @property
     def pids(self) -> set[int]:

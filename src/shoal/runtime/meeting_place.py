@@ -68,6 +68,7 @@ class MeetingPlace:
         limits: Limits | None = None,
         near: socket.socket | None = None,
         clock: Callable[[], float] = time.monotonic,
+        on_leaving: Callable[[bool, bool], None] = lambda has_notice, has_saved: None,
     ) -> None:
         self.address = address_text(*server.getsockname()[:2])
         self._num_processes = num_processes
@@ -85,6 +86,8 @@ class MeetingPlace:
         self._serving: Liveness[Service] = Liveness(
             self._limits._replace(silent_lost_after_s=self._limits.lost_after_s)
         )
+        self._on_leaving = on_leaving  # of the newest job: is a notice open, was saved after it?
+        self._told_leaving = (False, False)
         self._earlier: list[Job] = []  # with somebody in them still
         self.newest_job = self._new_job()  # the one that a HELLO is for
 
@@ -170,8 +173,15 @@ class MeetingPlace:
         self._services = [service for service in self._services if service.state == "here"]
         job = Job(joining, self._connections, self._clock, self._limits, self._running)
         job.near = self._near
+        job.on_leaving = self._tell_leaving
         job.service_rows = lambda: [service.row for service in self._services]
         return job
+
+    def _tell_leaving(self) -> None:
+        rounds = self.newest_job.rounds
+        if (told := (rounds.is_open, rounds.has_saved)) != self._told_leaving:
+            self._told_leaving = told
+            self._on_leaving(*told)
 
     def _is_somebody_here(self) -> bool:
         return bool(self.newest_job.lives) or any(job.lives for job in self._earlier)
@@ -219,6 +229,7 @@ class MeetingPlace:
                 return
             self._earlier.append(self.newest_job)
             self.newest_job = self._new_job()
+            self._tell_leaving()
         life = self.newest_job.hello(connection, hello)
         if life is not None:
             self._begin_to_look()
@@ -283,6 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
         jax_service=options.jax_service,
         limits=limits,
         near=listen_near(),
+        on_leaving=_tell_launcher if options.until_stdin_closes else lambda *_: None,
     )
     print(json.dumps({"address": place.address}), flush=True)
     try:
@@ -297,6 +309,12 @@ def main(arguments: list[str] | None = None) -> int:
         print("--until-stdin-closes: standard input must be a pipe", file=sys.stderr)
         return 2
     return 0
+
+
+def _tell_launcher(has_notice: bool, has_saved: bool) -> None:
+    """Say, to whoever holds standard input and reads what is printed, whether the job leaves."""
+    with contextlib.suppress(OSError):  # nobody reads any more
+        print(json.dumps({"notice": has_notice, "saved": has_saved}), flush=True)
 
 
 def _listen(host: str, port: int, patience_s: float) -> socket.socket:
