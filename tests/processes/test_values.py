@@ -1,0 +1,195 @@
+"""Values between real processes with unequal numbers of devices: right, or an error on each."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shoal
+from shoal.errors import DivergenceError, UsageError
+from shoal.testing.cluster import Cluster
+
+WORDS = np.array([0x80000000, 1, 0x7FA00001, 0xFFC12345, 0x7F800000], np.uint32)
+ODD = WORDS.view(np.float32)  # -0.0, subnormal, signalling NaN, NaN with payload, infinity
+BIG = (1 << 62) + 1
+
+
+def join(devices):
+    """Join with as many devices as the list says for this process; return which it is."""
+    shoal.initialize(virtual_devices=devices[int(os.environ["SHOAL_PROCESS_ID"])])
+    return shoal.process_index()
+
+
+def tree_of(process, rows):
+    return {
+        "odd": np.ones_like(ODD) if process else ODD,
+        "int": np.full((rows, 3), BIG + process),
+        "device": jax.device_put(np.arange(4) + process),
+        "key": jax.random.key(process),
+        "n": 10**30 + process,
+        "text": ["no", "\udcff yes"][process],
+        "none": None,
+        "scalar": np.float16(process),
+    }
+
+
+def broadcasts_are_right(index, rows):
+    for source in (0, 1):
+        tree, wanted = shoal.broadcast(tree_of(index, rows), source), tree_of(source, rows)
+        assert tree["odd"].tobytes() == wanted["odd"].tobytes(), tree["odd"]
+        assert tree["int"].dtype == np.int64
+        assert (tree["int"] == wanted["int"]).all()
+        assert type(tree["device"]) is np.ndarray
+        assert tree["device"][0] == source
+        assert np.asarray(jax.random.key_data(tree["key"]))[1] == source
+        assert (tree["n"], tree["text"], tree["none"]) == (10**30 + source, wanted["text"], None)
+        assert type(tree["scalar"]) is np.float16
+
+
+def gathers_are_right(index, rows):
+    for to in (None, 0, 1):
+        both = shoal.allgather(tree_of(index, rows), to=to)
+        if to not in (None, index):
+            assert both is None
+            continue
+        assert both["odd"].view(np.uint32)[0].tolist() == WORDS.tolist()
+        assert both["int"][:, 0, 0].tolist() == [BIG, BIG + 1]
+        assert both["int"].shape == (2, rows, 3)
+        assert both["n"] == [10**30, 10**30 + 1]
+        assert both["key"].shape == (2,)
+        assert both["scalar"].tolist() == [0, 1]
+    ragged = shoal.allgather([np.full((rows + index, 2), index), np.int8(index)], tiled=True)
+    assert ragged[0][:, 0].tolist() == [0] * rows + [1] * (rows + 1)
+    assert ragged[1].tolist() == [0, 1]
+    assert ragged[1].dtype == np.int8
+
+
+def arrays_in_parts_are_gathered(index, mesh, size, spec):
+    value = np.arange(np.prod(size), dtype=np.int32).reshape(size)
+    placed = jax.make_array_from_callback(size, NamedSharding(mesh, spec), lambda i: value[i])
+    assert not placed.is_fully_addressable
+    for to in (None, 0, 1):
+        whole = shoal.allgather({"a": placed}, tiled=True, to=to)
+        assert whole is None if to not in (None, index) else (whole["a"] == value).all()
+    if placed.is_fully_replicated:
+        assert (shoal.broadcast(placed, 1) == value).all()
+        assert shoal.allgather(placed).shape == (2, *size)
+        return []
+    calls = shoal.broadcast, shoal.allgather
+    return [refused(functools.partial(call, {"a": placed})) for call in calls]
+
+
+def refused(call, error=UsageError):
+    try:
+        got = call()
+    except error as refusal:
+        return str(refusal)
+    raise AssertionError(f"not refused: {got}")
+
+
+def values_are_right():
+    """Small and large values, global arrays; nothing is compiled for a new shape."""
+    index = join([3, 1])
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, *_, **__: compiled.append(name) if "backend_compile" in name else None
+    )
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    tree_of(0, 1), tree_of(1, 1)  # JAX compiles what makes the keys
+    del compiled[:]
+    broadcasts_are_right(index, 2)
+    gathers_are_right(index, 2)
+    assert not compiled, compiled
+    broadcasts_are_right(index, 1 << 16)  # large, for the first time
+    gathers_are_right(index, 1 << 16)
+    assert compiled
+    del compiled[:]
+    with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
+        for rows in (5, 9999, 1 << 17):
+            mine = shoal.broadcast(np.full((rows, 7), index), 1)
+            assert mine.shape == (rows, 7)
+            assert mine.min() == 1
+            assert shoal.allgather(mine)[1, -1, -1] == 1
+    assert not compiled, compiled
+    told = []
+    for size, spec in (((8, 4), P("x")), ((8, 4), P(None, "x")), ((4000, 8), P("x")), ((8,), P())):
+        told += arrays_in_parts_are_gathered(index, mesh, size, spec)
+    keys = jax.random.split(jax.random.key(5), 8)
+    placed = jax.jit(lambda k: k, out_shardings=NamedSharding(mesh, P("x")))(keys)
+    whole = shoal.allgather(placed, tiled=True)
+    assert (jax.random.key_data(whole) == jax.random.key_data(keys)).all()
+    zero = jax.make_array_from_callback((), NamedSharding(mesh, P()), lambda _: np.float32(2))
+    assert shoal.allgather(zero, tiled=True).tolist() == [2, 2]
+    return told
+
+
+def swapped(index):
+    """Both broadcast both, one of them the second one first."""
+
+    def first():
+        return shoal.broadcast(np.zeros(3))
+
+    def second():
+        return shoal.broadcast(np.ones(3))
+
+    return second() if index else first()
+
+
+def what_must_be_equal_is_not():
+    """Each process says what it was told of calls that differ."""
+    index = join([1, 1])
+    x, y = np.zeros(3, np.float32), np.ones(3, np.float32)
+    calls = [
+        lambda: swapped(index),
+        lambda: (shoal.allgather if index else shoal.broadcast)(x),
+        lambda: shoal.broadcast(x[: 3 - index]),
+        lambda: shoal.allgather(x[: 3 - index]),
+        lambda: shoal.broadcast(x.astype("f8") if index else x),
+        lambda: shoal.broadcast({"a": x} if index else {"b": x}),
+        lambda: shoal.broadcast([x, y] if index else (x, y)),
+        lambda: shoal.broadcast(x, source=index),
+        lambda: shoal.allgather(x, to=index),
+        lambda: shoal.allgather(x, tiled=bool(index)),
+        lambda: shoal.broadcast(np.zeros(1 << (20 + index))),
+        lambda: shoal.broadcast(x, name=f"n{index}"),
+    ]
+    told = [refused(call, DivergenceError) for call in calls]
+    assert shoal.broadcast(index + 5, 1) == 6  # the next call is none the worse for it
+    return told
+
+
+SAID = [
+    ("(swapped.<locals>.first)", "(swapped.<locals>.second)"),
+    ("broadcast", "allgather"),
+    ("float32[3]", "float32[2]"),
+    ("float32[3]", "float32[2]"),
+    ("float32[3]", "float64[3]"),
+    ("['b']", "['a']"),
+    ("(*, *)", "[*, *]"),
+    ("source=0", "source=1"),
+    ("to=0", "to=1"),
+    ("tiled=False", "tiled=True"),
+    ("float64[1048576]", "float64[2097152]"),
+    ("n0", "n1"),
+]
+
+
+def test_values_are_right(child_env):
+    with Cluster(2, devices=None, env=child_env) as cluster:
+        for told in cluster.run(values_are_right, initialize=False):
+            assert len(told) == 6
+            for words in told:
+                assert "['a']: lies in parts on several processes" in words
+
+
+def test_what_must_be_equal_and_is_not_is_an_error_on_each(child_env):
+    with Cluster(2, devices=None, env=child_env) as cluster:
+        for told in cluster.run(what_must_be_equal_is_not, initialize=False):
+            for words, (first, second) in zip(told, SAID, strict=True):
+                assert first in words, words
+                assert second in words, words
