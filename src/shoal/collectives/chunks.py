@@ -30,28 +30,28 @@ class Run(NamedTuple):
 
     begin: int  # of the first chunk, in bytes from the value's begin
     chunk_bytes: int
-    count: int
+    num_chunks: int
 
     @property
     def begins(self) -> range:
         """Where each chunk begins, in bytes from the value's begin."""
-        return range(self.begin, self.begin + self.count * self.chunk_bytes, self.chunk_bytes)
+        return range(self.begin, self.begin + self.num_chunks * self.chunk_bytes, self.chunk_bytes)
 
 
 def runs(num_bytes: int) -> tuple[Run, ...]:
     """Cut a value into large chunks and, for the rest, a few small ones or one large one.
 
-    >>> runs(9 << 20)
-    (Run(begin=0, chunk_bytes=4194304, count=2), Run(begin=8388608, chunk_bytes=262144, count=4))
-    >>> runs(1)
-    (Run(begin=0, chunk_bytes=262144, count=1),)
+    >>> [(run.chunk_bytes >> 10, run.num_chunks) for run in runs(9 << 20)]
+    [(4096, 2), (256, 4)]
+    >>> [(run.chunk_bytes >> 10, run.num_chunks) for run in runs((5 << 20) + 1)]
+    [(4096, 2)]
     """
     large, rest = divmod(num_bytes, LARGE_BYTES)
     small = -(-rest // SMALL_BYTES)
     if small > _MOST_SMALL:
         large, small = large + 1, 0
     found = [Run(0, LARGE_BYTES, large), Run(large * LARGE_BYTES, SMALL_BYTES, small)]
-    return tuple(run for run in found if run.count)
+    return tuple(run for run in found if run.num_chunks)
 
 
 class Bytes:

@@ -1,85 +1,115 @@
-"""One movement of values, watched: who takes part, until when, and who is to blame if it fails.
+"""One piece of work on devices, watched: until when, and who is to blame if it fails.
 
 Work on devices blocks in native code, for ever if a peer is frozen. So it runs in a thread of its
-own, while the caller's thread looks at the clock and at who is alive. At its end all meet once
-more: all have the value then, or all that are alive get an error.
+own, while the caller's thread looks at the clock and at who is alive. At its end all meet: all have
+succeeded then, or all that are alive get an error.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 
 from shoal import settings
-from shoal.collectives.ring import Ring, find_ring, has_devices
 from shoal.errors import DeadlineError, PeerFailedError, ShoalError
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.verdicts import Self
 
 __all__ = ["Flow"]
 
 _LOG = logging.getLogger("shoal")
-_LOOK_S = 0.05  # between two looks at who is alive, while chunks move
+_LOOK_S = 0.05  # between two looks at who is alive
 _GRACE_S = 2.0  # how much later than the deadline the others may come to say so
-_LATE, _FAILED = b"late", b"failed: "
-_MOST_WORDS = 4096  # of an error, told to the others
+_LATE, _FAILED = "late: ", "failed: "
+_MOST_WORDS = 4096  # that the others are told
 
 T = TypeVar("T")
 
 
-class Flow:
-    """One movement: its name and place in messages, its deadline, how far it has come."""
+class _Outcome(NamedTuple, Generic[T]):
+    """How the work of this process ended: with a value, or with words for the others."""
 
-    def __init__(self, coordinator: Coordinator, name: str, lane: str, timeout_s: float) -> None:
-        self.coordinator, self.name, self.lane, self.site = coordinator, name, lane, callsite()
+    value: T | None = None
+    words: str = ""
+    error: Exception | None = None
+
+
+class Flow:
+    """Who works together, as what call, until when, and how far it has come."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        call: Call,
+        timeout_s: float,
+        *,
+        group: tuple[int, ...] | None = None,
+        lane: str = "main",
+    ) -> None:
+        self.coordinator, self.call, self.lane = coordinator, call, lane
+        self.me = Self(coordinator.process, coordinator.hosts)
         self.moved_bytes = 0
+        self._group = group
         self._began, self._timeout_s = time.monotonic(), timeout_s
+
+    @property
+    def name(self) -> str:
+        """What the messages call it: `'params' (train.py:31 (main))`."""
+        return f"{self.call.name or self.call.operation!r} ({self.call.site})"
 
     @property
     def left_s(self) -> float:
         """Until the deadline."""
         return max(0.001, self._began + self._timeout_s - time.monotonic())
 
-    def move(self, over: Callable[[Ring], object], relay: Callable[[], object]) -> None:
-        """Move chunks over the devices if there are any, else through the meeting place.
+    def meet(
+        self, stage: str, payload: bytes = b"", timeout_s: float | None = None
+    ) -> Mapping[int, bytes]:
+        """Meet the others at this stage; return what each brings."""
+        call = self.call._replace(spec=(*self.call.spec, stage))
+        limit_s = self.left_s if timeout_s is None else timeout_s
+        return agree(
+            self.coordinator, call, payload, timeout_s=limit_s, group=self._group, lane=self.lane
+        )
+
+    def together(
+        self, stage: str, work: Callable[[], T], still: Callable[[], str] = lambda: ""
+    ) -> T:
+        """Do `work` while the others do theirs, then meet them; return what it returned.
+
+        `still` says what is not done yet, if it is not in time.
 
         Raises, on all that are alive:
-          DeadlineError, ProcessLostError, PeerFailedError.
+          DeadlineError: somebody was not done in time.
+          ProcessLostError, PeerFailedError: somebody is gone, or failed.
+        What `work` itself raises, unless it is the runtime's error, is raised here at once.
         """
+        outcome = self._watched(work, still)
+        limit_s = self.left_s
+        if outcome.error is not None:  # who is gone is known within this
+            limit_s = min(limit_s, settings.seconds("SHOAL_LOST_AFTER_S") + _GRACE_S)
+        elif outcome.words:
+            limit_s = _GRACE_S
+        said = outcome.words[:_MOST_WORDS].encode(errors="replace")
+        try:
+            answers = self.meet(stage, said, limit_s)
+        except DeadlineError:
+            if outcome.error is not None:  # nobody is gone: the runtime's words are all we have
+                raise outcome.error from None
+            raise
+        if any(answers.values()):
+            self._judge({p: text.decode() for p, text in answers.items() if text}, outcome.error)
+        return outcome.value  # type: ignore[return-value]  # no words: there is a value
 
-        def go() -> bool:
-            limit_s = self.left_s
-            ring = find_ring(self.coordinator, site=self.site, timeout_s=limit_s, lane=self.lane)
-            if ring is not None:
-                over(ring)
-            return ring is not None
-
-        if has_devices(self.coordinator) and self._watched(go):
-            self._part(b"", self.left_s)
-        else:
-            relay()
-
-    def meet(self, what: str, payload: bytes = b"", timeout_s: float = math.inf) -> Sequence[bytes]:
-        """Meet all others here; return what each brings."""
-        point = Point(self.name, None, self.lane, f"{self.name}: {what}", self.site)
-        answers = self.coordinator.arrive(point, payload, timeout_s=min(timeout_s, self.left_s))
-        return [answers[process] for process in range(self.coordinator.num_processes)]
-
-    def _watched(self, work: Callable[[], T]) -> T:
-        """Do `work` in a thread of its own; return or raise what it does.
-
-        Raises:
-          ProcessLostError, PeerFailedError: somebody is gone, so it may never end.
-          DeadlineError: it did not end in time.
-        """
+    def _watched(self, work: Callable[[], T], still: Callable[[], str]) -> _Outcome[T]:
+        """Do `work` in a thread of its own; look at the clock and at who is alive meanwhile."""
         done: Future[T] = Future()
 
         def run() -> None:
@@ -89,59 +119,39 @@ class Flow:
             except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
                 done.set_exception(error)
 
-        threading.Thread(target=run, name="shoal moves values", daemon=True).start()
+        threading.Thread(target=run, name="shoal's work on devices", daemon=True).start()
         every_s = settings.seconds("SHOAL_WARN_AFTER_S")
         tell_at = self._began + every_s
         while wait([done], min(_LOOK_S, self.left_s)).not_done:
-            self.coordinator.check(repr(self.name))
+            self.coordinator.check(self.name)
             now = time.monotonic()
             if now >= self._began + self._timeout_s:
-                self._part(_LATE, _GRACE_S)
-            if now >= tell_at:
+                return _Outcome(words=_LATE + still())
+            if now >= tell_at and self.moved_bytes:
                 self._tell(now - self._began)
                 tell_at = now + every_s
         error = done.exception()
         if isinstance(error, RuntimeError | ValueError) and not isinstance(error, ShoalError):
-            self._blame(error)
-        return done.result()
+            return _Outcome(words=f"{_FAILED}{error}", error=error)
+        return _Outcome(done.result())
 
-    def _blame(self, error: Exception) -> None:
-        """Return if nobody is gone: then the runtime's own words are all that is known.
-
-        Raises:
-          ProcessLostError, PeerFailedError: somebody is, who explains what the runtime said.
-        """
-        known_s = settings.seconds("SHOAL_LOST_AFTER_S") + _GRACE_S
-        words = str(error)[:_MOST_WORDS].encode(errors="replace")
-        try:
-            self._part(_FAILED + words, min(known_s, self.left_s))
-        except DeadlineError:
-            return
-
-    def _part(self, failure: bytes, timeout_s: float) -> None:
-        """Meet after the last chunk, or instead of it; raise if it did not go well somewhere.
-
-        A process whose own work failed raises what happened there, if nobody else explains it.
-        """
-        point = Point(self.name, None, self.lane, f"{self.name}: done", self.site)
-        answers = self.coordinator.arrive(point, failure, timeout_s=timeout_s)
-        late = [process for process in sorted(answers) if answers[process] == _LATE]
-        me = Self(self.coordinator.process, self.coordinator.hosts)
+    def _judge(self, words: Mapping[int, str], own: Exception | None) -> None:
+        told = "; ".join(f"process {process} {text}" for process, text in sorted(words.items()))
+        late = [process for process in sorted(words) if words[process].startswith(_LATE)]
         if late:
-            told = f"{me}: {point.place}: values still moved after {self._timeout_s:g} s"
             raise DeadlineError(
-                f"{told} on processes {late} ({self.moved_bytes} bytes here); give timeout_s= more",
-                name=self.name, waited_s=self._timeout_s, missing=late,
-            )  # fmt: skip
-        failed = {p: text.decode(errors="replace") for p, text in answers.items() if text}
-        if failed and not failure:
-            told = "; ".join(f"process {p} {words}" for p, words in sorted(failed.items()))
-            raise PeerFailedError(f"{me}: {point.place}: {told}", failed=failed)
+                f"{self.me}: {self.name}: not done after {self._timeout_s:g} s: {told}\n"
+                "give timeout_s= more, or find out what the devices are busy with",
+                name=self.call.name or self.call.operation,
+                waited_s=self._timeout_s,
+                missing=late,
+                last_words={process: words[process] for process in late},
+            ) from own
+        if own is not None:
+            raise own
+        raise PeerFailedError(f"{self.me}: {self.name}: {told}", failed=words)
 
     def _tell(self, seconds: float) -> None:
-        rate = self.moved_bytes / 1e6 / seconds
-        _LOG.info(
-            "%s: %r (%s): %.0f MB moved in %.0f s, %.1f MB/s",
-            Self(self.coordinator.process, self.coordinator.hosts),
-            self.name, self.site, self.moved_bytes / 1e6, seconds, rate,
-        )  # fmt: skip
+        megabytes = self.moved_bytes / 1e6
+        told = f"{megabytes:.0f} MB moved in {seconds:.0f} s, {megabytes / seconds:.1f} MB/s"
+        _LOG.info("%s: %s: %s", self.me, self.name, told)

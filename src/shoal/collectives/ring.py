@@ -7,9 +7,9 @@ value never compiles anything. A program only moves bytes: no arithmetic, so eve
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -118,7 +118,7 @@ def find_ring(
     Raises:
       As `Coordinator.arrive`; a RuntimeError of JAX if it cannot create its devices.
     """
-    known = _known(coordinator)
+    known = _known(cast(Hashable, coordinator))
     if not known:
         said = json.dumps(_own_device()).encode()
         call = Call("devices", "values between processes", site)
@@ -129,7 +129,7 @@ def find_ring(
 
 
 @lru_cache(maxsize=8)
-def _known(coordinator: Coordinator) -> list[Ring | None]:
+def _known(coordinator: Hashable) -> list[Ring | None]:
     """What was found for a job: nothing yet, or one entry."""
     return []
 
@@ -143,7 +143,7 @@ def _own_device() -> list[object] | None:
 def _devices(said: list[list[object] | None]) -> tuple[jax.Device, ...] | None:
     """Return the devices that the processes named, if all did and all are of one kind."""
     present = {(device.platform, device.id): device for device in jax.devices()}
-    found = [present.get((str(row[0]), row[1])) if row else None for row in said]  # type: ignore[call-overload]
+    found = [present.get((str(row[0]), row[1])) if row else None for row in said]
     devices = tuple(device for device in found if device is not None)
     return devices if len(devices) == len(said) else None
 

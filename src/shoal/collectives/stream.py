@@ -12,15 +12,17 @@ more, so that all have the value, or all that are alive get an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
 from shoal.collectives.chunks import Buffer, ByteArray, Bytes, Run, runs
 from shoal.collectives.flow import Flow
-from shoal.collectives.ring import Hops, Ring, chain, rotation, tree
+from shoal.collectives.ring import Hops, Ring, chain, find_ring, has_devices, rotation, tree
 from shoal.runtime import fault_points
+from shoal.runtime.agreement import Call
+from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 
 __all__ = ["collect", "spread"]
@@ -58,7 +60,7 @@ def spread(
     Raises:
       DeadlineError, ProcessLostError, PeerFailedError: on all that are alive.
     """
-    flow = Flow(coordinator, name, lane, timeout_s)
+    flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, lane=lane)
     is_source = coordinator.process == source
     if is_source:
         value, made = Bytes(data or ()), None
@@ -66,7 +68,8 @@ def spread(
         made = np.empty(num_bytes, np.uint8) if into is None else None
         value = Bytes(into or () if made is None else [made])
     if coordinator.num_processes > 1 and num_bytes:
-        flow.move(
+        _move(
+            flow,
             lambda ring: _spread(flow, ring, source, value, num_bytes),
             lambda: _relay_one(flow, source, value, num_bytes),
         )
@@ -103,7 +106,7 @@ def collect(
     Raises:
       DeadlineError, ProcessLostError, PeerFailedError: on all that are alive.
     """
-    flow = Flow(coordinator, name, lane, timeout_s)
+    flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, lane=lane)
     takes = to in (None, coordinator.process)
     made = [np.empty(size, np.uint8) for size in sizes] if takes and into is None else None
     places = [Bytes(buffers) for buffers in into or ()] if made is None else []
@@ -115,11 +118,30 @@ def collect(
                 count = min(run.chunk_bytes, own.num_bytes - begin)
                 places[coordinator.process].write(begin, own.read(begin, count))
     if coordinator.num_processes > 1 and any(sizes):
-        flow.move(
+        _move(
+            flow,
             lambda ring: _collect(flow, ring, own, places, sizes),
             lambda: _relay_all(flow, own, places, sizes),
         )
     return made
+
+
+def _move(flow: Flow, over: Callable[[Ring], object], relay: Callable[[], object]) -> None:
+    """Move chunks over the devices if all have one, else through the meeting place."""
+
+    def go() -> bool:
+        ring = find_ring(
+            flow.coordinator, site=flow.call.site, timeout_s=flow.left_s, lane=flow.lane
+        )
+        if ring is not None:
+            over(ring)
+        return ring is not None
+
+    def still() -> str:
+        return f"{flow.moved_bytes} bytes were moved"
+
+    if not (has_devices(flow.coordinator) and flow.together("the last chunk", go, still)):
+        relay()
 
 
 def _spread(flow: Flow, ring: Ring, source: int, value: Bytes, num_bytes: int) -> None:
@@ -127,7 +149,7 @@ def _spread(flow: Flow, ring: Ring, source: int, value: Bytes, num_bytes: int) -
     rounds, line = tree(ring.num_processes, source), chain(ring.num_processes, source)
     ring.prepare([*rounds, line])
     for run in runs(num_bytes):
-        if run.count * len(rounds) <= run.count + ring.num_processes - 2:
+        if run.num_chunks * len(rounds) <= run.num_chunks + ring.num_processes - 2:
             _branch(flow, ring, source, rounds, run, value)
         else:
             _pass_on(flow, ring, source, line, run, value)
@@ -158,11 +180,11 @@ def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, value: B
     distance = (ring.process - source) % ring.num_processes
     chunk = ring.zeros(run.chunk_bytes)
     under_way = _UnderWay(flow, ring)
-    for turn in range(run.count + ring.num_processes - 2):
-        if not distance and turn < run.count:
+    for turn in range(run.num_chunks + ring.num_processes - 2):
+        if not distance and turn < run.num_chunks:
             chunk = ring.put(value.read(run.begins[turn], run.chunk_bytes))
         number = turn - distance + 1
-        is_ours = distance > 0 and 0 <= number < run.count
+        is_ours = distance > 0 and 0 <= number < run.num_chunks
         begin = run.begin + number * run.chunk_bytes
         chunk = under_way.move(chunk, line, value if is_ours else None, begin)
     under_way.take()
@@ -236,7 +258,7 @@ def _relay_all(flow: Flow, own: Bytes, places: Sequence[Bytes], sizes: Sequence[
         count = max(0, min(step, own.num_bytes - begin))
         payload = own.read(begin, count).tobytes()
         answers = flow.meet(f"bytes from {begin}, {step} of each process", payload)
-        for place, answer in zip(places, answers, strict=False):
-            place.write(begin, np.frombuffer(answer, np.uint8))
-        flow.moved_bytes += sum(map(len, answers))
+        for process, place in enumerate(places):
+            place.write(begin, np.frombuffer(answers[process], np.uint8))
+        flow.moved_bytes += sum(map(len, answers.values()))
         fault_points.reach("stream.after_chunk", flow.coordinator.process)

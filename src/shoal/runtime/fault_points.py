@@ -40,6 +40,8 @@ POINTS: Mapping[str, str] = {
     "broadcast.after_arrive": "in broadcast, after all came; large values have yet to travel",
     "allgather.before_arrive": "in allgather, before anything is sent",
     "allgather.after_arrive": "in allgather, after all came; large values have yet to travel",
+    "drain.before_arrive": "in drain, before anything is awaited",
+    "drain.after_arrive": "in drain, after all came, before the devices meet",
     "stream.before_chunk": "before a chunk of a large value moves, on each process",
     "stream.after_chunk": "after a chunk was sent on its way",
     "assert_same.before_arrive": "in assert_same, the values hashed, before anything is sent",

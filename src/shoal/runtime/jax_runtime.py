@@ -16,7 +16,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shoal.runtime.accelerators import count_accelerators
@@ -37,6 +37,7 @@ __all__ = [
     "leave",
     "look_up",
     "main",
+    "processes_of",
     "publish",
     "serve_unmodified_scripts",
     "virtual_devices",
@@ -45,6 +46,7 @@ __all__ = [
 _NEVER_S = 10**6  # heartbeats and registration: JAX must never decide that somebody is dead
 _SHUTDOWN_S = 5
 _ANSWER_S = 2.0  # a service that does not answer a question within this is not waited for
+_PROCESS = "shoal/process"  # what a process is called in the job, by JAX's index of it
 _HERE = "shoal/here"  # a key that is there as long as JAX's service is
 
 
@@ -283,6 +285,23 @@ def look_up(key: str, *, timeout_s: float) -> str:
         return str(client.blocking_key_value_get(key, max(1, int(timeout_s * 1000))))
     except jax.errors.JaxRuntimeError as error:
         raise TimeoutError(str(error)) from None
+
+
+def processes_of(owners: Iterable[int], process: int, *, timeout_s: float) -> tuple[int, ...]:
+    """Return the processes of the job that JAX counts as `owners`; all of them ask.
+
+    Args:
+      process: what this one is called in the job, told to the others.
+
+    Raises:
+      TimeoutError: one of them did not tell in time.
+    """
+    import jax
+
+    publish(f"{_PROCESS}/{jax.process_index()}", str(process))
+    return tuple(
+        sorted(int(look_up(f"{_PROCESS}/{owner}", timeout_s=timeout_s)) for owner in owners)
+    )
 
 
 def serve_unmodified_scripts() -> None:

@@ -1,0 +1,170 @@
+"""Wait until the devices of a mesh have finished, on all its processes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shoal.arrays.devices import jax_mesh, mesh_of
+from shoal.collectives.arguments import deadline_of
+from shoal.collectives.flow import Flow
+from shoal.colour import collective
+from shoal.errors import DivergenceError, UsageError, UsageTypeError
+from shoal.plan.mesh import Mesh
+from shoal.runtime import fault_points, jax_runtime
+from shoal.runtime.agreement import Call
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator
+
+__all__ = ["drain", "drain_with"]
+
+_LOG = logging.getLogger("shoal")
+
+
+@collective("the mesh's processes")
+def drain(
+    mesh: Mesh | jax.sharding.Mesh, *, name: str = "drain", timeout_s: float | None = None
+) -> None:
+    """Wait until every device of a mesh has finished what was issued before, on all processes.
+
+    Collective over the mesh's processes.
+
+    First this process's own arrays on the mesh's devices are computed, and effects done; then all
+    meet, by the deadline; then the devices meet: one small sum over all of them, whose result must
+    be the size of the mesh. It is impossible that it returns while a process of the mesh has not
+    called it, or while an array on the mesh, made before the call, is not computed. Processes
+    without a device in the mesh take no part, and other meshes are not disturbed.
+
+    On CPU, a computation without effects whose results were all dropped may still run. An array
+    whose computation failed has finished: what reads it raises.
+
+    Entering and leaving are logged, level INFO, with the name.
+
+    Args:
+      mesh: which devices; of shoal or of JAX, equal on all.
+      name: what the messages call it, equal on all.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
+        wait for all.
+
+    Raises:
+      DeadlineError: on all that came: a process did not come in time, or devices, which are
+        named, were still busy.
+      DivergenceError: on all that came: others came to another point, or with another mesh; or
+        the devices that met are not those of the mesh.
+      ProcessLostError: on all that came: a process is dead or unreachable.
+      PeerFailedError: on all that came: a process raised an exception, or left the job.
+      UsageError: on the caller alone: an argument is wrong, this process has no device in the
+        mesh; nothing was sent.
+
+    Example:
+      >>> mesh = shoal.make_mesh({"x": -1})
+      >>> shoal.drain(mesh, name="before the timer starts")
+    """
+    from shoal.runtime.process import coordinator
+
+    drain_with(coordinator(), mesh, name=name, timeout_s=timeout_s)
+
+
+def drain_with(
+    coordinator: Coordinator,
+    mesh: Mesh | jax.sharding.Mesh,
+    *,
+    name: str = "drain",
+    timeout_s: float | None = None,
+) -> None:
+    """Do what `drain` does, with the coordinator given."""
+    if not isinstance(name, str):
+        raise UsageTypeError(f"drain: name={name!r} must be text")
+    deadline = deadline_of(f"drain({name!r})", name, timeout_s, "main")
+    if not isinstance(mesh, Mesh | jax.sharding.Mesh):
+        raise UsageTypeError(f"drain({name!r}): {mesh!r} must be a shoal Mesh or a JAX Mesh")
+    mesh = mesh if isinstance(mesh, Mesh) else mesh_of(mesh)
+    devices = tuple(jax_mesh(mesh).devices.flat)
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    group = _processes(coordinator, devices, deadline.left_s)
+    if coordinator.process not in group:
+        raise UsageError(
+            f"drain({name!r}): process {coordinator.process} has no device in {mesh!r}: "
+            f"processes {list(group)} call it"
+        )
+    call = Call("drain", name, callsite(), (f"mesh: {mesh.text}",))
+    flow = Flow(coordinator, call, deadline.left_s, group=group)
+    began = time.monotonic()
+    _LOG.info("%s: enters drain %r (%s) of %r", flow.me, name, call.site, mesh)
+    fault_points.reach("drain.before_arrive", coordinator.process)
+    flow.together("what was issued", lambda: _finish(own), lambda: _busy(own))
+    fault_points.reach("drain.after_arrive", coordinator.process)
+    total = flow.together("the devices", lambda: _sum_and_finish(devices, own), lambda: _busy(own))
+    if total != len(devices):
+        raise DivergenceError(
+            f"{flow.me}: drain {flow.name}: {total} devices took part in the sum over {mesh!r}, "
+            f"which has {len(devices)}"
+        )
+    _LOG.info("%s: leaves drain %r after %.3f s", flow.me, name, time.monotonic() - began)
+
+
+def _processes(
+    coordinator: Coordinator, devices: Sequence[jax.Device], timeout_s: float
+) -> tuple[int, ...]:
+    """Return which processes own devices. On TPUs JAX may count processes in its own order."""
+    owners = {device.process_index for device in devices}
+    if devices[0].platform != "tpu" or coordinator.num_processes == 1:
+        return tuple(sorted(owners))
+    return jax_runtime.processes_of(owners, coordinator.process, timeout_s=timeout_s)
+
+
+def _finish(own: Sequence[jax.Device]) -> None:
+    """Wait for all arrays on these devices, and for effects such as `jax.debug.callback`.
+
+    What is deleted meanwhile, by another thread or because it is donated, needs no waiting for:
+    what it became is among the arrays.
+    """
+    jax.effects_barrier()
+    for array in _arrays(own):
+        try:
+            array.block_until_ready()
+        except RuntimeError:  # deleted, or its computation failed: finished
+            continue
+
+
+def _busy(own: Sequence[jax.Device]) -> str:
+    """Name the devices on which arrays are not computed yet."""
+    waiting = [array for array in _arrays(own) if not (array.is_deleted() or array.is_ready())]
+    names = [str(device) for device in own if any(device in a.devices() for a in waiting)]
+    return f"{', '.join(names)} not finished" if names else "waits for the other devices"
+
+
+def _arrays(own: Sequence[jax.Device]) -> list[jax.Array]:
+    here = set(own)
+    live = jax.live_arrays(own[0].platform)
+    return [array for array in live if not array.is_deleted() and here & array.devices()]
+
+
+def _sum_and_finish(devices: tuple[jax.Device, ...], own: Sequence[jax.Device]) -> int:
+    """Let each device say one; return the sum."""
+    program, sharding = _sum(devices)
+    ones = [jax.device_put(np.ones(1, np.int32), device) for device in own]
+    array = jax.make_array_from_single_device_arrays((len(devices),), sharding, ones)
+    total = program(array)
+    _finish(own)
+    return int(total.addressable_data(0))
+
+
+@lru_cache(maxsize=64)
+def _sum(devices: tuple[jax.Device, ...]) -> tuple[Any, NamedSharding]:
+    line = jax.sharding.Mesh(np.array(devices, dtype=object), "device")
+    sharding = NamedSharding(line, PartitionSpec("device"))
+
+    def total(one: jax.Array) -> jax.Array:
+        return jax.lax.psum(one[0], "device")
+
+    summed = jax.shard_map(total, mesh=line, in_specs=sharding.spec, out_specs=PartitionSpec())
+    ones = jax.ShapeDtypeStruct((len(devices),), np.int32, sharding=sharding)
+    return jax.jit(summed).lower(ones).compile(), sharding
