@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from shoal.arrays.use_mesh import use_mesh as use_mesh
     from shoal.collectives.allgather import allgather as allgather
     from shoal.collectives.broadcast import broadcast as broadcast
+    from shoal.collectives.drain import drain as drain
     from shoal.collectives.live import live as live
     from shoal.collectives.program import assert_same_program as assert_same_program
     from shoal.collectives.same import assert_same as assert_same
@@ -68,6 +69,7 @@ _LAZY = {
     "constrain": "shoal.arrays.constrain",
     "create": "shoal.arrays.create",
     "describe": "shoal.draw.describe",
+    "drain": "shoal.collectives.drain",
     "exit_code": "shoal.runtime.preemption",
     "initialize": "shoal.runtime.process",
     "layout_of": "shoal.arrays.sharding",
@@ -110,6 +112,7 @@ __all__ = [
     "constrain",
     "create",
     "describe",
+    "drain",
     "exit_code",
     "initialize",
     "layout_of",
