@@ -10,7 +10,7 @@ imports only go down:
 * `collectives`: values between processes.
 * `draw`, `testing`, `cli`: pictures, tools for tests, the command.
 
-What needs JAX is loaded when it is first used: `import shoal` costs little more than NumPy.
+What needs NumPy or JAX is loaded when it is first used: the services of a job need neither.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,6 @@ from shoal.errors import ProcessLostError as ProcessLostError
 from shoal.errors import ShoalError as ShoalError
 from shoal.errors import UsageError as UsageError
 from shoal.errors import UsageTypeError as UsageTypeError
-from shoal.plan.layout import Layout as Layout
-from shoal.plan.mesh import Mesh as Mesh
 
 if TYPE_CHECKING:
     from shoal.arrays.constrain import constrain as constrain
@@ -44,6 +42,8 @@ if TYPE_CHECKING:
     from shoal.collectives.program import assert_same_program as assert_same_program
     from shoal.collectives.same import assert_same as assert_same
     from shoal.draw.describe import describe as describe
+    from shoal.plan.layout import Layout as Layout
+    from shoal.plan.mesh import Mesh as Mesh
     from shoal.runtime.barrier import barrier as barrier
     from shoal.runtime.preemption import exit_code as exit_code
     from shoal.runtime.preemption import notice as notice
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _LAZY = {
+    "Layout": "shoal.plan.layout",
+    "Mesh": "shoal.plan.mesh",
     "allgather": "shoal.collectives.allgather",
     "assert_same": "shoal.collectives.same",
     "assert_same_program": "shoal.collectives.program",

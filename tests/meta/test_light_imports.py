@@ -55,6 +55,12 @@ def test_processes_can_meet_without_jax():
     assert loaded_by(importing(modules_up_to(2)), (*HEAVY, "rich", "typer")) == []
 
 
+def test_the_services_of_a_job_start_without_numpy():
+    names = ["meeting_place", "host_keeper", "services", "jax_runtime"]
+    modules = [f"shoal.runtime.{name}" for name in names]
+    assert loaded_by(importing(["shoal", *modules]), (*HEAVY, "numpy")) == []
+
+
 def test_the_command_line_shows_its_help_without_jax():
     program = "import typer.main, shoal.cli.main as m\ntyper.main.get_command(m.build(m.COMMANDS))"
     assert loaded_by(program, HEAVY) == []
