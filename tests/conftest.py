@@ -5,7 +5,8 @@ not lean on a convenience that a user may have switched off. They are environmen
 that tests/plan need not import JAX to have them.
 
 What the machine around the suite says (a scheduler's job, another JAX configuration) is removed
-first: the suite must pass inside a Slurm job too. A child process should get `child_env`, which
+first: the suite must pass inside a Slurm job too, and a container's PYTHONDONTWRITEBYTECODE would
+have each of a thousand children compile shoal anew. A child process should get `child_env`, which
 carries none of this file's settings: a real program does not run under them.
 """
 
@@ -20,7 +21,8 @@ from hypothesis import settings
 # Whatever could tell this process, or a child, that it is part of a job, or how JAX is set up.
 FOREIGN = (
     "COORDINATOR_", "CUDA_VISIBLE_DEVICES", "JAX_", "KUBERNETES_", "LOCAL_", "MASTER_",
-    "MEGASCALE_", "NODE_RANK", "OMPI_", "PMI_", "PJRT_", "PMIX_", "RANK", "SHOAL_", "SLURM_",
+    "MEGASCALE_", "NODE_RANK", "OMPI_", "PMI_", "PJRT_", "PMIX_", "PYTHONDONTWRITE",
+    "RANK", "SHOAL_", "SLURM_",
     "TORCHELASTIC_", "TPU_", "WORLD_SIZE", "XLA_",
 )  # fmt: skip
 
