@@ -12,9 +12,13 @@ from hypothesis import strategies as st
 
 from collectives.jobs import PATIENCE_S, run_all
 from collectives.trees import bits_of, trees
-from shoal.collectives.same import assert_same, assert_same_with
+from shoal.collectives.hashes import Flat, digest_of
+from shoal.collectives.leaves import leaf_of
+from shoal.collectives.replicas import Part
+from shoal.collectives.same import _judge, _Shared, assert_same, assert_same_with
 from shoal.collectives.versions import groups_of, rows_of
 from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
+from shoal.runtime.agreement import Call, agree
 from shoal.runtime.coordinator_local import LocalJob
 
 
@@ -225,6 +229,27 @@ def test_a_value_that_changes_while_it_is_compared_hangs_nobody():
     for error in run_all(LocalJob(2), go):
         assert type(error) is DivergenceError
         assert "values differ, and change while they are compared" in str(error)
+
+
+def test_holders_are_known_by_jaxs_numbers_of_processes():
+    """Where JAX counts the processes in another order, as on some pods."""
+    leaf, whole = leaf_of("['w']", np.zeros(4)), ((0, 4),)
+    call = Call("assert_same", None, "a.py:1 (f)")
+    told = {p: {"process": 2 - p, "digests": ["a"] if p == 1 else [f"{p}", "a"]} for p in range(3)}
+
+    def go(coordinator):
+        value = np.arange(4.0) * (coordinator.process + 1)
+        items = Flat((4,), value.dtype, [((0,), value)])
+        part = Part(leaf, whole, (1, 2), lambda: items)  # in JAX's numbers: our 0 and 1
+        shared = [_Shared((1, 2), [part], (digest_of(items),))]
+
+        def meet(payload):
+            return agree(coordinator, call, payload, timeout_s=PATIENCE_S)
+
+        _judge(coordinator, call, shared, told, meet)
+
+    for error in run_all(LocalJob(3), go):
+        assert error.sides == {"['w'][1] = 1.0": (0,), "['w'][1] = 2.0": (1,)}
 
 
 @pytest.mark.parametrize(

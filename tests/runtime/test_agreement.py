@@ -11,7 +11,7 @@ from shoal.runtime import differing
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.coordinator_local import LocalJob
 from shoal.runtime.fingerprints import Fingerprint
-from shoal.testing.coordinator_contract import PATIENCE_S, run_together
+from shoal.testing.coordinator_contract import PATIENCE_S, meet, run_together
 
 LINES = tuple(f"['layer{i}']['w']: float32[{i},8]" for i in range(1000))
 
@@ -117,6 +117,24 @@ def test_a_longer_one_differs_where_the_other_ends():
         "  process 0: broadcast at a.py:1 (f): (nothing: it ends before)",
         f"  process 1: broadcast at a.py:1 (f): {LINES[900]}",
     ]
+
+
+def test_the_search_works_over_either_coordinator(make_job):
+    job = make_job(3)
+    specs = [LINES, (*LINES[:-1], "the last")]
+
+    def call(coordinator):
+        spec = specs[coordinator.process]
+        return agree(coordinator, Call("x", "w", "a.py:1 (f)", spec), timeout_s=PATIENCE_S)
+
+    first = [job.start(lambda c=c: call(c)) for c in job.coordinators[:2]]
+    for error in [wait() for wait in first]:
+        assert type(error) is DivergenceError
+        assert f"process 0: x 'w' at a.py:1 (f): {LINES[-1]}" in str(error)
+        assert "process 1: x 'w' at a.py:1 (f): the last" in str(error)
+    with pytest.raises(DivergenceError, match=r"process 1: x .w. at .*: 1000 lines, "):
+        agree(job.coordinators[2], Call("x", "w", "", ()), timeout_s=PATIENCE_S)
+    assert [set(r) for r in job.on_all(lambda c: meet(c, "next"))] == [{0, 1, 2}] * 3
 
 
 def test_after_a_difference_the_next_call_works_and_the_same_difference_is_told_again():

@@ -73,6 +73,39 @@ def test_a_failure_shows_its_last_line_first_and_then_all_of_it():
     ]
 
 
+def test_a_divergence_shows_what_differs_and_no_more():
+    def lines(*sides, lane="main"):
+        facts = {"sides": [[*side, [2 * n, 2 * n + 1]] for n, side in enumerate(sides)]}
+        point = Point("epoch", lane=lane, site="train.py:31 (main)")
+        error = error_of("diverged", facts, ME, point, 0.0)
+        again = pickle.loads(pickle.dumps(error))
+        assert (str(again), again.sides) == (str(error), error.sides)
+        assert list(error.sides.values()) == [(0, 1), (2, 3)]
+        first, *told = str(error).splitlines()
+        assert first.startswith("process 3 of 100 (host3): processes disagree on what comes next")
+        return [first.partition("next")[2], *told]
+
+    site = "a.py:1 (f)"
+    assert lines(("save", "barrier", site), ("epoch", "barrier", "")) == [
+        "",
+        "  processes 0-1: 'save' at a.py:1 (f)",
+        "  processes 2-3: 'epoch'",
+    ]
+    # a barrier and a broadcast of one name
+    assert lines(("w", "barrier", site), ("w", "broadcast\n\n\nx: int", site)) == [
+        "",
+        "  processes 0-1: 'w' [barrier] at a.py:1 (f)",
+        "  processes 2-3: broadcast 'w' at a.py:1 (f)",
+    ]
+    spec = "\n".join(f"leaf {n}" for n in range(90))
+    versions = [("x", f"x\n\n\n{spec}\n{end}", site) for end in ("a", "b")]
+    assert lines(*versions, lane="side") == [
+        " (lane 'side')",
+        "  processes 0-1: x at a.py:1 (f): a",
+        "  processes 2-3: x at a.py:1 (f): b",
+    ]
+
+
 def test_the_waiting_line_is_one_line():
     facts = {"missing": [4, 5], "words": [[4, "joined, 9.0 s ago"], [5, "step 7, 1.0 s ago"]]}
     assert waiting_line(facts, ME, POINT, 10.2) == (

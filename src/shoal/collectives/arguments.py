@@ -11,6 +11,9 @@ from shoal.errors import UsageError, UsageTypeError
 __all__ = ["Deadline", "deadline_of", "process_of"]
 
 
+_MOMENT_S = 0.01
+
+
 class Deadline(NamedTuple):
     """One deadline for all waits of a call."""
 
@@ -19,9 +22,15 @@ class Deadline(NamedTuple):
 
     @property
     def left_s(self) -> float:
-        """Until then; what is not positive is for `arrive` to refuse."""
-        left_s = self.began + self.timeout_s - time.monotonic()
-        return max(left_s, 0.001) if self.timeout_s > 0 else self.timeout_s
+        """Until then; what is not positive is for `arrive` to refuse.
+
+        Within the first moments it is what was given: a loop then says the same words again and
+        again, which neither side has to read anew.
+        """
+        past_s = time.monotonic() - self.began
+        if past_s < _MOMENT_S or not self.timeout_s > 0:
+            return self.timeout_s
+        return max(self.timeout_s - past_s, 0.001)
 
 
 def deadline_of(asked: str, name: object, timeout_s: object, lane: object) -> Deadline:
