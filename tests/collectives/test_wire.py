@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from collectives.trees import bits_of, leaves, trees
+from collectives.trees import DTYPES, bits_of, leaves, trees
 from shoal.collectives import wire
 from shoal.collectives.leaves import ANY, Leaf
 from shoal.errors import ShoalError, UsageError, UsageTypeError
@@ -62,6 +62,20 @@ def test_each_bit_pattern_of_small_dtypes():
         assert back[0].tobytes() == array.tobytes()
         assert type(back[1]) is type(array[3])
         assert np.asarray(back[1]).tobytes() == np.asarray(array[3]).tobytes()
+
+
+def test_jax_arrays_of_each_dtype():
+    with jax.enable_x64(True):
+        for dtype in DTYPES:
+            words = np.random.default_rng(0).integers(0, 256, 16 * dtype.itemsize, "u1")
+            value = words.astype("u1").view(dtype) if dtype.kind != "b" else words > 99
+            try:
+                array = jax.device_put(value)
+            except TypeError:
+                continue  # one that JAX does not know
+            back = round_trip([array])[0]
+            assert back.dtype == dtype
+            assert back.tobytes() == np.asarray(array).tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c16", "i8", "u2", "bfloat16"])

@@ -100,6 +100,7 @@ def values_are_right():
         lambda name, *_, **__: compiled.append(name) if "backend_compile" in name else None
     )
     mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    explicit = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
     tree_of(0, 1), tree_of(1, 1)  # JAX compiles what makes the keys
     del compiled[:]
     broadcasts_are_right(index, 2)
@@ -108,13 +109,16 @@ def values_are_right():
     broadcasts_are_right(index, 1 << 16)  # large, for the first time
     gathers_are_right(index, 1 << 16)
     assert compiled
+    key = jax.random.key(index)
     del compiled[:]
-    with jax.set_mesh(mesh), jax.transfer_guard("disallow"):
+    with jax.set_mesh(explicit), jax.transfer_guard("disallow"):
         for rows in (5, 9999, 1 << 17):
             mine = shoal.broadcast(np.full((rows, 7), index), 1)
             assert mine.shape == (rows, 7)
             assert mine.min() == 1
             assert shoal.allgather(mine)[1, -1, -1] == 1
+            assert shoal.broadcast(key, 1).is_fully_addressable
+            assert shoal.allgather(key).shape == (2,)
     assert not compiled, compiled
     told = []
     for size, spec in (((8, 4), P("x")), ((8, 4), P(None, "x")), ((4000, 8), P("x")), ((8,), P())):

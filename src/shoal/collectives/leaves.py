@@ -49,8 +49,8 @@ _OPEN = ("int", "str", "bytes", "shards")
 _PLAIN_BYTES: Mapping[str, int] = {"bool": 1, "float": 8, "complex": 16, "None": 0}
 _ABSTRACT = "stands for an array, but this process's value is asked for; give the array"
 _ELSEWHERE = (
-    "is spread over devices of several processes, none of which holds all of it; allgather it, or "
-    "relayout it to a replicated layout"
+    "lies on devices of other processes, in part or wholly; allgather it with tiled=True, or relayout "
+    "it to be replicated"
 )
 
 
@@ -74,8 +74,8 @@ class Leaf(NamedTuple):
         if self.dtype is None or self.kind in _PLAIN_BYTES:
             return f"{self.path}: {self.kind}"
         if self.kind == "scalar":
-            return f"{self.path}: np.{self.dtype.name}"
-        name = self.dtype.name if self.impl is None else f"key<{self.impl}>"
+            return f"{self.path}: np.{_name(self.dtype)}"
+        name = _name(self.dtype) if self.impl is None else f"key<{self.impl}>"
         sizes = ("*" if size == ANY else str(size) for size in self.shape)
         return f"{self.path}: {name}[{','.join(sizes)}]{self.note}"
 
@@ -207,6 +207,11 @@ def _of_numpy(path: str, value: Any) -> Leaf | str:
         return WrongType(f"{path}: has dtype {value.dtype}, which does not travel")
     kind = "array" if isinstance(value, np.ndarray) else "scalar"
     return Leaf(path, kind, dtype, value.shape)
+
+
+@lru_cache(maxsize=64)
+def _name(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # NumPy makes it anew each time
 
 
 @lru_cache(maxsize=1)
