@@ -290,8 +290,8 @@ def _late(coordinator: Coordinator, asked: str, waited_s: float) -> DeadlineErro
         words = {m.process: m.said for m in members if m.process in missing}
     except DeadlineError:
         pass
-    who = listed(missing) if missing else "nobody knows whom"
-    lines = [f"{me}: {asked} has waited {waited_s:.1f} s for the step to stop at: for {who}"]
+    who = listed(missing) if missing else "processes that nobody can name"
+    lines = [f"{me}: {asked} has waited {waited_s:.1f} s for {who} to say how far it has come"]
     lines += [f"{me.name(process)}: {said}" for process, said in list(words.items())[:8]]
     return DeadlineError(
         "\n  ".join(lines),

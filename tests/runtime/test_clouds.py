@@ -1,0 +1,150 @@
+"""The clouds' metadata servers, played by a server here that gives their answers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from shoal.runtime import clouds
+
+
+class Metadata:
+    """Answers as it is told; refuses who does not show the header, as the clouds do."""
+
+    def __init__(self):
+        self.answers = {}  # path -> text, or a status
+        self.required = {}
+        self.asked = []
+        metadata = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self):
+                metadata.asked.append((self.command, self.path))
+                told = metadata.answers.get(f"{self.command} {self.path}", 404)
+                shown = {name: self.headers.get(name) for name in metadata.required}
+                if self.command == "GET" and shown != metadata.required:
+                    told = 401
+                self.send_response(told if isinstance(told, int) else 200)
+                self.end_headers()
+                if isinstance(told, str):
+                    self.wfile.write(told.encode())
+
+            do_GET = do_PUT = answer
+
+            def log_message(self, *_):
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/"
+
+    def close(self):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def metadata(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there: it must not be asked
+    server = Metadata()
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize(
+    ("preempted", "event", "expected"),
+    [
+        ("FALSE", "NONE", None),
+        ("FALSE", "MIGRATE_ON_HOST_MAINTENANCE", None),
+        ("FALSE", "TERMINATE_ON_HOST_MAINTENANCE", ("TERMINATE_ON_HOST_MAINTENANCE", None)),
+        ("TRUE", "NONE", ("preempted", 30.0)),
+        ("TRUE\n", "TERMINATE_ON_HOST_MAINTENANCE", ("preempted", 30.0)),
+    ],
+)
+def test_google(metadata, preempted, event, expected):
+    metadata.required = {"Metadata-Flavor": "Google"}
+    metadata.answers = {"GET /preempted": preempted, "GET /maintenance-event": event}
+    assert clouds.gce(metadata.url)() == expected
+
+
+def until(text, seconds):
+    """Is that the number of seconds from now, but for what the test itself took?"""
+    return seconds - 60 < text <= seconds
+
+
+def test_amazon(metadata):
+    ask = clouds.aws(metadata.url)
+    metadata.answers = {"PUT /api/token": "secret"}
+    metadata.required = {"X-aws-ec2-metadata-token": "secret"}
+    assert [ask(), ask()] == [None, None]
+    at = (datetime.now(UTC) + timedelta(seconds=1000)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    told = json.dumps({"action": "terminate", "time": at})
+    metadata.answers["GET /meta-data/spot/instance-action"] = told
+    reason, left_s = ask()
+    assert reason == f"spot instance: terminate at {at}"
+    assert until(left_s, 1000)
+    assert [path for verb, path in metadata.asked if verb == "PUT"] == ["/api/token"]
+
+
+def test_amazon_gives_a_new_token_when_the_old_one_is_no_good(metadata):
+    ask = clouds.aws(metadata.url)
+    metadata.answers = {"PUT /api/token": "secret"}
+    metadata.required = {"X-aws-ec2-metadata-token": "another"}
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        ask()
+    metadata.answers["PUT /api/token"] = "another"
+    assert ask() is None
+
+
+def test_a_time_that_has_passed_leaves_nothing(metadata):
+    told = json.dumps({"action": "stop", "time": "2017-09-18T08:22:00Z"})
+    metadata.answers = {"PUT /api/token": "x", "GET /meta-data/spot/instance-action": told}
+    expected = ("spot instance: stop at 2017-09-18T08:22:00Z", 0.0)
+    assert clouds.aws(metadata.url)() == expected
+
+
+def event(kind, *, not_before="", machines=("m1",), status="Scheduled"):
+    return {
+        "EventId": "602d9444", "EventType": kind, "ResourceType": "VirtualMachine",
+        "Resources": list(machines), "EventStatus": status, "NotBefore": not_before,
+        "Description": "", "EventSource": "Platform", "DurationInSeconds": -1,
+    }  # fmt: skip
+
+
+def test_azure(metadata):
+    metadata.required = {"Metadata": "true"}
+    url = metadata.url + "metadata/scheduledevents?api-version=2020-07-01"
+    path = "GET /metadata/scheduledevents?api-version=2020-07-01"
+
+    def ask(*events, machines=None):
+        metadata.answers[path] = json.dumps({"DocumentIncarnation": 1, "Events": events})
+        return clouds.azure(url, machines=machines)()
+
+    later = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=900)
+    not_before = format_datetime(later, usegmt=True)
+    assert ask() is None
+    assert ask(event("Freeze", not_before=not_before)) is None
+    reason, left_s = ask(event("Freeze"), event("Preempt", not_before=not_before))
+    assert reason == "Preempt (602d9444)"
+    assert until(left_s, 900)
+    assert ask(event("Redeploy", status="Started")) == ("Redeploy (602d9444)", 0.0)
+    assert ask(event("Preempt"), machines=["m2"]) is None
+    assert ask(event("Preempt"), machines=["m2", "m1"]) == ("Preempt (602d9444)", 0.0)
+
+
+def test_where_there_is_no_cloud_it_says_so(metadata):
+    with pytest.raises(OSError, match="404"):
+        clouds.gce(metadata.url)()
+    metadata.answers = {"GET /preempted": "x"}
+    for ask in (clouds.gce, clouds.aws, clouds.azure):
+        with pytest.raises((OSError, ValueError)):
+            ask("http://127.0.0.1:9/")()

@@ -1,0 +1,305 @@
+"""`preempted` and what goes with it, over threads and over a real meeting place."""
+
+from __future__ import annotations
+
+import re
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+
+from runtime.bare import LIMITS, Place
+from shoal.errors import (
+    DeadlineError,
+    PeerFailedError,
+    ProcessLostError,
+    UsageError,
+    UsageTypeError,
+)
+from shoal.runtime import preemption
+from shoal.runtime.coordinator_local import LocalJob, alone
+from shoal.runtime.coordinator_tcp import join
+from shoal.runtime.leaving import Given
+from shoal.runtime.points import Point
+from shoal.runtime.preemption import exit_code_with, preempted_with, rearm_with, saved_with
+
+PATIENCE_S = 60.0
+TERM = Given("Terminated", "SIGTERM")
+
+
+def until_known(coordinator, number):
+    """Return once a process has heard of so many notices."""
+    while coordinator.stop.known < number:
+        changes = coordinator.stop.changes
+        if coordinator.stop.known < number:
+            coordinator.stop.wait(changes, PATIENCE_S)
+            assert coordinator.stop.changes > changes, "it was never told"
+
+
+def loop(coordinator, steps, *, on_step=lambda step: None):
+    """Run until told to stop; return where. Nobody gets further ahead than a few steps."""
+    for step in steps:
+        if step % 5 == 0:
+            coordinator.arrive(Point(f"step {step}"), timeout_s=PATIENCE_S)
+        if preempted_with(coordinator, step, timeout_s=PATIENCE_S):
+            return step
+        on_step(step)
+    return None
+
+
+@pytest.mark.parametrize("stride", [1, 7])
+@pytest.mark.parametrize("given_to", [0, 2])
+def test_all_stop_at_one_step_again_and_again(make_job, stride, given_to):
+    job = make_job(3)
+    begin = 2**31 - 50
+
+    def run(coordinator):
+        stops, first = [], begin
+        for number in range(1, 9):
+
+            def on_step(step, first=first, number=number):
+                if step >= first + 3 * stride and coordinator.process == given_to:
+                    coordinator.give_notice(TERM)
+
+            stop = loop(coordinator, range(first, first + 10**9, stride), on_step=on_step)
+            notice = coordinator.stop.notice()
+            stops.append((stop, notice.step, notice.process, notice.reason))
+            rearm_with(coordinator, timeout_s=PATIENCE_S)
+            first = stop + stride
+        return stops
+
+    first, *others = job.on_all(run)
+    assert others == [first] * 2
+    assert len({stop for stop, *_ in first}) == 8
+    for (stop, step, *who), begin_of in zip(first, [begin, *(s[0] for s in first)], strict=False):
+        assert begin_of < step <= stop < step + stride
+        assert who == [given_to, "Terminated"]
+
+
+def test_a_long_phase_asks_for_one_step_again_and_again(make_job):
+    """One process asks for step 5 many times; others are in later calls of the same step."""
+    job = make_job(2)
+    first, second = job.coordinators
+    for _ in range(100):
+        assert preempted_with(first, 5) is False
+    assert preempted_with(second, 4) is False
+    second.give_notice(TERM)
+    until_known(first, 1)
+    assert job.on_all(lambda c: preempted_with(c, 5)) == [False, False]
+    assert job.on_all(lambda c: preempted_with(c, 6)) == [True, True]
+    assert job.on_all(lambda c: preempted_with(c, 5)) == [False, False]  # the loop goes back
+    assert job.on_all(lambda c: preempted_with(c, 10**5000)) == [True, True]
+
+
+def test_nobody_waits_for_a_process_that_computes(make_job):
+    """The main line of process 1 does not come: its watcher answers."""
+    job = make_job(2)
+    assert preempted_with(job.coordinators[1], 3) is False
+    job.coordinators[0].give_notice(TERM)
+    until_known(job.coordinators[0], 1)
+    assert preempted_with(job.coordinators[0], 4, timeout_s=PATIENCE_S) is True
+
+
+def test_without_a_notice_nothing_is_sent(make_job, monkeypatch):
+    job = make_job(2)
+    for coordinator in job.coordinators:
+        for name in ("arrive", "tell_stop", "awaited", "members"):
+            monkeypatch.setattr(coordinator, name, None)
+    assert [preempted_with(c, 2**40) for c in job.coordinators] == [False, False]
+
+
+def test_steps_of_numpy_are_numbers():
+    coordinator = alone()
+    assert preempted_with(coordinator, np.int64(7)) is False
+    coordinator.give_notice(TERM)
+    assert preempted_with(coordinator, np.uint8(7)) is False
+    assert preempted_with(coordinator, np.int32(8)) is True
+
+
+WRONG = [-1, True, 1.0, "3", [], np.bool_(True), np.float32(2), -(2**80), -(10**5000)]
+
+
+@pytest.mark.parametrize("step", WRONG, ids=range(len(WRONG)))
+@pytest.mark.parametrize("call", [preempted_with, saved_with])
+def test_a_step_that_is_none_is_refused(call, step):
+    is_number = isinstance(step, int) and step is not True
+    with pytest.raises(UsageError if is_number else UsageTypeError, match="the step must"):
+        call(alone(), step)
+
+
+def test_going_on_closes_what_all_knew_of(make_job):
+    job = make_job(3)
+    job.coordinators[1].give_notice(TERM)
+    for coordinator in job.coordinators:
+        until_known(coordinator, 1)
+    assert job.on_all(lambda c: preempted_with(c, 0)) == [True] * 3
+    assert job.on_all(partial(rearm_with, timeout_s=PATIENCE_S)) == [None] * 3
+    assert [c.stop.notice() for c in job.coordinators] == [None] * 3
+    assert job.on_all(lambda c: preempted_with(c, 0)) == [False] * 3
+    job.coordinators[1].give_notice(TERM)  # the same again
+    for coordinator in job.coordinators:
+        until_known(coordinator, 2)
+    assert job.on_all(lambda c: preempted_with(c, 1)) == [True] * 3
+
+
+def test_the_exit_code_asks_to_start_again_after_a_save(make_job):
+    job = make_job(2)
+    first, second = job.coordinators
+    saved_with(first, 3)
+    first.give_notice(TERM)
+    for coordinator in job.coordinators:
+        until_known(coordinator, 1)
+    assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
+    saved_with(first, 4)
+    assert [exit_code_with(c) for c in job.coordinators] == [75, 0]
+    assert job.until_said(0, "saved step 4")
+    saved_with(second)
+    assert exit_code_with(second) == 75
+    job.on_all(partial(rearm_with, timeout_s=PATIENCE_S))
+    assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
+
+
+def test_who_is_gone_is_everybodys_error(make_job):
+    job = make_job(3)
+    job.kill(1)
+    job.until_known(0, [1])
+    with pytest.raises(ProcessLostError) as caught:
+        preempted_with(job.coordinators[0], 7)
+    assert set(caught.value.lost) == {1}
+    assert "preempted(7) (" in str(caught.value)
+    job.coordinators[2].tell("failed", "ValueError: no")
+    job.until_known(0, [1, 2])
+    with pytest.raises(ProcessLostError):
+        preempted_with(job.coordinators[0], 7)
+
+
+def test_who_failed_is_everybodys_error(make_job):
+    job = make_job(2)
+    job.coordinators[1].tell("failed", "ValueError: no")
+    job.until_known(0, [1])
+    with pytest.raises(PeerFailedError):
+        preempted_with(job.coordinators[0], 7)
+
+
+class Mute:
+    """A job of two, whose process 1 is here but never says how far it is."""
+
+    def __init__(self):
+        self.place = Place(2, LIMITS._replace(lost_after_s=1e6, silent_lost_after_s=1e6))
+        threads = []
+
+        def enter():
+            threads.append(
+                join(
+                    self.place.address,
+                    process=0,
+                    num_processes=2,
+                    token="the secret",
+                    timeout_s=PATIENCE_S,
+                    versions="",
+                    warn_after_s=1e6,
+                )
+            )
+
+        thread = threading.Thread(target=enter)
+        thread.start()
+        self.other = self.place.process(1)
+        thread.join(PATIENCE_S)
+        (self.coordinator,) = threads
+
+    def close(self):
+        self.coordinator.close()
+        self.place.end()
+
+
+@pytest.fixture
+def mute():
+    job = Mute()
+    yield job
+    job.close()
+
+
+def test_a_deadline_names_who_has_not_said_how_far_it_is(mute, monkeypatch, shoal_log):
+    monkeypatch.setenv("SHOAL_WARN_AFTER_S", "0.01")
+    mute.coordinator.give_notice(TERM)
+    until_known(mute.coordinator, 1)
+    with pytest.raises(DeadlineError) as caught:
+        preempted_with(mute.coordinator, 12, timeout_s=0.1)
+    assert caught.value.missing == (1,)
+    assert set(caught.value.last_words) == {1}
+    assert re.search(r"preempted\(12\) \(\S*test_preemption.py:", str(caught.value))
+    assert "for process 1" in str(caught.value)
+    assert "for process 1" in shoal_log.lines[0][1]
+
+
+def test_it_ends_the_wait_when_the_one_that_is_missing_dies(mute):
+    mute.coordinator.give_notice(TERM)
+    until_known(mute.coordinator, 1)
+    results = []
+    wait = threading.Thread(
+        target=lambda: results.extend(_error(lambda: preempted_with(mute.coordinator, 1)))
+    )
+    wait.start()
+    while not mute.coordinator.progress.is_waiting:
+        assert wait.is_alive(), results
+        mute.place.ask("members")
+    mute.other.close()
+    wait.join(PATIENCE_S)
+    assert [type(result) for result in results] == [ProcessLostError]
+    assert set(results[0].lost) == {1}
+
+
+def test_it_ends_the_wait_when_the_meeting_place_dies(mute):
+    mute.coordinator.give_notice(TERM)
+    until_known(mute.coordinator, 1)
+    results = []
+    wait = threading.Thread(
+        target=lambda: results.extend(_error(lambda: preempted_with(mute.coordinator, 1)))
+    )
+    wait.start()
+    mute.coordinator.lose("the test says so")
+    wait.join(PATIENCE_S)
+    assert [type(result) for result in results] == [ProcessLostError]
+
+
+def test_who_answers_late_is_heard(mute):
+    """What a bare connection says as a process does: hexadecimal, of any size."""
+    assert preempted_with(mute.coordinator, 2) is False
+    mute.other.say("notice", reason="spot", source="aws", deadline_s=120)
+    until_known(mute.coordinator, 1)
+    mute.other.say("stop", b"%x" % 2**70, round=0, knows=True, saved=False)
+    assert preempted_with(mute.coordinator, 2**70, timeout_s=PATIENCE_S) is False
+    assert preempted_with(mute.coordinator, 2**70 + 1) is True
+    notice = mute.coordinator.stop.notice()
+    assert notice[:3] == ("spot", "aws", 1)
+    assert 0 < notice.deadline_s <= 120
+    welcome, heard, stop = (mute.other.told() for _ in range(3))
+    assert welcome["is"] == "welcome"
+    assert (heard["is"], heard["process"], heard["number"]) == ("notice", 1, 1)
+    assert stop == {"is": "stop", "round": 0, "body": f"{2**70 + 1:x}"}
+
+
+def _error(call):
+    try:
+        return [call()]
+    except Exception as error:  # noqa: BLE001 - the test looks at it
+        return [error]
+
+
+def test_a_job_of_one_needs_no_job(monkeypatch):
+    """What the public functions do where nobody called `initialize`."""
+    job = LocalJob(1)
+    monkeypatch.setattr(preemption.process, "coordinator", lambda: job.coordinators[0])
+    monkeypatch.setattr(preemption.process, "last_coordinator", lambda: job.coordinators[0])
+    monkeypatch.setattr(preemption.process, "is_watching", lambda: True)
+    assert preemption.preempted(0) is False
+    assert preemption.notice() is None
+    job.coordinators[0].give_notice(TERM)
+    assert (preemption.notice().source, preemption.notice().step) == ("SIGTERM", 1)
+    assert (preemption.preempted(0), preemption.preempted(1)) == (False, True)
+    preemption.saved(1)
+    assert preemption.exit_code() == 75
+    preemption.rearm()
+    assert (preemption.exit_code(), preemption.notice()) == (0, None)
+    assert preemption.preempted(1) is False
