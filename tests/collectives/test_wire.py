@@ -65,17 +65,20 @@ def test_each_bit_pattern_of_small_dtypes():
 
 
 def test_jax_arrays_of_each_dtype():
+    known = 0
     with jax.enable_x64(True):
         for dtype in DTYPES:
             words = np.random.default_rng(0).integers(0, 256, 16 * dtype.itemsize, "u1")
             value = words.astype("u1").view(dtype) if dtype.kind != "b" else words > 99
             try:
                 array = jax.device_put(value)
-            except TypeError:
+            except (TypeError, jax.errors.JaxRuntimeError):
                 continue  # one that JAX does not know
+            known += 1
             back = round_trip([array])[0]
             assert back.dtype == dtype
             assert back.tobytes() == np.asarray(array).tobytes()
+    assert known >= 25
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "c16", "i8", "u2", "bfloat16"])
