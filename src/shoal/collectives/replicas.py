@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,7 +12,7 @@ import numpy as np
 import xxhash
 
 from shoal.arrays.host_values import is_key
-from shoal.collectives.hashes import Box, Flat, items_of
+from shoal.collectives.hashes import Box, Flat, digest_of, items_of
 from shoal.collectives.leaves import Array, Leaf, host_view
 from shoal.errors import raise_all
 from shoal.runtime.differing import Items
@@ -21,7 +22,8 @@ __all__ = ["Holders", "Part", "Placed", "parts_of"]
 Holders: TypeAlias = tuple[int, ...] | None  # JAX's indices of processes; None: all of the job
 
 
-_ITEMS = 1 << 20  # compared at once between devices of this process
+_ITEMS = 1 << 20  # compared at once where replicas differ
+_TAB = "\t"
 
 
 class Part(NamedTuple):
@@ -53,7 +55,9 @@ class Placed(NamedTuple):
     words: str  # what differs between replicas of this process, or empty
 
 
-def parts_of(leaves: Sequence[Leaf], values: Sequence[Any], asked: str) -> list[Placed]:
+def parts_of(
+    leaves: Sequence[Leaf], values: Sequence[Any], asked: str, pool: ThreadPoolExecutor
+) -> list[Placed]:
     """Return the parts of each leaf, in the same order on all processes.
 
     Raises:
@@ -65,17 +69,17 @@ def parts_of(leaves: Sequence[Leaf], values: Sequence[Any], asked: str) -> list[
         if isinstance(value, jax.ShapeDtypeStruct)
     ]
     raise_all(asked, offences)
-    return [_placed(leaf, value) for leaf, value in zip(leaves, values, strict=True)]
+    return [_placed(leaf, value, pool) for leaf, value in zip(leaves, values, strict=True)]
 
 
-def _placed(leaf: Leaf, value: Any) -> Placed:
+def _placed(leaf: Leaf, value: Any, pool: ThreadPoolExecutor) -> Placed:
     dtype = leaf.dtype
     if dtype is None:
         return Placed("", [Part(leaf, None, None, lambda: items_of(leaf, value))], "")
     if not isinstance(value, jax.Array):
         return Placed("", [Part(leaf, None, None, lambda: _flat(np.asarray(value), dtype))], "")
     words = jax.random.key_data(value) if is_key(value) else value
-    told = _local_difference(leaf, words)
+    told = _local_difference(leaf, words, pool)
     if words.is_fully_addressable:
         return Placed("", [Part(leaf, None, None, lambda: _whole(words, dtype))], told)
     regions = _regions(words.sharding, words.shape)
@@ -104,32 +108,33 @@ def _whole(words: jax.Array, dtype: np.dtype[Any]) -> Flat:
     return Flat(words.shape, dtype, pieces)
 
 
-def _local_difference(leaf: Leaf, words: jax.Array) -> str:
+def _local_difference(leaf: Leaf, words: jax.Array, pool: ThreadPoolExecutor) -> str:
     """Compare the replicas that devices of this process hold; return the first difference."""
-    first: dict[Box, Any] = {}
-    for shard in words.addressable_shards:
-        box = _box(shard.index, words.shape)
-        other = first.setdefault(box, shard)
-        if other is shard:
-            continue
-        one, two = (_flat(np.asarray(each.data), words.dtype) for each in (other, shard))
-        index = _first_item(one, two)
-        if index is not None:
-            place = Part(leaf, box, None, None).place(index)
+    first: dict[Box, tuple[Any, bytes]] = {}
+    boxes = [(_box(shard.index, words.shape), shard) for shard in words.addressable_shards]
+    if len({box for box, _ in boxes}) == len(boxes):
+        return ""
+    for box, shard in boxes:
+        mine = _flat(np.asarray(shard.data), words.dtype)
+        digest = digest_of(mine, pool)
+        other, expected = first.setdefault(box, (shard, digest))
+        if digest != expected:
+            theirs = _flat(np.asarray(other.data), words.dtype)
+            index = _first_item(theirs, mine)
             held = [
-                f"device {each.device.id} holds {items.show(index).replace(chr(9), ' = ')}"
-                for each, items in ((other, one), (shard, two))
+                f"device {device.id} holds {items.show(index).replace(_TAB, ' = ')}"
+                for device, items in ((other.device, theirs), (shard.device, mine))
             ]
-            return f"{place}: {', '.join(held)}"
+            return f"{Part(leaf, box, None, None).place(index)}: {', '.join(held)}"
     return ""
 
 
-def _first_item(one: Flat, other: Flat) -> int | None:
+def _first_item(one: Flat, other: Flat) -> int:
     for low in range(0, len(one), _ITEMS):
         here, there = one.read(low, low + _ITEMS), other.read(low, low + _ITEMS)
-        if not np.array_equal(here, there):
-            return low + int(np.flatnonzero(here != there)[0]) // one.dtype.itemsize
-    return None
+        if (apart := np.flatnonzero(here != there)).size:
+            return low + int(apart[0]) // one.dtype.itemsize
+    return 0  # what differed a moment ago has been changed
 
 
 def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -87,13 +88,13 @@ def assert_same_with(
     """Do what `assert_same` does, with the coordinator given."""
     deadline = deadline_of("assert_same", name, timeout_s, lane)
     spec, values = flatten(tree, "assert_same")
-    with jax.transfer_guard("allow"):
-        placed = parts_of(spec.leaves, values, "assert_same")
+    with jax.transfer_guard("allow"), hashing_pool() as pool:
+        placed = parts_of(spec.leaves, values, "assert_same", pool)
         where = [leaf.line for leaf in placed if leaf.line]
         words = next((leaf.words for leaf in placed if leaf.words), "")
         parts = [part for leaf in placed for part in leaf.parts]
         here = jax.process_index() if where else coordinator.process
-        mine = _hashed(_compared(parts, coordinator.num_processes), here)
+        mine = _hashed(_compared(parts, coordinator.num_processes), here, pool)
         brought: dict[str, Any] = {}
         brought["digests"] = [digest_of_all(one.digests).hex() for one in mine if one.digests]
         brought |= {"words": words} if words else {}
@@ -132,16 +133,13 @@ def _compared(parts: Sequence[Part], num_processes: int) -> list[_Shared]:
     return sorted(shared.values(), key=lambda one: (one.holders is not None, one.holders or ()))
 
 
-def _hashed(shared: Sequence[_Shared], here: int) -> list[_Shared]:
-    with hashing_pool() as pool:
-        return [
-            one._replace(
-                digests=tuple(digest_of(p.open(), pool) for p in one.parts if p.open is not None)
-            )
-            if one.has(here)
-            else one
-            for one in shared
-        ]
+def _hashed(shared: Sequence[_Shared], here: int, pool: ThreadPoolExecutor) -> list[_Shared]:
+    """Hash what this process holds; one part after the other, so that few are in memory at once."""
+
+    def digests(parts: Sequence[Part]) -> tuple[bytes, ...]:
+        return tuple(digest_of(part.open(), pool) for part in parts if part.open is not None)
+
+    return [one._replace(digests=digests(one.parts)) if one.has(here) else one for one in shared]
 
 
 def _rounds(coordinator: Coordinator, call: Call, deadline: Deadline, lane: str) -> Meet:
