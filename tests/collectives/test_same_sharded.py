@@ -54,8 +54,8 @@ def test_how_an_array_lies_on_this_process_does_not_count(spec):
 @pytest.mark.parametrize(
     ("spec", "device", "shown"),
     [
-        ((), 5, "[3, 5]: device 0 holds 0.0 = 0x00000000, device 5 holds 7.0 = 0x40e00000"),
-        (("a",), 3, "[1, 5]: device 2 holds 0.0 = 0x00000000, device 3 holds 7.0 = 0x40e00000"),
+        ((), 5, "[3, 5]: device 0 holds 0.0 (0x00000000), device 5 holds 7.0 (0x40e00000)"),
+        (("a",), 3, "[1, 5]: device 2 holds 0.0 (0x00000000), device 3 holds 7.0 (0x40e00000)"),
     ],
 )
 def test_a_replica_that_differs_within_a_process_is_told_to_all(spec, device, shown):
@@ -72,6 +72,17 @@ def test_a_replica_that_differs_within_a_process_is_told_to_all(spec, device, sh
     for error in run_all(LocalJob(3), go):
         assert type(error) is DivergenceError
         assert error.sides == {f"['w']{shown}": (1,)}
+
+
+def test_keys_are_compared_by_their_words_wherever_they_lie():
+    keys, others = (jax.random.split(jax.random.key(n), (4, 2)) for n in range(2))
+    trees = [placed(keys, "a"), keys, placed(keys), placed(others, None, "b")]
+    job = LocalJob(4)
+    errors = run_all(job, lambda c: assert_same_with(c, trees[c.process], timeout_s=PATIENCE_S))
+    first = [np.asarray(jax.random.key_data(k)).ravel()[0] for k in (keys, others)]
+    for error in errors:
+        sides = {f"[0, 0, 0] = {first[0]}": (0, 1, 2), f"[0, 0, 0] = {first[1]}": (3,)}
+        assert error.sides == sides
 
 
 def test_a_transfer_guard_and_a_mesh_in_context_are_no_obstacle():

@@ -58,6 +58,10 @@ def uneven(value):
     return jax.make_array_from_single_device_arrays((6,), ok.sharding.update(spec=P()), pieces)
 here = told(lambda: shoal.assert_same(uneven(index == 1)))
 note([here[0], list(here[1].values()), [side.count("device") for side in here[1]]])
+# keys, and bits that few programs see, in an array of all processes
+keys = jax.jit(lambda: jax.random.split(jax.random.key(5), (3, 2)), out_shardings=rows.sharding)()
+tiny = spread((3, 8), (), lambda where: np.full((3, 8), 1, "int4")[where])
+note(told(lambda: shoal.assert_same([keys, tiny, spread((6,), (), filled((6,), np.nan))])))
 # layouts that differ
 note(told(lambda: shoal.assert_same(rows if index else ok, name="layout"))[1])
 # host values: bits count
@@ -85,10 +89,10 @@ def test_what_would_be_silently_wrong_is_an_error_on_every_process(job, said):
     results, *others = [json.loads(said(one).splitlines()[-1]) for one in ended]
     assert others == [results] * 2
     (
-        fine, replicated, rows, columns, half, uneven, layouts,
+        fine, replicated, rows, columns, half, uneven, keys, layouts,
         bits, zero, large, program, same_program, swapped,
     ) = results  # fmt: skip
-    assert [fine, rows, bits, same_program] == [None] * 4
+    assert [fine, rows, keys, bits, same_program] == [None] * 5
     assert "first in ['w']: float32[4,6]" in replicated[0]
     assert replicated[1] == {f"['w'][0, 0] = {n}.0": [n] for n in range(3)}
     assert columns[1] == {"[1][2, 5] = 21.0": [0, 1], "[1][2, 5] = -1.0": [2]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -13,7 +13,7 @@ import xxhash
 
 from shoal.arrays.host_values import is_key
 from shoal.collectives.hashes import Box, Flat, digest_of, items_of
-from shoal.collectives.leaves import Array, Leaf, host_view
+from shoal.collectives.leaves import Array, Leaf
 from shoal.errors import raise_all
 from shoal.runtime.differing import Items
 
@@ -23,7 +23,6 @@ Holders: TypeAlias = tuple[int, ...] | None  # JAX's indices of processes; None:
 
 
 _ITEMS = 1 << 20  # compared at once where replicas differ
-_TAB = "\t"
 
 
 class Part(NamedTuple):
@@ -77,56 +76,65 @@ def _placed(leaf: Leaf, value: Any, pool: ThreadPoolExecutor) -> Placed:
     if dtype is None:
         return Placed("", [Part(leaf, None, None, lambda: items_of(leaf, value))], "")
     if not isinstance(value, jax.Array):
-        return Placed("", [Part(leaf, None, None, lambda: _flat(np.asarray(value), dtype))], "")
-    words = jax.random.key_data(value) if is_key(value) else value
-    told = _local_difference(leaf, words, pool)
-    if words.is_fully_addressable:
-        return Placed("", [Part(leaf, None, None, lambda: _whole(words, dtype))], told)
-    regions = _regions(words.sharding, words.shape)
-    here = {_box(shard.index, words.shape): shard for shard in words.addressable_shards}
+        host = np.asarray(value)
+        whole = Flat(host.shape, dtype, [((0,) * host.ndim, host)])
+        return Placed("", [Part(leaf, None, None, lambda: whole)], "")
+    shards = [_Shard(_box(one.index, leaf), one) for one in value.addressable_shards]
+    told = _local_difference(leaf, shards, pool)
+    here = {shard.box: shard for shard in shards}
+    if value.is_fully_addressable:
+        return Placed("", [Part(leaf, None, None, lambda: _whole(leaf, here))], told)
+    regions = _regions(value.sharding, leaf._replace(path=""))
     parts = [
-        Part(leaf, box, holders, _opener(here[box], dtype) if box in here else None)
+        Part(leaf, box, holders, here[box].read if box in here else None)
         for box, holders in regions
     ]
-    return Placed(f"{leaf.path}: spread as {_told(words.sharding, regions)}", parts, told)
+    return Placed(f"{leaf.path}: spread as {_told(value.sharding, regions)}", parts, told)
 
 
-def _opener(shard: Any, dtype: np.dtype[Any]) -> Callable[[], Items]:
-    return lambda: _flat(np.asarray(shard.data), dtype)
+class _Shard(NamedTuple):
+    """What one device of this process holds."""
+
+    box: Box
+    shard: Any  # JAX's
+
+    def array(self) -> Array:
+        """Return its words on the host, in place where it is the host's memory."""
+        data = self.shard.data
+        # of keys the words of each shard: those of the whole would be a program of all processes
+        return np.asarray(jax.random.key_data(data) if is_key(data) else data)
+
+    def read(self) -> Flat:
+        """Return its words as items."""
+        array = self.array()
+        return Flat(array.shape, array.dtype, [((0,) * array.ndim, array)])
 
 
-def _flat(array: Array, dtype: np.dtype[Any]) -> Flat:
-    return Flat(array.shape, dtype, [((0,) * array.ndim, array)])
+def _whole(leaf: Leaf, here: Mapping[Box, _Shard]) -> Flat:
+    """Read an array of this process's own devices, however it is cut."""
+    pieces = [([first for first, _ in box], shard.array()) for box, shard in here.items()]
+    dtype = pieces[0][1].dtype
+    return Flat((*leaf.shape, *leaf.words), dtype, pieces)
 
 
-def _whole(words: jax.Array, dtype: np.dtype[Any]) -> Flat:
-    """Read an array of this process's own devices in place, however it is cut."""
-    if words.is_fully_replicated:
-        return _flat(host_view(words), dtype)
-    shards = {_box(shard.index, words.shape): shard for shard in words.addressable_shards}
-    pieces = [([a for a, _ in box], np.asarray(one.data)) for box, one in shards.items()]
-    return Flat(words.shape, dtype, pieces)
-
-
-def _local_difference(leaf: Leaf, words: jax.Array, pool: ThreadPoolExecutor) -> str:
+def _local_difference(leaf: Leaf, shards: Sequence[_Shard], pool: ThreadPoolExecutor) -> str:
     """Compare the replicas that devices of this process hold; return the first difference."""
-    first: dict[Box, tuple[Any, bytes]] = {}
-    boxes = [(_box(shard.index, words.shape), shard) for shard in words.addressable_shards]
-    if len({box for box, _ in boxes}) == len(boxes):
+    if len({shard.box for shard in shards}) == len(shards):
         return ""
-    for box, shard in boxes:
-        mine = _flat(np.asarray(shard.data), words.dtype)
-        digest = digest_of(mine, pool)
-        other, expected = first.setdefault(box, (shard, digest))
+    firsts: dict[Box, tuple[_Shard, bytes]] = {}
+    for shard in shards:
+        digest = digest_of(shard.read(), pool)
+        other, expected = firsts.setdefault(shard.box, (shard, digest))
         if digest != expected:
-            theirs = _flat(np.asarray(other.data), words.dtype)
-            index = _first_item(theirs, mine)
-            held = [
-                f"device {device.id} holds {items.show(index).replace(_TAB, ' = ')}"
-                for device, items in ((other.device, theirs), (shard.device, mine))
-            ]
-            return f"{Part(leaf, box, None, None).place(index)}: {', '.join(held)}"
+            index = _first_item(other.read(), shard.read())
+            place = Part(leaf, shard.box, None, None).place(index)
+            return f"{place}: {_held(other, index)}, {_held(shard, index)}"
     return ""
+
+
+def _held(shard: _Shard, index: int) -> str:
+    value, _, bits = shard.read().show(index).partition("\t")
+    return f"device {shard.shard.device.id} holds {value} ({bits})"
 
 
 def _first_item(one: Flat, other: Flat) -> int:
@@ -137,20 +145,23 @@ def _first_item(one: Flat, other: Flat) -> int:
     return 0  # what differed a moment ago has been changed
 
 
-def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
-    return tuple(cut.indices(size)[:2] for cut, size in zip(index, shape, strict=True))
+def _box(index: tuple[slice, ...], leaf: Leaf) -> Box:
+    """Return a region of a leaf's words; JAX's index of a key may leave out their dims."""
+    sizes = (*leaf.shape, *leaf.words)
+    cuts = (*index, *[slice(None)] * (len(sizes) - len(index)))
+    return tuple(cut.indices(size)[:2] for cut, size in zip(cuts, sizes, strict=True))
 
 
 def _told(sharding: Any, regions: Any) -> str:
     """Say how an array lies on devices: in words, and as a digest of who holds what."""
-    words = getattr(sharding, "spec", None) or type(sharding).__name__
+    words = getattr(sharding, "spec", type(sharding).__name__)
     return f"{words} ({xxhash.xxh3_64_hexdigest(repr(regions).encode())})"
 
 
 @lru_cache(maxsize=512)
-def _regions(sharding: Any, shape: tuple[int, ...]) -> tuple[tuple[Box, tuple[int, ...]], ...]:
+def _regions(sharding: Any, leaf: Leaf) -> tuple[tuple[Box, tuple[int, ...]], ...]:
     """Return each region of a sharded array, and the processes (JAX's indices) that hold it."""
     holders: dict[Box, set[int]] = {}
-    for device, index in sharding.devices_indices_map(shape).items():
-        holders.setdefault(_box(index, shape), set()).add(device.process_index)
+    for device, index in sharding.devices_indices_map(leaf.shape).items():
+        holders.setdefault(_box(index, leaf), set()).add(device.process_index)
     return tuple((box, tuple(sorted(holders[box]))) for box in sorted(holders))

@@ -106,8 +106,9 @@ def assert_same_with(
         answers = agree(coordinator, call, payload, timeout_s=deadline.left_s, lane=lane)
         fault_points.reach("assert_same.after_arrive", coordinator.process)
         if words or len({*answers.values()}) > 1:
-            meet = _rounds(coordinator, call, deadline, lane)
-            _judge(coordinator, call, mine, {p: json.loads(a) for p, a in answers.items()}, meet)
+            read = {text: json.loads(text) for text in {*answers.values()}}
+            told = {process: read[text] for process, text in answers.items()}
+            _judge(coordinator, call, mine, told, _rounds(coordinator, call, deadline, lane))
 
 
 class _Shared(NamedTuple):
