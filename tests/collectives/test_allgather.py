@@ -11,7 +11,7 @@ from collectives.jobs import PATIENCE_S, run_all
 from collectives.trees import DTYPES, arrays, bits_of
 from shoal.collectives import wire
 from shoal.collectives.allgather import allgather, allgather_with
-from shoal.collectives.columns import Shards, column_of
+from shoal.collectives.columns import Parts, column_of
 from shoal.errors import DivergenceError, ShoalError, UsageError, UsageTypeError
 from shoal.runtime.coordinator_local import LocalJob
 
@@ -176,20 +176,45 @@ def test_the_shards_of_an_array_in_parts(spec):
     for value in (np.arange(32, dtype="c8").reshape(8, 4), np.zeros((0, 8), "u1"), keys):
         placed = jax.device_put(value, placement)
         (leaf,) = wire.spec_of(placed).leaves
-        column = Shards(leaf._replace(kind="shards"))
-        number, buffers = column.bodies(placed)
+        column = Parts(leaf)
+        numbers, buffers = column.packed(placed)
+        length = column.read(iter(numbers))
         sent = np.frombuffer(b"".join(buffers), np.uint8)
-        (place,) = column.places([number])
-        place[:] = sent
+        assert len(sent) == leaf.num_bytes() == column.num_bytes(length)  # each region once
+        column.check([length])
+        (places,) = column.places([length])
+        fill(places, sent)
         assert bits_of(column.result()) == bits_of(value)
-        regions = {str(shard.index) for shard in placed.addressable_shards}
-        heads = 16 * (value.ndim + len(leaf.words)) * len(regions)
-        assert number == leaf.num_bytes() + heads  # each region once
         if np.size(value):
-            shorter = column.places([number // 2 if len(regions) > 1 else 0])
-            shorter[0][:] = sent[: shorter[0].size]
-            with pytest.raises(ShoalError, match="do not hold all of it"):
-                column.result()
+            with pytest.raises(ShoalError, match="no process gave"):
+                column.check([length[1:], []])
+
+
+def fill(places, sent):
+    for place in places:
+        place[:], sent = sent[: place.size], sent[place.size :]
+
+
+def test_long_runs_go_into_the_result_at_once():
+    mesh = jax.make_mesh((4, 2), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    value = np.arange(1 << 20, dtype="f4").reshape(16, 8, 1 << 13)
+    short = value.reshape(1 << 13, 128)
+    for array, spec, runs in (
+        (value, ("x",), 4),
+        (value, ("x", "y"), 2 * 16),
+        (value, ("y", None, "x"), 4 * 16 * 8),  # of 8 KiB
+        (value, (None, "x"), 4 * 16),
+        (short, (None, "x"), 4),
+    ):
+        placed = jax.device_put(array, jax.NamedSharding(mesh, jax.P(*spec)))
+        (leaf,) = wire.spec_of(placed).leaves
+        column = Parts(leaf)
+        numbers, buffers = column.packed(placed)
+        (places,) = column.places([column.read(iter(numbers))])
+        assert len(places) == runs
+        assert np.shares_memory(places[0], column._words) == (array is value)
+        fill(places, np.frombuffer(b"".join(buffers), np.uint8))
+        assert column.result().tobytes() == value.tobytes()
 
 
 def test_an_array_over_devices_of_this_process_is_its_value():

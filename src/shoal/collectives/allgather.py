@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from shoal.runtime.coordinator import Coordinator
 
 __all__ = ["allgather", "allgather_with"]
 
-_INLINE, _LARGE = b"i", b"l"
+_HEAD = struct.Struct("<?Q")  # do the bytes come as a stream; how many numbers follow
 _NUMBER = np.dtype("<u8")
 
 
@@ -40,8 +41,8 @@ def allgather(
 
     It is impossible that two processes get different bits, or that values of one call are taken
     for those of another: see `broadcast`, whose guarantees, costs and errors are the same here.
-    Memory: the result (twice, where a global array in parts is gathered), and a few chunks of
-    4 MiB on one device of each process.
+    Memory: the result (and once more what of an array in parts lies there in runs shorter than
+    8 KiB), and a few chunks of 4 MiB on one device of each process.
 
     With N processes, also with N = 1, a leaf becomes
 
@@ -102,17 +103,21 @@ def allgather_with(
     to = None if to is None else process_of("allgather", "to", to, count)
     spec, values = wire.flatten(tree, "allgather")
     columns = _columns(spec, values, tiled)
-    table, own = _packed(columns, values)
+    numbers, own = _packed(columns, values)
     is_small = sum(map(len, own)) <= wire.inline_bytes(count * count)
-    payload = _INLINE + table + b"".join(own) if is_small else _LARGE + table
+    head = _HEAD.pack(not is_small, len(numbers)) + np.array(numbers, _NUMBER).tobytes()
+    payload = head + b"".join(own) if is_small else head
     lines = spec._replace(leaves=tuple(column.leaf for column in columns)).lines
     call = Call("allgather", name, callsite(), (f"tiled={tiled}", f"to={to}", *lines))
     fault_points.reach("allgather.before_arrive", me)
     told = agree(coordinator, call, payload, timeout_s=deadline.left_s, lane=lane)
     fault_points.reach("allgather.after_arrive", me)
     parcels = [_parcel(columns, told[process]) for process in range(count)]
+    lengths = list(zip(*(parcel.lengths for parcel in parcels), strict=True))
+    for column, row in zip(columns, lengths, strict=True):
+        column.check(row)
     takes = to in (None, me)
-    places = _places(columns, parcels) if takes else [[] for _ in parcels]
+    places = _places(columns, lengths, count) if takes else [[] for _ in parcels]
     if any(parcel.is_large for parcel in parcels):
         stream.collect(
             coordinator, [] if is_small else own, [_stream_bytes(columns, p) for p in parcels],
@@ -121,9 +126,9 @@ def allgather_with(
         )  # fmt: skip
     if not takes:
         return None
-    for parcel, row in zip(parcels, places, strict=True):
+    for parcel, places_of_it in zip(parcels, places, strict=True):
         if not parcel.is_large:
-            _fill(row, parcel.body)
+            _fill(places_of_it, parcel.body)
     return jax.tree.unflatten(spec.treedef, [column.result() for column in columns])
 
 
@@ -131,7 +136,7 @@ class _Parcel(NamedTuple):
     """What a process says at the meeting."""
 
     is_large: bool  # its bytes come as a stream
-    numbers: list[int]  # one for each column, 0 where it is not open
+    lengths: list[Any]  # one for each column
     body: memoryview  # its bytes, if they are few
 
 
@@ -146,41 +151,43 @@ def _columns(spec: wire.Spec, values: list[Any], tiled: bool) -> list[Column]:
     return columns
 
 
-def _packed(columns: list[Column], values: list[Any]) -> tuple[bytes, list[Buffer]]:
-    """Return the numbers of this process's open columns, and its bytes."""
-    numbers, buffers, offences = [], [], []
+def _packed(columns: list[Column], values: list[Any]) -> tuple[list[int], list[Buffer]]:
+    """Return the numbers that tell the lengths of this process's leaves, and its bytes."""
+    numbers: list[int] = []
+    buffers: list[Buffer] = []
+    offences = []
     for column, value in zip(columns, values, strict=True):
         try:
-            number, bodies = column.bodies(value)
+            told, bodies = column.packed(value)
         except UsageError as error:
             offences.append(f"{column.leaf.path}: {error}")
             continue
-        numbers += [number] if column.leaf.is_open else []
+        numbers += told
         buffers += bodies
     raise_all("allgather", offences)
-    return np.array(numbers, _NUMBER).tobytes(), buffers
+    return numbers, buffers
 
 
 def _parcel(columns: list[Column], payload: bytes) -> _Parcel:
-    is_open = [column.leaf.is_open for column in columns]
-    end = 1 + is_open.count(True) * _NUMBER.itemsize
-    numbers = iter(np.frombuffer(payload[1:end], _NUMBER).tolist())
-    row = [next(numbers) if has_number else 0 for has_number in is_open]
-    return _Parcel(payload[:1] == _LARGE, row, memoryview(payload)[end:])
+    is_large, count = _HEAD.unpack_from(payload)
+    end = _HEAD.size + count * _NUMBER.itemsize
+    numbers = iter(np.frombuffer(payload[_HEAD.size : end], _NUMBER).tolist())
+    lengths = [column.read(numbers) for column in columns]
+    return _Parcel(is_large, lengths, memoryview(payload)[end:])
 
 
 def _stream_bytes(columns: list[Column], parcel: _Parcel) -> int:
     if not parcel.is_large:
         return 0
-    rows = zip(columns, parcel.numbers, strict=True)
-    return sum(column.leaf.num_bytes(number) for column, number in rows)
+    return sum(c.num_bytes(length) for c, length in zip(columns, parcel.lengths, strict=True))
 
 
-def _places(columns: list[Column], parcels: list[_Parcel]) -> list[list[Array]]:
+def _places(
+    columns: list[Column], lengths: list[tuple[Any, ...]], num_processes: int
+) -> list[list[Array]]:
     """Return for each process the memory for its bytes, column by column."""
-    numbers = zip(*(parcel.numbers for parcel in parcels), strict=True)
-    places = [column.places(row) for column, row in zip(columns, numbers, strict=True)]
-    return [[column[process] for column in places] for process in range(len(parcels))]
+    places = [column.places(row) for column, row in zip(columns, lengths, strict=True)]
+    return [[p for column in places for p in column[process]] for process in range(num_processes)]
 
 
 def _fill(places: list[Array], body: memoryview) -> None:

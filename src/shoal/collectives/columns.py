@@ -7,10 +7,11 @@ the result, where the result is an array), and then the result.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -30,7 +31,9 @@ from shoal.errors import ShoalError, UsageError
 
 __all__ = ["Column", "column_of"]
 
-_NUMBER = np.dtype("<u8")
+Region: TypeAlias = list[tuple[int, int]]  # begin and end in each dim
+
+_RUN_BYTES = 8 << 10  # what lies in shorter runs is put in place when all of it has come
 _DTYPES = {"bool": np.dtype("?"), "float": np.dtype("<f8"), "complex": np.dtype("<c16")}
 _INT64 = range(-(1 << 63), 1 << 63)
 
@@ -41,46 +44,52 @@ class Column:
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
 
-    def bodies(self, value: Any) -> tuple[int, list[Buffer]]:
-        """Return this process's number (of what is open) and its bytes."""
-        return 0, [buffer_of(self.leaf, value)]
+    def packed(self, value: Any) -> tuple[list[int], list[Buffer]]:
+        """Return this process's leaf: the numbers that tell its length, if they must, and bytes."""
+        body = buffer_of(self.leaf, value)
+        return [len(body)] if self.leaf.is_open else [], [body]
 
-    def places(self, numbers: Sequence[int]) -> list[Array]:
-        """Return memory for the bytes of each process."""
-        shape = (len(numbers), *self.leaf.shape, *self.leaf.words)
-        self._words = np.empty(shape, self.leaf.dtype)
-        return [_bytes_of(self._words[p : p + 1]) for p in range(len(numbers))]
+    def read(self, numbers: Iterator[int]) -> Any:
+        """Take what `packed` told of a process; return its length, as the methods below take it."""
+        return next(numbers) if self.leaf.is_open else 0
+
+    def num_bytes(self, length: Any) -> int:
+        """Return the bytes of a leaf."""
+        return self.leaf.num_bytes(length)
+
+    def check(self, lengths: Sequence[Any]) -> None:
+        """Raise, on all processes alike, if these cannot become one value."""
+
+    def places(self, lengths: Sequence[Any]) -> list[list[Array]]:
+        """Return for each process memory into which its bytes go."""
+        shape = (len(lengths), *self.leaf.shape, *self.leaf.words)
+        self._words: Array = np.empty(shape, self.leaf.dtype)
+        return [[_bytes_of(self._words[p : p + 1])] for p in range(len(lengths))]
 
     def result(self) -> Any:
         """Return what all gave, once the places are filled."""
-        if self.leaf.kind == "key":
-            return key_of(self._words, self.leaf.impl)
-        return self._words
+        return self._words if self.leaf.impl is None else key_of(self._words, self.leaf.impl)
 
 
 class Tiled(Column):
     """Arrays, one behind the other in dim 0, which may differ in size."""
 
-    def bodies(self, value: Any) -> tuple[int, list[Buffer]]:
-        return value.shape[0], [buffer_of(self.leaf, value)]
+    def packed(self, value: Any) -> tuple[list[int], list[Buffer]]:
+        return [value.shape[0]], [buffer_of(self.leaf, value)]
 
-    def places(self, numbers: Sequence[int]) -> list[Array]:
+    def places(self, lengths: Sequence[Any]) -> list[list[Array]]:
         row = (*self.leaf.shape[1:], *self.leaf.words)
-        self._words = np.empty((sum(numbers), *row), self.leaf.dtype)
-        parts = np.split(self._words, np.cumsum(numbers[:-1], dtype=np.intp))
-        return [_bytes_of(part) for part in parts]
+        self._words = np.empty((sum(lengths), *row), self.leaf.dtype)
+        parts = np.split(self._words, np.cumsum(lengths[:-1], dtype=np.intp))
+        return [[_bytes_of(part)] for part in parts]
 
 
 class Listed(Column):
     """Text, bytes, None: a list; whole numbers: an array, if 64 bits hold them all."""
 
-    def bodies(self, value: Any) -> tuple[int, list[Buffer]]:
-        body = buffer_of(self.leaf, value)
-        return len(body), [body]
-
-    def places(self, numbers: Sequence[int]) -> list[Array]:
-        self._bits = [np.empty(self.leaf.num_bytes(number), np.uint8) for number in numbers]
-        return self._bits
+    def places(self, lengths: Sequence[Any]) -> list[list[Array]]:
+        self._bits = [np.empty(self.num_bytes(length), np.uint8) for length in lengths]
+        return [[bits] for bits in self._bits]
 
     def result(self) -> Any:
         values = [value_of(self.leaf, bits) for bits in self._bits]
@@ -89,41 +98,63 @@ class Listed(Column):
         return values
 
 
-class Shards(Listed):
+class Parts(Column):
     """An array that lies in parts on all processes: each region comes from one that holds it.
 
-    Bytes of a process: for each of its regions the begin and the end in each dim, then its words.
+    A process tells how many regions it gives, and of each the begin and end in each dim.
     """
 
-    def bodies(self, value: Any) -> tuple[int, list[Buffer]]:
+    def packed(self, value: Any) -> tuple[list[int], list[Buffer]]:
+        numbers = [0]
         buffers: list[Buffer] = []
         with jax.transfer_guard("allow"):
             words = jax.random.key_data(value) if is_key(value) else value
             for shard in words.addressable_shards:
                 if shard.replica_id == 0:
-                    buffers.append(np.array(_bounds(shard.index, words.shape), _NUMBER).tobytes())
                     part = np.ascontiguousarray(shard.data)
                     buffers.append(part.reshape(-1).view(np.uint8).data)
-        return sum(map(len, buffers)), buffers
+                    numbers += itertools.chain(*_bounds(shard.index, words.shape))
+                    numbers[0] += 1
+        return numbers, buffers
+
+    def read(self, numbers: Iterator[int]) -> list[Region]:
+        dims = range(len(self.leaf.shape + self.leaf.words))
+        return [[(next(numbers), next(numbers)) for _ in dims] for _ in range(next(numbers))]
+
+    def num_bytes(self, length: list[Region]) -> int:
+        itemsize = np.dtype(self.leaf.dtype).itemsize
+        return itemsize * sum(math.prod(end - begin for begin, end in r) for r in length)
+
+    def check(self, lengths: Sequence[list[Region]]) -> None:
+        leaf = self.leaf
+        missing = leaf.num_bytes() - sum(map(self.num_bytes, lengths))
+        if missing:
+            told = f"no process gave {missing} of its {leaf.num_bytes()} bytes"
+            raise ShoalError(f"allgather: {leaf.path}: {told}; the job does not hold all of it")
+
+    def places(self, lengths: Sequence[list[Region]]) -> list[list[Array]]:
+        self._words = np.empty(self.leaf.shape + self.leaf.words, self.leaf.dtype)
+        self._apart: list[tuple[Array, Array]] = []
+        return [[place for r in regions for place in self._runs(r)] for regions in lengths]
 
     def result(self) -> Any:
-        leaf, held = self.leaf, 0
-        whole: Array = np.empty(leaf.shape + leaf.words, leaf.dtype)
-        head_bytes = 2 * whole.ndim * _NUMBER.itemsize
-        for bits in self._bits:
-            at = 0
-            while at < len(bits):
-                head = bits[at : at + head_bytes].view(_NUMBER).reshape(-1, 2).tolist()
-                shape = [end - begin for begin, end in head]
-                at += head_bytes
-                end = at + math.prod(shape) * whole.itemsize
-                region = tuple(slice(*bounds) for bounds in head)
-                whole[region] = bits[at:end].view(whole.dtype).reshape(shape)
-                held, at = held + math.prod(shape), end
-        if held != whole.size:
-            told = f"the processes gave {held} of its {whole.size} entries"
-            raise ShoalError(f"allgather: {leaf.path}: {told}; they do not hold all of it")
-        return key_of(whole, leaf.impl) if leaf.impl is not None else whole
+        for region, bits in self._apart:
+            region[...] = bits.view(region.dtype).reshape(region.shape)
+        return super().result()
+
+    def _runs(self, bounds: Region) -> list[Array]:
+        """Return where the bytes of a region go: in place if they lie there in long runs.
+
+        Of (8, 4, 3): rows 2-4, all else, is one run; columns 0-2 of them are two runs of 6 each.
+        """
+        region = self._words[tuple(slice(*pair) for pair in bounds)]
+        whole = [dim for dim in range(region.ndim) if region.shape[dim] != self._words.shape[dim]]
+        outer = max(whole, default=0)  # the dims behind it are taken whole
+        run_bytes = math.prod(region.shape[outer:]) * region.itemsize
+        if outer and run_bytes < _RUN_BYTES:
+            self._apart.append((region, np.empty(region.nbytes, np.uint8)))
+            return [self._apart[-1][1]]
+        return [_bytes_of(region[index]) for index in np.ndindex(region.shape[:outer])]
 
 
 def column_of(leaf: Leaf, value: Any, tiled: bool) -> Column:
@@ -139,7 +170,7 @@ def column_of(leaf: Leaf, value: Any, tiled: bool) -> Column:
         return Column(leaf)
     if is_global(value) and tiled:
         note = f" {_regions(value.sharding, value.shape)}"
-        return Shards(leaf._replace(kind="shards", note=note))
+        return Parts(leaf._replace(kind="parts", note=note))
     if is_global(value) and not value.is_fully_replicated:
         told = "lies in parts on several processes: tiled=True gathers its global value"
         raise UsageError(f"{leaf.path}: {told}")
@@ -150,7 +181,7 @@ def _bytes_of(words: Array) -> Array:
     return words.reshape(-1).view(np.uint8)
 
 
-def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> list[tuple[int, int]]:
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Region:
     """Return begin and end in each dim: `(slice(2, 4), slice(None))` of (8, 3): (2, 4), (0, 3)."""
     return [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
 

@@ -45,7 +45,7 @@ _PLAIN: Mapping[type, str] = {
     bytes: "bytes",
     type(None): "None",
 }
-_OPEN = ("int", "str", "bytes", "shards")
+_OPEN = ("int", "str", "bytes")
 _PLAIN_BYTES: Mapping[str, int] = {"bool": 1, "float": 8, "complex": 16, "None": 0}
 _ABSTRACT = "stands for an array, but this process's value is asked for; give the array"
 _ELSEWHERE = (
@@ -58,9 +58,7 @@ class Leaf(NamedTuple):
     """One leaf, without its data."""
 
     path: str  # "['params']['w']", or "the value"
-    kind: (
-        str  # "array", "scalar" (of NumPy), "key", "shards" (of an array, with where they lie), or
-    )
+    kind: str  # "array", "scalar" (of NumPy), "key", "parts" (of an array on several processes), or
     # the type of a Python value: "int", "str", …
     dtype: np.dtype[Any] | None = None  # of its words, if it has words
     shape: tuple[int, ...] = ()  # of the leaf; ANY: a size that may differ between processes
@@ -91,10 +89,8 @@ class Leaf(NamedTuple):
 
     def num_bytes(self, number: int = 0) -> int:
         """How many bytes it has; `number`: its length, of what is open."""
-        if self.kind in _OPEN:
-            return number
         if self.dtype is None:
-            return _PLAIN_BYTES[self.kind]
+            return number if self.is_open else _PLAIN_BYTES[self.kind]
         items = math.prod(number if size == ANY else size for size in self.shape)
         return items * math.prod(self.words) * self.dtype.itemsize
 
