@@ -1,5 +1,7 @@
 # Every target makes what it needs and is enough on a fresh clone.
 VENV := .venv
+# Much of a test's time is waiting: several run at a time. The fault matrix sees to that itself.
+AT_ONCE := -n auto --dist worksteal
 NEWEST := .venv-newest
 INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 
@@ -10,7 +12,7 @@ demo: $(VENV)/.installed ## Train a digit classifier as 2 processes x 4 virtual 
 	$(VENV)/bin/shoal run -n 2 --devices 4 --no-prefix examples/digits.py
 
 test: $(VENV)/.installed ## Run the test suite (Python 3.11 where there is one)
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest $(AT_ONCE)
 
 test-faults: $(VENV)/.installed ## Kill, freeze, cut off and fail processes, in all ways (minutes)
 	$(VENV)/bin/python -m pytest -m faults
@@ -21,7 +23,7 @@ lint: $(VENV)/.installed ## Check style, formatting and types
 	$(VENV)/bin/mypy
 
 test-newest: $(NEWEST)/.installed ## Run the test suite on the newest Python >= 3.12 and JAX
-	$(NEWEST)/bin/python -m pytest
+	$(NEWEST)/bin/python -m pytest $(AT_ONCE)
 
 test-faults-newest: $(NEWEST)/.installed ## The same on the newest Python and JAX
 	$(NEWEST)/bin/python -m pytest -m faults

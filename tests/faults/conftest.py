@@ -23,6 +23,9 @@ def told_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Cell], Told]]:
         for item in request.session.items
         if isinstance(item, pytest.Function) and "cell" in item.fixturenames
     ]
+    if hasattr(request.config, "workerinput"):  # pytest -n runs the tests several at a time
+        yield lambda cell: run(cell, OUTSIDE)
+        return
     with ThreadPoolExecutor(AT_ONCE) as pool:
         cells = {cell: pool.submit(run, cell, OUTSIDE) for cell in dict.fromkeys(chosen)}
         yield lambda cell: cells[cell].result()
