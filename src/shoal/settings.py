@@ -47,8 +47,8 @@ _ROWS = (
     ("SHOAL_AFTERMATH_S", "3", "seconds", "from the first failure in a job until the other "
      "processes get SIGTERM"),
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
-    ("SHOAL_LEAVE_S", "300", "seconds", "the same if they took SIGTERM as a notice, to save and end "
-     "by themselves"),
+    ("SHOAL_LEAVE_S", "300", "seconds", "the same if they took SIGTERM as a notice, to save and "
+     "end by themselves"),
     # for tests
     ("SHOAL_FAULTS", "", "text", "what happens at named points (barrier.before_arrive@1:kill), "
      "see shoal.runtime.fault_points"),

@@ -280,6 +280,25 @@ def test_who_answers_late_is_heard(mute):
     assert stop == {"is": "stop", "round": 0, "body": f"{2**70 + 1:x}"}
 
 
+@pytest.mark.parametrize(
+    ("verb", "body", "fields"),
+    [
+        ("stop", b"12 monkeys", {"round": 0, "knows": True}),
+        ("stop", b"", {"round": 0, "knows": True}),
+        ("stop", b"1", {"round": "0", "knows": True}),
+        ("stop", b"1", {"knows": True}),
+        ("notice", b"", {"source": "aws", "deadline_s": None}),
+        ("notice", b"", {"reason": "spot", "source": 3, "deadline_s": None}),
+        ("notice", b"", {"reason": "spot", "source": "aws", "deadline_s": "soon"}),
+        ("notice", b"", {"reason": "spot", "source": "aws"}),
+    ],
+)
+def test_who_talks_nonsense_is_hung_up_on(mute, verb, body, fields):
+    mute.other.say(verb, body, **fields)
+    assert mute.other.told()["is"] == "welcome"
+    assert mute.other.told() is None
+
+
 def _error(call):
     try:
         return [call()]

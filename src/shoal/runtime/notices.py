@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable
 from os import PathLike
 from typing import Any
@@ -19,6 +20,7 @@ from shoal.runtime.signals import SignalWatch
 __all__ = ["FileNotice", "Sources"]
 
 _LOG = logging.getLogger("shoal")
+_WRITTEN_S = 0.05  # after which somebody who made a file has written his line
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
 Ask = Callable[[], object]
@@ -43,7 +45,10 @@ class FileNotice:
             self._reason = None
             return None
         if self._reason is None:
-            self._reason = self._first_line() or "it is there"
+            self._reason = self._first_line()
+            if not self._reason:
+                time.sleep(_WRITTEN_S)
+                self._reason = self._first_line() or "it is there"
         return self._reason, self._grace_s
 
     def _first_line(self) -> str:
