@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from shoal.arrays.host_values import is_key
 from shoal.collectives.leaves import (
     ANY,
     Array,
@@ -26,6 +25,7 @@ from shoal.collectives.leaves import (
     is_global,
     key_of,
     value_of,
+    words_of,
 )
 from shoal.errors import ShoalError, UsageError
 
@@ -107,14 +107,13 @@ class Parts(Column):
     def packed(self, value: Any) -> tuple[list[int], list[Buffer]]:
         numbers = [0]
         buffers: list[Buffer] = []
-        with jax.transfer_guard("allow"):
-            words = jax.random.key_data(value) if is_key(value) else value
-            for shard in words.addressable_shards:
-                if shard.replica_id == 0:
-                    part = np.ascontiguousarray(shard.data)
-                    buffers.append(part.reshape(-1).view(np.uint8).data)
-                    numbers += itertools.chain(*_bounds(shard.index, words.shape))
-                    numbers[0] += 1
+        for shard in value.addressable_shards:
+            if shard.replica_id == 0:
+                part = np.ascontiguousarray(words_of(shard.data))
+                buffers.append(part.reshape(-1).view(np.uint8).data)
+                bounds = _bounds(shard.index, self.leaf.shape + self.leaf.words)
+                numbers += itertools.chain(*bounds)
+                numbers[0] += 1
         return numbers, buffers
 
     def read(self, numbers: Iterator[int]) -> list[Region]:

@@ -165,10 +165,16 @@ def key_of(words: Array, impl: Any) -> jax.Array:
 
 def is_global(value: Any) -> bool:
     """True for an array of which other processes hold devices."""
-    if not isinstance(value, jax.Array):
-        return False
-    words = jax.random.key_data(value) if is_key(value) else value
-    return not words.is_fully_addressable
+    return isinstance(value, jax.Array) and not value.is_fully_addressable
+
+
+def words_of(piece: jax.Array) -> Array:
+    """Return the words of an array on one device, in place where they are in the host's memory.
+
+    Of keys, too: the words of keys on several devices would be a program of all their processes.
+    """
+    with jax.transfer_guard("allow"):
+        return np.asarray(jax.random.key_data(piece) if is_key(piece) else piece)
 
 
 def host_view(value: Any) -> Array:
@@ -181,18 +187,17 @@ def host_view(value: Any) -> Array:
         raise UsageError(_ABSTRACT)
     if not isinstance(value, jax.Array):
         return np.asarray(value)
-    with jax.transfer_guard("allow"):
-        words = jax.random.key_data(value) if is_key(value) else value
-        shards = words.addressable_shards
-        if not words.is_fully_addressable and not (words.is_fully_replicated and shards):
-            raise UsageError(_ELSEWHERE)
-        if words.is_fully_replicated:
-            return np.asarray(shards[0].data)
-        whole = np.empty(words.shape, words.dtype)  # np.asarray(words) would stay in its cache
-        for shard in shards:
-            if shard.replica_id == 0:
-                whole[shard.index] = np.asarray(shard.data)
-        return whole
+    shards = value.addressable_shards
+    if is_global(value) and not (value.is_fully_replicated and shards):
+        raise UsageError(_ELSEWHERE)
+    first = words_of(shards[0].data)
+    if value.is_fully_replicated:
+        return first
+    whole = np.empty(value.shape + first.shape[value.ndim :], first.dtype)
+    for shard in shards:  # np.asarray(value) would stay in its cache
+        if shard.replica_id == 0:
+            whole[shard.index] = words_of(shard.data)
+    return whole
 
 
 def _of_numpy(path: str, value: Any) -> Leaf | str:
