@@ -119,7 +119,10 @@ class Flow:
             except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
                 done.set_exception(error)
 
-        threading.Thread(target=run, name="shoal's work on devices", daemon=True).start()
+        if jax.config.jax_thread_guard:  # a debugging aid: this thread alone may start such work
+            run()
+        else:
+            threading.Thread(target=run, name="shoal's work on devices", daemon=True).start()
         every_s = settings.seconds("SHOAL_WARN_AFTER_S")
         tell_at = self._began + every_s
         while wait([done], min(_LOOK_S, self.left_s)).not_done:
