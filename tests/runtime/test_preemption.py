@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from functools import partial
@@ -322,3 +323,29 @@ def test_a_job_of_one_needs_no_job(monkeypatch):
     preemption.rearm()
     assert (preemption.exit_code(), preemption.notice()) == (0, None)
     assert preemption.preempted(1) is False
+
+
+def test_the_meeting_place_prints_who_leaves_only_if_it_is_asked(meeting_places):
+    """Others take whatever it prints after its address for its end."""
+    printed = {}
+    for options in ((), ("--print-leaving",)):
+        server, address = meeting_places.start(1, "--until-stdin-closes", *options)
+        coordinator = join(
+            address, process=0, num_processes=1, token=meeting_places.token, timeout_s=PATIENCE_S
+        )
+        coordinator.give_notice(TERM)
+        until_known(coordinator, 1)
+        saved_with(coordinator, 3)
+        rearm_with(coordinator, timeout_s=PATIENCE_S)
+        coordinator.members(timeout_s=PATIENCE_S)
+        coordinator.close()
+        server.stdin.close()
+        printed[options] = [json.loads(line) for line in server.stdout]
+        assert server.wait(PATIENCE_S) == 0
+        server.stdout.close()
+    assert printed[()] == []
+    assert printed["--print-leaving",] == [
+        {"notice": True, "saved": False},
+        {"notice": True, "saved": True},
+        {"notice": False, "saved": False},
+    ]

@@ -18,9 +18,9 @@ from shoal.cli.output import Log, Voice
 
 __all__ = ["Service", "Services"]
 
-# (name in messages, module); each prints {"address": "host:port"} once it listens.
+# (name in messages, module, …); each prints {"address": "host:port"} once it listens.
 _SERVICES = (
-    ("meeting place", "shoal.runtime.meeting_place"),
+    ("meeting place", "shoal.runtime.meeting_place", "--print-leaving"),
     ("JAX service", "shoal.runtime.jax_runtime"),
 )
 
@@ -68,11 +68,11 @@ class Services:
     def __init__(self, num_processes: int, env: Mapping[str, str], log_dir: str, loop: Loop):
         self._all: list[Service] = []
         self._closed = False
-        for name, module in _SERVICES:
+        for name, module, *more in _SERVICES:
             # -P: a file of the user's that is named like one of ours is not imported in its place.
             command = [sys.executable, "-P", "-m", module, "--processes", str(num_processes)]
             popen = subprocess.Popen(
-                [*command, "--until-stdin-closes"],
+                [*command, *more, "--until-stdin-closes"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -294,7 +294,7 @@ def main(arguments: list[str] | None = None) -> int:
         jax_service=options.jax_service,
         limits=limits,
         near=listen_near(),
-        on_leaving=_tell_launcher if options.until_stdin_closes else lambda *_: None,
+        on_leaving=_print_leaving if options.print_leaving else lambda *_: None,
     )
     print(json.dumps({"address": place.address}), flush=True)
     try:
@@ -311,8 +311,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _tell_launcher(has_notice: bool, has_saved: bool) -> None:
-    """Say, to whoever holds standard input and reads what is printed, whether the job leaves."""
+def _print_leaving(has_notice: bool, has_saved: bool) -> None:
+    """Say to who started us whether the job is about to leave, and has saved."""
     with contextlib.suppress(OSError):  # nobody reads any more
         print(json.dumps({"notice": has_notice, "saved": has_saved}), flush=True)
 
@@ -338,6 +338,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jax-service", default="", metavar="HOST:PORT")
     parser.add_argument("--until-stdin-closes", action="store_true")
     parser.add_argument("--until-empty", action="store_true")
+    parser.add_argument("--print-leaving", action="store_true", help="a line at each change")
     parser.add_argument("--idle-s", type=float, default=300.0, metavar="SECONDS")
     options = parser.parse_args(arguments)
     if options.processes < 1:
