@@ -132,6 +132,42 @@ def values_are_right():
     return told
 
 
+def status(field):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def added_mib(call, warm, value):
+    """How much memory a call adds at its peak; `warm`: for whatever the first call loads."""
+    call(warm)
+    before = status("VmRSS")
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")  # the peak begins anew: proc(5)
+    call(value)
+    return (status("VmHWM") - before) / 2**20
+
+
+def memory_of_large_values():
+    """Return the MiB that each way adds, and those that its result has."""
+    index = join([2, 2])
+    mesh = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    value = np.ones(16 << 20, np.float32)
+    warm = value[: 1 << 20]
+
+    def parts(array):
+        placed = NamedSharding(mesh, P("x"))
+        return jax.make_array_from_callback(array.shape, placed, lambda i: array[i])
+
+    gather = functools.partial(shoal.allgather, tiled=True)
+    return {
+        "broadcast": (added_mib(shoal.broadcast, warm, value), 64),
+        "from the other": (added_mib(lambda x: shoal.broadcast(x, 1), warm, value), 64),
+        "allgather": (added_mib(shoal.allgather, warm, value), 128),
+        "to one": (added_mib(lambda x: shoal.allgather(x, to=0), warm, value), 128 * (not index)),
+        "in parts": (added_mib(gather, parts(warm), parts(value)), 64),
+    }
+
+
 def swapped(index):
     """Both broadcast both, one of them the second one first."""
 
@@ -197,3 +233,10 @@ def test_what_must_be_equal_and_is_not_is_an_error_on_each(child_env):
             for words, (first, second) in zip(told, SAID, strict=True):
                 assert first in words, words
                 assert second in words, words
+
+
+def test_memory_is_that_of_the_result_and_a_few_chunks(child_env):
+    with Cluster(2, devices=None, env=child_env) as cluster:
+        for added in cluster.run(memory_of_large_values, initialize=False):
+            for way, (peak_mib, result_mib) in added.items():
+                assert result_mib - 8 <= peak_mib <= result_mib + 48, (way, peak_mib, result_mib)
