@@ -63,7 +63,12 @@ keys = jax.jit(lambda: jax.random.split(jax.random.key(5), (3, 2)), out_sharding
 tiny = spread((3, 8), (), lambda where: np.full((3, 8), 1, "int4")[where])
 note(told(lambda: shoal.assert_same([keys, tiny, spread((6,), (), filled((6,), np.nan))])))
 # layouts that differ
-note(told(lambda: shoal.assert_same(rows if index else ok, name="layout"))[1])
+turned = spread((3, 8), (None, "d"), filled((3, 8), 0))
+note(told(lambda: shoal.assert_same(rows if index else turned, name="layout"))[1])
+first = Mesh(np.array(jax.devices()[:4]), ("d",))
+alone = jax.make_array_from_callback(
+    (8,), NamedSharding(first, P("d")), filled((8,), 1), dtype=np.float32)
+note(told(lambda: shoal.assert_same(alone, name="alone"))[1])
 # host values: bits count
 nan = np.array([0x7fc00001], np.uint32).view(np.float32)
 note(told(lambda: shoal.assert_same({"nan": nan, "zero": -0.0})))
@@ -89,7 +94,7 @@ def test_what_would_be_silently_wrong_is_an_error_on_every_process(job, said):
     results, *others = [json.loads(said(one).splitlines()[-1]) for one in ended]
     assert others == [results] * 2
     (
-        fine, replicated, rows, columns, half, uneven, keys, layouts,
+        fine, replicated, rows, columns, half, uneven, keys, layouts, alone,
         bits, zero, large, program, same_program, swapped,
     ) = results  # fmt: skip
     assert [fine, rows, keys, bits, same_program] == [None] * 5
@@ -99,7 +104,9 @@ def test_what_would_be_silently_wrong_is_an_error_on_every_process(job, said):
     assert half[1] == {"[1][0] = 0.0": [0], "[1][0] = 2.0": [2]}
     assert "replicas differ within a process" in uneven[0]
     assert uneven[1:] == [[[1]], [2]]
-    assert len(layouts) == 2
+    for sides in (layouts, alone):
+        assert any("spread as" in side for side in sides)
+        assert len(sides) == 2
     assert zero[1] == {"['zero'] = -0.0": [0], "['zero'] = 0.0": [1, 2]}
     assert sorted(large[1].values()) == [[0, 1], [2]]
     assert "programs differ, first at line" in program[0]

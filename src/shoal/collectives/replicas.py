@@ -11,9 +11,8 @@ import jax
 import numpy as np
 import xxhash
 
-from shoal.arrays.host_values import is_key
 from shoal.collectives.hashes import Box, Flat, digest_of, items_of
-from shoal.collectives.leaves import Array, Leaf
+from shoal.collectives.leaves import Leaf, words_of
 from shoal.errors import raise_all
 from shoal.runtime.differing import Items
 
@@ -98,21 +97,17 @@ class _Shard(NamedTuple):
     box: Box
     shard: Any  # JAX's
 
-    def array(self) -> Array:
-        """Return its words on the host, in place where it is the host's memory."""
-        data = self.shard.data
-        # of keys the words of each shard: those of the whole would be a program of all processes
-        return np.asarray(jax.random.key_data(data) if is_key(data) else data)
-
     def read(self) -> Flat:
         """Return its words as items."""
-        array = self.array()
+        array = words_of(self.shard.data)
         return Flat(array.shape, array.dtype, [((0,) * array.ndim, array)])
 
 
 def _whole(leaf: Leaf, here: Mapping[Box, _Shard]) -> Flat:
     """Read an array of this process's own devices, however it is cut."""
-    pieces = [([first for first, _ in box], shard.array()) for box, shard in here.items()]
+    pieces = [
+        ([first for first, _ in box], words_of(shard.shard.data)) for box, shard in here.items()
+    ]
     dtype = pieces[0][1].dtype
     return Flat((*leaf.shape, *leaf.words), dtype, pieces)
 

@@ -44,7 +44,8 @@ def assert_same(
 
     Of a sharded array that spans processes each region is compared among those that hold it;
     regions that one process holds alone are its own. Also what the devices of one process hold as
-    replicas is compared. Any other array is compared as a whole.
+    replicas is compared. Any other array is compared as a whole. An array that lies on devices of
+    one process alone looks like a value of its own there, and not elsewhere: layouts differ.
 
     One round trip carries a digest (two to three where sharded arrays lie on some processes), so
     equal values cost no traffic. Only if they differ, a few more find the first difference.
