@@ -1,0 +1,145 @@
+"""`drain` in one process: what it waits for, what it refuses, what it says."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shoal
+from collectives.jobs import PATIENCE_S, run_all
+from shoal.arrays.devices import jax_mesh
+from shoal.collectives import drain as module
+from shoal.collectives.drain import drain, drain_with
+from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
+from shoal.runtime.coordinator_local import LocalJob
+
+
+@pytest.fixture
+def mesh():
+    return shoal.make_mesh({"x": 4, "y": 2})
+
+
+class Held:
+    """An array that is computed when the test says so: JAX's own begin to run when they like."""
+
+    def __init__(self, device):
+        self.device, self.is_done = device, threading.Event()
+
+    def devices(self):
+        return {self.device}
+
+    def is_deleted(self):
+        return False
+
+    def is_ready(self):
+        return self.is_done.is_set()
+
+    def block_until_ready(self):
+        assert self.is_done.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def held(monkeypatch, mesh):
+    """Return an array on the sixth device that is not computed yet."""
+    array = Held(jax_mesh(mesh).devices.flat[5])
+    live_arrays = jax.live_arrays
+    monkeypatch.setattr(jax, "live_arrays", lambda platform: [*live_arrays(platform), array])
+    yield array
+    array.is_done.set()
+
+
+def test_it_returns_after_what_was_issued(mesh, held):
+    threading.Timer(0.1, held.is_done.set).start()
+    drain(mesh, timeout_s=PATIENCE_S)
+    assert held.is_ready()
+
+
+def test_computations_are_done_after_it(mesh):
+    x = jnp.ones((300, 300), jnp.float32)
+    program = jax.jit(lambda x: jax.lax.fori_loop(0, 50, lambda _, a: jnp.tanh(a @ a), x))
+    placed = [jax.device_put(x, device) for device in jax_mesh(mesh).devices.flat]
+    issued = [program(array) for array in placed]
+    drain(mesh, timeout_s=PATIENCE_S)
+    assert all(array.is_ready() for array in issued)
+
+
+def test_effects_are_done_after_it(mesh):
+    seen = []
+    jax.jit(lambda x: jax.debug.callback(seen.append, x))(1)
+    drain(mesh)
+    assert len(seen) == 1
+
+
+def test_at_the_deadline_the_busy_devices_are_named(mesh, held):
+    with pytest.raises(DeadlineError) as told:
+        drain(mesh, name="epoch", timeout_s=0.2)
+    assert told.value.name == "epoch"
+    assert f"{held.device} not finished" in str(told.value)
+    assert "collectives/test_drain.py:" in str(told.value)
+    assert str(jax_mesh(mesh).devices.flat[4]) not in str(told.value)
+    held.is_done.set()
+    drain(mesh, timeout_s=PATIENCE_S)
+
+
+def test_other_devices_are_not_waited_for(mesh, held):
+    first = shoal.make_mesh({"z": 4}, devices=list(jax_mesh(mesh).devices.flat[:4]))
+    drain(first, timeout_s=PATIENCE_S)
+    assert not held.is_ready()
+
+
+def test_a_mesh_of_jax_deleted_and_failed_arrays(mesh):
+    def fail(x):
+        raise ValueError("as asked")
+
+    like = jax.ShapeDtypeStruct((), np.float32)
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # now, or when it is asked for
+        jax.jit(lambda x: jax.pure_callback(fail, like, x))(jnp.float32(1))
+    gone = jnp.zeros(3)
+    gone.delete()
+    key = jax.random.key(0)
+    drain(jax_mesh(mesh), timeout_s=PATIENCE_S)
+    assert jax.random.key_data(key).is_ready()
+
+
+def test_entering_and_leaving_are_logged_with_the_name(mesh, caplog):
+    caplog.set_level(logging.INFO, logger="shoal")
+    drain(mesh, name="before the timer")
+    entered, left = [record.getMessage() for record in caplog.records]
+    assert "enters drain 'before the timer' (" in entered
+    assert repr(mesh) in entered
+    assert "leaves drain 'before the timer'" in left
+
+
+def test_a_sum_that_is_not_the_size_is_an_error(mesh, monkeypatch):
+    monkeypatch.setattr(module, "_sum_and_finish", lambda devices, own: 7)
+    with pytest.raises(DivergenceError, match=r"7 devices took part .* which has 8"):
+        drain(mesh)
+
+
+def test_what_is_no_mesh_or_no_name_is_refused(mesh):
+    with pytest.raises(UsageTypeError, match="must be a shoal Mesh or a JAX Mesh"):
+        drain("x")
+    with pytest.raises(UsageTypeError, match="name=3"):
+        drain(mesh, name=3)
+    with pytest.raises(UsageError, match="name must not be empty"):
+        drain(mesh, name="")
+    with pytest.raises(UsageError, match="timeout_s"):
+        drain(mesh, timeout_s=0)
+
+
+def test_a_process_without_a_device_in_the_mesh_is_told_so(mesh):
+    def go(coordinator):
+        drain_with(coordinator, mesh, timeout_s=PATIENCE_S)
+        return True
+
+    done, refused = run_all(LocalJob(2), go)
+    assert done is True
+    assert isinstance(refused, UsageError)
+    assert "process 1 has no device in Mesh(x=4, y=2" in str(refused)
+    assert "processes [0] call it" in str(refused)

@@ -1,0 +1,178 @@
+"""Large values, cut, sent and put together: every byte, whatever the size, source and receiver."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectives.jobs import PATIENCE_S, run_all
+from shoal.collectives import stream
+from shoal.collectives.chunks import CHUNKS, LARGE_BYTES, SMALL_BYTES, Bytes, runs
+from shoal.collectives.ring import chain, rotation, tree
+from shoal.collectives.stream import collect, spread
+from shoal.errors import DeadlineError, DivergenceError, PeerFailedError, ProcessLostError
+from shoal.runtime.coordinator_local import LocalJob
+
+
+def value_of(process, num_bytes):
+    return np.random.default_rng([process, num_bytes]).integers(0, 256, num_bytes, dtype=np.uint8)
+
+
+def cut(value, *at):
+    return np.split(value, at)
+
+
+@given(st.integers(0, 40 * LARGE_BYTES))
+def test_runs_cover_a_value_with_little_waste(num_bytes):
+    found = runs(num_bytes)
+    assert [begin for run in found for begin in run.begins] == sorted(
+        {begin for run in found for begin in run.begins}
+    )
+    end = 0
+    for run in found:
+        assert run.begin == end
+        assert run.chunk_bytes in CHUNKS
+        end += run.num_chunks * run.chunk_bytes
+    assert end >= num_bytes
+    assert end - num_bytes < LARGE_BYTES
+    assert sum(run.num_chunks for run in found) <= num_bytes / LARGE_BYTES + 5
+
+
+@pytest.mark.parametrize("num_bytes", [1, SMALL_BYTES, 4 * SMALL_BYTES])
+def test_a_short_value_costs_no_large_chunk(num_bytes):
+    (run,) = runs(num_bytes)
+    assert run.chunk_bytes == SMALL_BYTES
+    assert run.num_chunks == -(-num_bytes // SMALL_BYTES)
+
+
+@given(
+    st.lists(st.binary(max_size=9), max_size=6),
+    st.integers(0, 40),
+    st.integers(0, 20),
+)
+def test_several_buffers_are_read_and_written_as_one(buffers, begin, num_bytes):
+    whole = b"".join(buffers)
+    read = Bytes(buffers).read(begin, num_bytes)
+    assert read.tobytes() == whole[begin : begin + num_bytes].ljust(num_bytes, b"\0")
+    places = [np.zeros(len(buffer), np.uint8) for buffer in buffers]
+    Bytes(places).write(begin, read)
+    written = b"".join(place.tobytes() for place in places)
+    end = min(begin + num_bytes, len(whole))
+    assert written == (b"\0" * begin + whole[begin:end]).ljust(len(whole), b"\0")[: len(whole)]
+
+
+def test_what_lies_in_one_aligned_buffer_is_not_copied():
+    memory = np.zeros(200, np.uint8)
+    value = memory[-memory.ctypes.data % 64 :][:128]
+    assert np.shares_memory(Bytes([value]).read(64, 64), value)
+    assert not np.shares_memory(Bytes([value]).read(1, 64), value)
+    assert Bytes([value]).read(1, 64).ctypes.data % 64 == 0
+
+
+def test_every_array_is_bytes():
+    words = np.array([[1, -2], [3, 4]], np.int64)
+    assert Bytes([words, b"", memoryview(b"ab")]).read(0, 34).tobytes() == words.tobytes() + b"ab"
+
+
+@pytest.mark.parametrize("num_processes", [2, 3, 4, 5, 8, 13])
+def test_the_ways_reach_everybody_once(num_processes):
+    for source in range(num_processes):
+        line = chain(num_processes, source)
+        assert [sender for sender, _ in line] == [
+            (source + step) % num_processes for step in range(num_processes - 1)
+        ]
+        assert all(receiver == (sender + 1) % num_processes for sender, receiver in line)
+        have = {source}
+        for hops in tree(num_processes, source):
+            senders, receivers = ({pair[end] for pair in hops} for end in (0, 1))
+            assert senders <= have
+            assert not receivers & have
+            assert len(senders) == len(receivers) == len(hops)
+            have |= receivers
+        assert have == set(range(num_processes))
+        assert len(tree(num_processes, source)) == (num_processes - 1).bit_length()
+    assert sorted(receiver for _, receiver in rotation(num_processes)) == [*range(num_processes)]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+@pytest.mark.parametrize("num_bytes", [0, 1, 99, 100, 101, 350])
+def test_without_devices_values_go_through_the_meeting_place(num_processes, num_bytes, monkeypatch):
+    monkeypatch.setattr(stream, "_ROUND_BYTES", 100)
+    values = [value_of(p, num_bytes + 7 * p) for p in range(num_processes)]
+    sizes = [value.size for value in values]
+
+    def go(coordinator):
+        me = coordinator.process
+        for source, value in enumerate(values):
+            data = cut(value, 3, 3, 60) if me == source else None
+            came = spread(coordinator, source, data, value.size, timeout_s=PATIENCE_S)
+            assert (came is None) == (me == source)
+            assert came is None or np.array_equal(came, value)
+        everything = collect(coordinator, cut(values[me], 5), sizes, to=None, timeout_s=PATIENCE_S)
+        assert all(map(np.array_equal, everything, values))
+        for to in range(num_processes):
+            came = collect(coordinator, [values[me]], sizes, to=to, timeout_s=PATIENCE_S)
+            assert (came is None) == (me != to)
+            assert came is None or all(map(np.array_equal, came, values))
+        return True
+
+    assert run_all(LocalJob(num_processes), go) == [True] * num_processes
+
+
+def test_bytes_come_to_where_they_are_wanted():
+    values = [value_of(p, 1000) for p in range(3)]
+
+    def go(coordinator):
+        me = coordinator.process
+        pieces = [np.zeros((10, 10), np.int8), np.zeros(900, np.uint8)]
+        data = [values[1]] if me == 1 else None
+        options = {"timeout_s": PATIENCE_S, "into": pieces}
+        assert spread(coordinator, 1, data, 1000, **options) is None
+        if me != 1:
+            assert b"".join(map(np.ndarray.tobytes, pieces)) == values[1].tobytes()
+        rows = np.zeros((3, 1000), np.uint8)
+        options["into"] = [[row[:1], row[1:]] for row in rows]
+        assert collect(coordinator, [values[me]], [1000] * 3, to=None, **options) is None
+        return np.array_equal(rows, values)
+
+    assert run_all(LocalJob(3), go) == [True] * 3
+
+
+def test_who_is_lost_between_two_rounds_is_everybody_elses_error(monkeypatch):
+    monkeypatch.setattr(stream, "_ROUND_BYTES", 100)
+    job = LocalJob(3)
+
+    def go(coordinator):
+        if coordinator.process == 1:
+            job.lose(1)
+        data = [value_of(0, 300)] if coordinator.process == 0 else None
+        spread(coordinator, 0, data, 300, timeout_s=PATIENCE_S)
+
+    errors = run_all(job, go)
+    assert [type(errors[p]) for p in (0, 2)] == [ProcessLostError] * 2
+    assert errors[0].lost.keys() == {1}
+
+
+def test_who_does_something_else_is_everybodys_error():
+    def go(coordinator):
+        if coordinator.process == 1:
+            spread(coordinator, 0, None, 200, timeout_s=PATIENCE_S)
+        else:
+            spread(coordinator, 0, [value_of(0, 100)], 100, timeout_s=PATIENCE_S)
+
+    assert [type(error) for error in run_all(LocalJob(2), go)] == [DivergenceError] * 2
+
+
+def test_who_leaves_or_comes_late_is_named():
+    def leave(coordinator):
+        if coordinator.process == 1:
+            return coordinator.close()
+        return spread(coordinator, 0, [value_of(0, 100)], 100, timeout_s=PATIENCE_S)
+
+    assert type(run_all(LocalJob(2), leave)[0]) is PeerFailedError
+    with pytest.raises(DeadlineError) as told:
+        spread(LocalJob(2).coordinators[0], 0, [b"abc"], 3, timeout_s=0.05, name="params")
+    assert told.value.missing == (1,)
+    assert "collectives/test_stream.py:" in str(told.value)

@@ -1,0 +1,166 @@
+"""Large values between the devices of real processes, and what happens if one of them stops."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import shoal
+from shoal.collectives.chunks import LARGE_BYTES, SMALL_BYTES
+from shoal.collectives.stream import collect, spread
+from shoal.runtime.process import coordinator
+from shoal.testing.cluster import Cluster
+
+SIZES = (0, 1, SMALL_BYTES - 1, SMALL_BYTES, SMALL_BYTES + 1, LARGE_BYTES - 1, LARGE_BYTES,
+         LARGE_BYTES + 1, 5 * LARGE_BYTES + 3)  # fmt: skip
+
+
+def join(devices):
+    """Join with as many devices as the list says for this process; return which it is."""
+    shoal.initialize(virtual_devices=devices[int(os.environ["SHOAL_PROCESS_ID"])])
+    return shoal.process_index()
+
+
+def value_of(process, num_bytes):
+    return np.random.default_rng([process, num_bytes]).integers(0, 256, num_bytes, dtype=np.uint8)
+
+
+def spreads_to_all(source, num_bytes):
+    value = value_of(source, num_bytes)
+    is_source = shoal.process_index() == source
+    data = np.split(value, [num_bytes // 3]) if is_source else None
+    came = spread(coordinator(), source, data, num_bytes, timeout_s=60)
+    assert (came is None) == is_source
+    assert came is None or (came == value).all()
+
+
+def collects(sizes, to):
+    me = shoal.process_index()
+    values = [value_of(p, size) for p, size in enumerate(sizes)]
+    came = collect(coordinator(), [values[me]], sizes, to=to, timeout_s=60)
+    assert (came is None) == (to not in (None, me))
+    assert came is None or all(map(np.array_equal, came, values))
+
+
+def move_all_sizes(devices):
+    me, count = join(devices), len(devices)
+    for num_bytes in SIZES:
+        for source in range(count):
+            spreads_to_all(source, num_bytes)
+        collects([num_bytes] * count, None)
+        collects([num_bytes, 1000, 0][:count], count - 1)
+    collects([0, LARGE_BYTES + 5, SMALL_BYTES][:count], 0)
+    arrays = [array for array in jax.live_arrays() if not array.is_deleted()]
+    used = {shard.device for array in arrays for shard in array.addressable_shards}
+    assert len(used) == 1, used
+    return me
+
+
+@pytest.mark.parametrize("devices", [[2, 1, 3], [1, 4]])
+def test_every_size_from_every_source_over_unequal_devices(devices, child_env):
+    with Cluster(len(devices), devices=None, env=child_env) as cluster:
+        done = cluster.run(move_all_sizes, devices, initialize=False)
+    assert done == [*range(len(devices))]
+
+
+def move_in_hostile_contexts():
+    mesh = jax.make_mesh((4,), ("x",), devices=jax.devices()[:4])
+    spreads_to_all(0, 100)
+    with jax.set_mesh(mesh), jax.transfer_guard("disallow"), jax.default_device(jax.devices()[0]):
+        spreads_to_all(1, LARGE_BYTES + 1)
+        collects([5, SMALL_BYTES], None)
+    with jax.set_mesh(jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))):
+        spreads_to_all(0, LARGE_BYTES + 1)
+        summed = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "x"), in_specs=P("x"),
+                                       out_specs=P()))  # fmt: skip
+        with jax.disable_jit():
+            collects([5, SMALL_BYTES], None)
+    assert summed is not None
+    jax.config.update("jax_transfer_guard", "disallow")
+    jax.config.update("jax_enable_x64", True)
+    spreads_to_all(1, 3 * SMALL_BYTES)
+    with jax.thread_guard(True):
+        spreads_to_all(1, 3 * SMALL_BYTES)
+    return True
+
+
+def test_what_a_program_has_in_its_context_does_not_matter(child_env):
+    with Cluster(2, devices=2, env=child_env) as cluster:
+        assert cluster.run(move_in_hostile_contexts) == [True, True]
+
+
+def count_compilations():
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compiled.append(event) if "compile" in event else None
+    )
+    spreads_to_all(0, 1)
+    collects([1, 1], None)
+    first = len(compiled)
+    for num_bytes in SIZES:
+        spreads_to_all(0, num_bytes)
+        collects([num_bytes, 1 + num_bytes // 2], None)
+        collects([num_bytes, 5], 1)
+    return first, len(compiled) - first
+
+
+def test_no_shape_compiles_anything_after_the_first_call(child_env):
+    with Cluster(2, devices=2, env=child_env) as cluster:
+        for first, later in cluster.run(count_compilations):
+            assert first > 0
+            assert later == 0
+
+
+def broadcast_40_mb():
+    try:
+        spreads_to_all(0, 10 * LARGE_BYTES)
+    except shoal.ProcessLostError as error:
+        print(f"lost {sorted(error.lost)}", flush=True)
+        raise
+
+
+def lost_settings(env):
+    more = {"SHOAL_HEARTBEAT_S": "0.2", "SHOAL_LOST_AFTER_S": "1", "SHOAL_ABORT_AFTER_S": "20"}
+    return env | more
+
+
+@pytest.mark.parametrize(("victim", "kind"), [(0, "kill"), (1, "kill"), (1, "stop")])
+def test_who_is_gone_between_two_chunks_is_named(victim, kind, child_env):
+    faults = f"stream.before_chunk@{victim}#4:{kind}"
+    with Cluster(3, devices=2, faults=faults, env=lost_settings(child_env),
+                 services="stand-alone") as cluster:  # fmt: skip
+        cluster.start(broadcast_40_mb)
+        for process in {0, 1, 2} - {victim}:
+            assert cluster.wait_for(f"lost [{victim}]", process)
+        if kind == "stop":
+            cluster.kill(victim)
+        ended = cluster.wait()
+    assert [one.code for one in ended if one.process != victim] == [71, 71]
+
+
+def broadcast_in_time(timeout_s):
+    value = value_of(0, 10 * LARGE_BYTES)
+    data = [value] if shoal.process_index() == 0 else None
+    began = time.monotonic()
+    try:
+        spread(coordinator(), 0, data, value.size, timeout_s=timeout_s, name="params")
+    except shoal.DeadlineError as error:
+        assert time.monotonic() - began >= timeout_s
+        print(f"late {error}", flush=True)
+        raise
+
+
+def test_a_deadline_ends_it_on_all(child_env):
+    with Cluster(2, devices=1, faults="stream.before_chunk@1#4:pause", env=child_env) as cluster:
+        cluster.start(broadcast_in_time, 2.0)
+        lines = [cluster.wait_for("late ", process) for process in (0, 1)]
+        cluster.release("stream.before_chunk")
+        assert [one.code for one in cluster.wait()] == [73, 73]
+    for line in lines:
+        assert "'params' (" in line or "params (" in line, line
+        assert "bytes were moved" in line
