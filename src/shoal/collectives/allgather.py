@@ -105,19 +105,16 @@ def allgather_with(
     columns = _columns(spec, values, tiled)
     numbers, own = _packed(columns, values)
     is_small = sum(map(len, own)) <= wire.inline_bytes(count * count)
-    head = _HEAD.pack(not is_small, len(numbers)) + np.array(numbers, _NUMBER).tobytes()
-    payload = head + b"".join(own) if is_small else head
+    payload = _payload(numbers, own if is_small else None)
     lines = spec._replace(leaves=tuple(column.leaf for column in columns)).lines
     call = Call("allgather", name, callsite(), (f"tiled={tiled}", f"to={to}", *lines))
     fault_points.reach("allgather.before_arrive", me)
     told = agree(coordinator, call, payload, timeout_s=deadline.left_s, lane=lane)
     fault_points.reach("allgather.after_arrive", me)
     parcels = [_parcel(columns, told[process]) for process in range(count)]
-    lengths = list(zip(*(parcel.lengths for parcel in parcels), strict=True))
-    for column, row in zip(columns, lengths, strict=True):
-        column.check(row)
+    _check(columns, parcels)
     takes = to in (None, me)
-    places = _places(columns, lengths, count) if takes else [[] for _ in parcels]
+    places = _places(columns, parcels) if takes else [[] for _ in parcels]
     if any(parcel.is_large for parcel in parcels):
         stream.collect(
             coordinator, [] if is_small else own, [_stream_bytes(columns, p) for p in parcels],
@@ -126,9 +123,7 @@ def allgather_with(
         )  # fmt: skip
     if not takes:
         return None
-    for parcel, places_of_it in zip(parcels, places, strict=True):
-        if not parcel.is_large:
-            _fill(places_of_it, parcel.body)
+    _fill(places, parcels)
     return jax.tree.unflatten(spec.treedef, [column.result() for column in columns])
 
 
@@ -168,6 +163,12 @@ def _packed(columns: list[Column], values: list[Any]) -> tuple[list[int], list[B
     return numbers, buffers
 
 
+def _payload(numbers: list[int], buffers: list[Buffer] | None) -> bytes:
+    """Return what a process says; None: its bytes come as a stream."""
+    head = _HEAD.pack(buffers is None, len(numbers)) + np.array(numbers, _NUMBER).tobytes()
+    return head + b"".join(buffers or [])
+
+
 def _parcel(columns: list[Column], payload: bytes) -> _Parcel:
     is_large, count = _HEAD.unpack_from(payload)
     end = _HEAD.size + count * _NUMBER.itemsize
@@ -182,16 +183,27 @@ def _stream_bytes(columns: list[Column], parcel: _Parcel) -> int:
     return sum(c.num_bytes(length) for c, length in zip(columns, parcel.lengths, strict=True))
 
 
-def _places(
-    columns: list[Column], lengths: list[tuple[Any, ...]], num_processes: int
-) -> list[list[Array]]:
+def _lengths(parcels: list[_Parcel]) -> list[tuple[Any, ...]]:
+    """Return for each column the lengths of all processes."""
+    return list(zip(*(parcel.lengths for parcel in parcels), strict=True))
+
+
+def _check(columns: list[Column], parcels: list[_Parcel]) -> None:
+    for column, row in zip(columns, _lengths(parcels), strict=True):
+        column.check(row)
+
+
+def _places(columns: list[Column], parcels: list[_Parcel]) -> list[list[Array]]:
     """Return for each process the memory for its bytes, column by column."""
-    places = [column.places(row) for column, row in zip(columns, lengths, strict=True)]
-    return [[p for column in places for p in column[process]] for process in range(num_processes)]
+    rows = zip(columns, _lengths(parcels), strict=True)
+    places = [column.places(row) for column, row in rows]
+    return [[p for column in places for p in column[i]] for i in range(len(parcels))]
 
 
-def _fill(places: list[Array], body: memoryview) -> None:
-    at = 0
-    for place in places:
-        place[:] = np.frombuffer(body[at : at + place.size], np.uint8)
-        at += place.size
+def _fill(places: list[list[Array]], parcels: list[_Parcel]) -> None:
+    """Put the bytes that came with the answer where they belong."""
+    for row, parcel in zip(places, parcels, strict=True):
+        at = 0
+        for place in row if not parcel.is_large else []:
+            place[:] = np.frombuffer(parcel.body[at : at + place.size], np.uint8)
+            at += place.size
