@@ -130,8 +130,7 @@ def test_bytes_come_to_where_they_are_wanted():
         data = [values[1]] if me == 1 else None
         options = {"timeout_s": PATIENCE_S, "into": pieces}
         assert spread(coordinator, 1, data, 1000, **options) is None
-        if me != 1:
-            assert b"".join(map(np.ndarray.tobytes, pieces)) == values[1].tobytes()
+        assert b"".join(map(np.ndarray.tobytes, pieces)) == values[1].tobytes()
         rows = np.zeros((3, 1000), np.uint8)
         options["into"] = [[row[:1], row[1:]] for row in rows]
         assert collect(coordinator, [values[me]], [1000] * 3, to=None, **options) is None

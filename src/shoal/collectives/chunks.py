@@ -88,6 +88,10 @@ class Bytes:
         joined[place:] = 0
         return joined
 
+    def pieces(self) -> Iterator[tuple[int, ByteArray]]:
+        """Yield each buffer, with where it begins."""
+        yield from zip(self._begins, self._views, strict=False)
+
     def write(self, begin: int, values: ByteArray) -> None:
         """Put `values` at `begin`; what does not fit in is left out."""
         place = 0

@@ -80,18 +80,24 @@ class Flow:
         )
 
     def together(
-        self, stage: str, work: Callable[[], T], still: Callable[[], str] = lambda: ""
+        self,
+        stage: str,
+        work: Callable[[], T],
+        still: Callable[[], str],
+        *,
+        meanwhile: Callable[[], object] | None = None,
     ) -> T:
         """Do `work` while the others do theirs, then meet them; return what it returned.
 
-        `still` says what is not done yet, if it is not in time.
+        `still` says what is not done yet, if it is not in time. `meanwhile` is done in the caller's
+        thread, that would only wait.
 
         Raises, on all that are alive:
           DeadlineError: somebody was not done in time.
           ProcessLostError, PeerFailedError: somebody is gone, or failed.
         What `work` itself raises, unless it is the runtime's error, is raised here at once.
         """
-        outcome = self._watched(work, still)
+        outcome = self._watched(work, still, meanwhile)
         limit_s = self.left_s
         if outcome.error is not None:  # who is gone is known within this
             limit_s = min(limit_s, settings.seconds("SHOAL_LOST_AFTER_S") + _GRACE_S)
@@ -108,7 +114,12 @@ class Flow:
             self._judge({p: text.decode() for p, text in answers.items() if text}, outcome.error)
         return outcome.value  # type: ignore[return-value]  # no words: there is a value
 
-    def _watched(self, work: Callable[[], T], still: Callable[[], str]) -> _Outcome[T]:
+    def _watched(
+        self,
+        work: Callable[[], T],
+        still: Callable[[], str],
+        meanwhile: Callable[[], object] | None,
+    ) -> _Outcome[T]:
         """Do `work` in a thread of its own; look at the clock and at who is alive meanwhile."""
         done: Future[T] = Future()
 
@@ -123,6 +134,8 @@ class Flow:
             run()
         else:
             threading.Thread(target=run, name="shoal's work on devices", daemon=True).start()
+        if meanwhile is not None:
+            meanwhile()
         every_s = settings.seconds("SHOAL_WARN_AFTER_S")
         tell_at = self._began + every_s
         while wait([done], min(_LOOK_S, self.left_s)).not_done:

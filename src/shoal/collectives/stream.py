@@ -52,7 +52,8 @@ def spread(
       num_bytes: equal on all.
       timeout_s: deadline in seconds.
       name: what the messages call it.
-      into: writable buffers of `num_bytes` together, to be filled; None: one is made.
+      into: writable buffers of `num_bytes` together, to be filled, on the source too, where that
+        goes on while chunks move; None: one is made, but not on the source.
 
     Returns:
       uint8[num_bytes]; None on the source, and where `into` was given.
@@ -62,17 +63,23 @@ def spread(
     """
     flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, lane=lane)
     is_source = coordinator.process == source
-    if is_source:
-        value, made = Bytes(data or ()), None
-    else:
-        made = np.empty(num_bytes, np.uint8) if into is None else None
-        value = Bytes(into or () if made is None else [made])
+    made = np.empty(num_bytes, np.uint8) if into is None and not is_source else None
+    place = Bytes([made] if made is not None else into or ())
+    value = Bytes(data or ()) if is_source else place
+
+    def copy() -> None:
+        if is_source:
+            _copy(value, place)
+
     if coordinator.num_processes > 1 and num_bytes:
         _move(
             flow,
             lambda ring: _spread(flow, ring, source, value, num_bytes),
             lambda: _relay_one(flow, source, value, num_bytes),
+            copy,
         )
+    else:
+        copy()
     return made
 
 
@@ -112,22 +119,31 @@ def collect(
     places = [Bytes(buffers) for buffers in into or ()] if made is None else []
     places = places or [Bytes([row]) for row in made or ()]
     own = Bytes(data)
-    if takes:
-        for run in runs(own.num_bytes):
-            for begin in range(run.begin, own.num_bytes, run.chunk_bytes):
-                count = min(run.chunk_bytes, own.num_bytes - begin)
-                places[coordinator.process].write(begin, own.read(begin, count))
+
+    def copy() -> None:
+        if takes:
+            _copy(own, places[coordinator.process])
+
     if coordinator.num_processes > 1 and any(sizes):
         _move(
             flow,
             lambda ring: _collect(flow, ring, own, places, sizes),
             lambda: _relay_all(flow, own, places, sizes),
+            copy,
         )
+    else:
+        copy()
     return made
 
 
-def _move(flow: Flow, over: Callable[[Ring], object], relay: Callable[[], object]) -> None:
-    """Move chunks over the devices if all have one, else through the meeting place."""
+def _move(
+    flow: Flow,
+    over: Callable[[Ring], object],
+    relay: Callable[[], object],
+    copy: Callable[[], object],
+) -> None:
+    """Move chunks over the devices if all have one, else through the meeting place; meanwhile copy
+    what this process has itself."""
 
     def go() -> bool:
         ring = find_ring(
@@ -140,8 +156,16 @@ def _move(flow: Flow, over: Callable[[Ring], object], relay: Callable[[], object
     def still() -> str:
         return f"{flow.moved_bytes} bytes were moved"
 
-    if not (has_devices(flow.coordinator) and flow.together("the last chunk", go, still)):
+    if not has_devices(flow.coordinator):
+        copy()
         relay()
+    elif not flow.together("the last chunk", go, still, meanwhile=copy):
+        relay()
+
+
+def _copy(value: Bytes, place: Bytes) -> None:
+    for begin, piece in value.pieces():
+        place.write(begin, piece)
 
 
 def _spread(flow: Flow, ring: Ring, source: int, value: Bytes, num_bytes: int) -> None:
@@ -171,7 +195,9 @@ def _branch(
     under_way.take()
 
 
-def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, value: Bytes) -> None:
+def _pass_on(
+    flow: Flow, ring: Ring, source: int, line: Hops, run: Run, value: Bytes | None
+) -> None:
     """Send the chunks along a line, one behind the other.
 
     With 4 processes and source 0, after turn 2 process 1 has chunk 2, process 2 has chunk 1 and
@@ -181,7 +207,7 @@ def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, value: B
     chunk = ring.zeros(run.chunk_bytes)
     under_way = _UnderWay(flow, ring)
     for turn in range(run.num_chunks + ring.num_processes - 2):
-        if not distance and turn < run.num_chunks:
+        if not distance and value is not None and turn < run.num_chunks:
             chunk = ring.put(value.read(run.begins[turn], run.chunk_bytes))
         number = turn - distance + 1
         is_ours = distance > 0 and 0 <= number < run.num_chunks
@@ -193,9 +219,30 @@ def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, value: B
 def _collect(
     flow: Flow, ring: Ring, own: Bytes, places: Sequence[Bytes], sizes: Sequence[int]
 ) -> None:
-    """For each chunk, turn the ring until everybody has seen the chunk of everybody."""
+    """Move all values at once, or if few processes have much, one after the other: whichever has
+    fewer turns. Both ways need one program."""
     around = rotation(ring.num_processes)
     ring.prepare([around])
+    chunks = [sum(run.num_chunks for run in runs(size)) for size in sizes]
+    at_once = max(chunks) * (ring.num_processes - 1)
+    if sum(count + ring.num_processes - 2 for count in chunks if count) >= at_once:
+        _turn(flow, ring, around, own, places, sizes)
+        return
+    for source, size in enumerate(sizes):
+        value = own if source == ring.process else places[source] if places else None
+        for run in runs(size):
+            _pass_on(flow, ring, source, around, run, value)
+
+
+def _turn(
+    flow: Flow,
+    ring: Ring,
+    around: Hops,
+    own: Bytes,
+    places: Sequence[Bytes],
+    sizes: Sequence[int],
+) -> None:
+    """For each chunk, turn the ring until everybody has seen the chunk of everybody."""
     under_way = _UnderWay(flow, ring)
     for run in runs(max(sizes)):
         for begin in run.begins:
