@@ -33,6 +33,13 @@ SETTINGS = {
 PROCESSES = range(3)
 PLACE, SERVICE = "the meeting place", "JAX's service"
 NATIVE = ("collective", "stream")
+AGREEMENTS = ("barrier", "broadcast", "allgather", "assert_same")
+# Where the bench holds a process inside a call of shoal: all have agreed, one does not go on.
+MIDSTS = {
+    "chunks of broadcast": ("stream.before_chunk", "#4"),
+    "chunks of allgather": ("stream.before_chunk", "#4"),
+    "difference": ("assert_same.after_arrive", ""),
+}
 # How soon the others must know.
 BOUND_S = {
     "kill": 1.0, "stop": LOST_AFTER_S + 2.0, "cut": LOST_AFTER_S + 2.0, "raise": 2.0, "exit": 2.0,
@@ -65,11 +72,21 @@ class Cell(NamedTuple):
         return self.where in NATIVE
 
     @property
+    def point(self) -> str:
+        """Where a process is held by the bench."""
+        return MIDSTS.get(self.where, ("before", ""))[0]
+
+    @property
     def is_held(self) -> bool:
         """Whether the process that keeps the others from going on is held by the bench."""
         if isinstance(self.victim, int):
-            return self.where in ("barrier", "collective") or self.fault in FAILS
-        return self.where == "collective"
+            return self.where in (*AGREEMENTS, *MIDSTS, "collective") or self.fault in FAILS
+        return self.where in (*MIDSTS, "collective")
+
+    @property
+    def turn(self) -> str:
+        """How often it has come there then."""
+        return MIDSTS.get(self.where, ("", ""))[1]
 
     @property
     def named(self) -> int | str:
@@ -106,7 +123,7 @@ def run(cell: Cell, env: Mapping[str, str]) -> Told:
         devices=cell.devices,
         services=cell.services,
         network=cell.fault == "cut",
-        faults=f"before@{apart}:pause",
+        faults=f"{cell.point}@{apart}{cell.turn}:pause",
         env={**env, **SETTINGS},
         deadline_s=_DEADLINE_S,
     )
@@ -128,10 +145,12 @@ def run(cell: Cell, env: Mapping[str, str]) -> Told:
 
 def _wait_until_it_stands(bench: Cluster, cell: Cell, process: int, apart: int) -> None:
     if process == apart and cell.is_held:
-        bench.wait_for_pause("before", process)
+        bench.wait_for_pause(cell.point, process)
+        return
+    if cell.where in MIDSTS:  # who is held could not be there without the others
         return
     sign = f"inside {process} "
-    if cell.where == "barrier":  # the meeting place knows that it waits: it answered who is missing
+    if cell.where in AGREEMENTS:  # the meeting place knows that it waits: it answered who is not
         host = address_of(process) if cell.fault == "cut" else socket.gethostname()
         sign = f"process {process} of {len(PROCESSES)} ({host}): 'never' ("
     bench.wait_for(sign, "the launcher" if cell.services == "launcher" else process)
@@ -144,9 +163,16 @@ def _strike(bench: Cluster, cell: Cell) -> None:
         bench.cut(cell.victim)
     # With the meeting place on its side of the cut, the victim would pass the barrier where the
     # others wait: they have come to it. It stays where it is, in no call of shoal.
-    passes = cell.has_place and cell.fault == "cut" and cell.where == "barrier"
-    if isinstance(cell.victim, int) and cell.fault not in ("kill", "stop") and not passes:
-        bench.release("before")
+    passes = cell.has_place and cell.fault == "cut" and cell.where in AGREEMENTS
+    if not isinstance(cell.victim, int):
+        if cell.where in MIDSTS:  # without a service a call could still come to its end
+            for process in PROCESSES[:-1]:
+                bench.wait_for(f"learned {process} ", process)
+            bench.release(cell.point)
+    elif cell.where in MIDSTS and cell.fault in FAILS:
+        os.kill(bench.pid(cell.victim), programs.FAIL)
+    elif cell.fault not in ("kill", "stop") and not passes:
+        bench.release(cell.point)
 
 
 def _wait_for_the_end(bench: Cluster, cell: Cell) -> list[Ended]:
@@ -155,7 +181,7 @@ def _wait_for_the_end(bench: Cluster, cell: Cell) -> list[Ended]:
         bench.wait(only=cell.survivors)
         bench.cont(cell.victim)
         if isinstance(cell.victim, int):
-            bench.release("before")
+            bench.release(cell.point)
     return bench.wait()
 
 

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,10 @@ import shoal
 from shoal.runtime.fault_points import reach
 
 ENOUGH = 3  # turns of a loop, until it is clear that it runs
+MANY_BYTES = 20 << 20
+FAIL = signal.SIGUSR2  # has the main line fail in the midst of a call, as a handler of SIGTERM may
+
+Place = Callable[[bool, bool], Callable[[], object]]  # is it apart, is it the victim: what it does
 
 
 def stand(where: str, fault: str, apart: int, is_victim: bool) -> None:
@@ -25,15 +30,18 @@ def stand(where: str, fault: str, apart: int, is_victim: bool) -> None:
 
     Args:
       where: a name of PLACES.
-      fault: what happens.
+      fault: what the process apart does by itself, if anything.
       apart: the process that keeps the others from getting any further.
       is_victim: whether it happens to that process, and not to a service.
     """
     here = shoal.process_index()
     place = PLACES[where](here == apart, is_victim)
+    fails = here == apart and is_victim and fault in BY_ITSELF
+    if fails:
+        signal.signal(FAIL, lambda *_: BY_ITSELF[fault](here))
     shoal.barrier("all are here")
     with said_when_learned():
-        if here == apart and is_victim and fault in BY_ITSELF:
+        if fails and where not in IN_THE_MIDST:
             reach("before")
             BY_ITSELF[fault](here)
         place()
@@ -71,17 +79,30 @@ def _exit(_here: int) -> None:
 BY_ITSELF: dict[str, Callable[[int], None]] = {"raise": _raise, "exit": _exit}
 
 
-def in_barrier(is_apart: bool, is_victim: bool) -> Callable[[], None]:
-    """All wait, and nobody can go on."""
+def in_agreement(call: Callable[[], object]) -> Place:
+    """All wait in a call, and nobody can go on."""
 
-    def place() -> None:
-        if is_apart and is_victim:
-            reach("before")
-        if is_apart and not is_victim:  # it waits too: for one who waits for it in another lane
-            shoal.barrier("never", processes=[0, shoal.process_index()], lane="apart")
-        shoal.barrier("never")
+    def of(is_apart: bool, is_victim: bool) -> Callable[[], None]:
+        def place() -> None:
+            if is_apart and is_victim:
+                reach("before")
+            if is_apart and not is_victim:  # it waits too: for one who waits in another lane
+                shoal.barrier("never", processes=[0, shoal.process_index()], lane="apart")
+            call()
 
-    return place
+        return place
+
+    return of
+
+
+def small(operation: str) -> Callable[[], object]:
+    """Return a call that brings a few bytes."""
+    return lambda: getattr(shoal, operation)(b"few", name="never")
+
+
+def large(operation: str) -> Callable[[], object]:
+    """Return a call that brings some more than is under way at a time."""
+    return lambda: getattr(shoal, operation)(bytes(MANY_BYTES), name="never")
 
 
 def in_collective(is_apart: bool, _is_victim: bool) -> Callable[[], None]:
@@ -140,9 +161,22 @@ def _collective() -> tuple[Any, Any]:
     return total, array
 
 
-PLACES = {
-    "barrier": in_barrier, "collective": in_collective, "stream": in_stream, "step": in_steps,
-}  # fmt: skip
+# All have agreed, and one does not go on: the bench holds it at a point of shoal's own.
+IN_THE_MIDST = {
+    "chunks of broadcast": large("broadcast"),
+    "chunks of allgather": large("allgather"),
+    "difference": lambda: shoal.assert_same(shoal.process_index(), name="never"),
+}
+PLACES: dict[str, Place] = {
+    "barrier": in_agreement(lambda: shoal.barrier("never")),
+    "broadcast": in_agreement(small("broadcast")),
+    "allgather": in_agreement(small("allgather")),
+    "assert_same": in_agreement(small("assert_same")),
+    "collective": in_collective,
+    "stream": in_stream,
+    "step": in_steps,
+    **{where: lambda *_, call=call: call for where, call in IN_THE_MIDST.items()},
+}
 
 
 def come_late(timeout_s: float) -> None:

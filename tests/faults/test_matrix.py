@@ -4,7 +4,10 @@
     {SIGKILL, SIGSTOP, cut link} x {the meeting place, JAX's service}
 
 each while the others stand in a barrier, in a collective of XLA, or in plain Python with `step`,
-on 1 and on 2 devices a process. A slice of it runs with the suite, all of it by `make test-faults`.
+on 1 and on 2 devices a process; and inside what moves or compares values: while all agree, while
+chunks move over the devices, while a difference is being found. There each fault comes once in each
+place, to process 0 in one and to another in the next. A slice of it runs with the suite, all of it
+by `make test-faults`.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ import itertools
 
 import pytest
 
-from faults.cells import FAILS, PLACE, SERVICE, Cell, offences
+from faults.cells import FAILS, MIDSTS, PLACE, SERVICE, Cell, offences
 
 FAULTS = ("kill", "stop", "raise", "exit", "cut")
 WHERES = ("barrier", "collective", "step")
+VALUES = ("broadcast", "allgather", "assert_same", *MIDSTS)
 
 
 def cells(devices, services, wheres=WHERES, faults=FAULTS, victims=(0, 1, PLACE, SERVICE)):
@@ -26,6 +30,17 @@ def cells(devices, services, wheres=WHERES, faults=FAULTS, victims=(0, 1, PLACE,
         Cell(devices, services, where, fault, victim)
         for where, fault, victim in rows
         if isinstance(victim, int) or fault not in FAILS
+    ]
+
+
+def alternating(wheres):
+    """Return each fault in each place, the victims in turn."""
+    return [
+        Cell(2, "stand-alone", where, fault, pair[(i + j) % 2])
+        for i, where in enumerate(wheres)
+        for j, fault in enumerate(FAULTS)
+        for pair in ((0, 1), (PLACE, SERVICE))
+        if isinstance(pair[0], int) or fault not in FAILS
     ]
 
 
@@ -39,6 +54,7 @@ MATRIX = [
     *cells(2, "launcher", faults=["kill", "raise", "exit"], victims=[1]),
     *cells(2, "launcher", ["barrier"], ["stop"], [1]),
     *cells(2, "launcher", faults=["kill"], victims=[PLACE, SERVICE]),
+    *alternating(VALUES),
 ]
 SLICE = [
     Cell(2, "stand-alone", "barrier", "kill", 0),
@@ -49,7 +65,18 @@ SLICE = [
     Cell(2, "process 0", "step", "kill", 0),
     Cell(2, "stand-alone", "step", "kill", PLACE),
     Cell(2, "stand-alone", "step", "kill", SERVICE),
+    Cell(1, "stand-alone", "allgather", "stop", 0),
+    Cell(2, "process 0", "chunks of broadcast", "kill", 1),
+    Cell(1, "stand-alone", "difference", "raise", 1),
 ]
+
+
+def test_every_fault_comes_to_everybody_and_everywhere_among_values():
+    rows = [cell for cell in MATRIX if cell.where in VALUES]
+    once = cells(2, "stand-alone", VALUES)
+    assert {(one.fault, one.victim) for one in rows} == {(c.fault, c.victim) for c in once}
+    assert {(one.where, one.victim) for one in rows} == {(c.where, c.victim) for c in once}
+    assert {(one.where, one.fault) for one in rows} == {(c.where, c.fault) for c in once}
 
 
 def marked(cell):
