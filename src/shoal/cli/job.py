@@ -33,6 +33,7 @@ POSTED = "job.json"  # in the log directory, as long as the job runs
 _START_S = 60.0  # for the services to listen
 _LEFTOVERS_S = 1.0  # between SIGTERM and SIGKILL for what the processes left behind
 _DRAIN_S = 1.0  # for last words, where somebody beyond our reach holds the pipe open
+_TAKE_S = 2.0  # for a reader to take the last words, where a signal has ended the job
 _UNKILLABLE_S = 2.0  # after SIGKILL: a process in an uninterruptible wait is not waited for
 _POLL_S = 0.02
 _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on; they end nothing by themselves
@@ -319,9 +320,10 @@ class Job:
     def _flush(self) -> None:
         """Wait until what was said is taken; a slow reader has the time, a signal ends it."""
         self._killed_s = math.inf
+        until_s = time.monotonic() + _TAKE_S if self._interrupted else math.inf
         for outlet in self._loop.outlets:
             outlet.end_line()
-        self._watch(lambda: any(outlet.waiting for outlet in self._loop.outlets))
+        self._watch(lambda: any(outlet.waiting for outlet in self._loop.outlets), until_s)
 
     def _say(self, *lines: str) -> None:
         """Speak as the launcher; a line that starts with a space goes on with the one before."""
