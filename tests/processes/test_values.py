@@ -168,14 +168,14 @@ def memory_of_large_values():
     }
 
 
-def swapped(index):
+def swapped(index, call):
     """Both broadcast both, one of them the second one first."""
 
     def first():
-        return shoal.broadcast(np.zeros(3))
+        return call(np.zeros(3))
 
     def second():
-        return shoal.broadcast(np.ones(3))
+        return call(np.ones(3))
 
     return second() if index else first()
 
@@ -185,7 +185,8 @@ def what_must_be_equal_is_not():
     index = join([1, 1])
     x, y = np.zeros(3, np.float32), np.ones(3, np.float32)
     calls = [
-        lambda: swapped(index),
+        lambda: swapped(index, shoal.broadcast),
+        lambda: swapped(index, shoal.allgather),
         lambda: (shoal.allgather if index else shoal.broadcast)(x),
         lambda: shoal.broadcast(x[: 3 - index]),
         lambda: shoal.allgather(x[: 3 - index]),
@@ -204,7 +205,7 @@ def what_must_be_equal_is_not():
 
 
 SAID = [
-    ("(swapped.<locals>.first)", "(swapped.<locals>.second)"),
+    *[("(swapped.<locals>.first)", "(swapped.<locals>.second)")] * 2,
     ("broadcast", "allgather"),
     ("float32[3]", "float32[2]"),
     ("float32[3]", "float32[2]"),
