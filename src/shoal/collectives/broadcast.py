@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from shoal.collectives import stream, wire
-from shoal.collectives.arguments import deadline_of, process_of
-from shoal.collectives.leaves import Array, Buffer, is_global
+from shoal.collectives.arguments import deadline_of, must_be_main, process_of
+from shoal.collectives.leaves import Buffer, is_global
 from shoal.collectives.wire import inline_bytes
 from shoal.colour import collective
 from shoal.errors import raise_all
@@ -53,7 +53,8 @@ def broadcast(
       name: declares that calls at different places are one and the same; None: the place counts.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
         wait for all.
-      lane: the line of execution; see `barrier`.
+      lane: the line of execution; see `barrier`. Large values travel in "main" alone: of two lanes
+        that use the devices at once, the chunks could be taken for each other's.
 
     Returns:
       The tree, with arrays as new NumPy arrays (they may share one block of memory), keys as keys
@@ -65,7 +66,7 @@ def broadcast(
       ProcessLostError: on all that came: a process is dead or unreachable.
       PeerFailedError: on all that came: a process raised an exception, or left the job.
       UsageError: on the caller alone: an argument is wrong, a leaf is nothing that travels (all
-        such are named by path); nothing was sent.
+        such are named by path); nothing was sent. On all that came: large values in a lane.
 
     >>> import numpy as np
     >>> broadcast({"seed": 1 << 70, "run": "a", "w": np.float32([1, -0.0])})
@@ -105,11 +106,12 @@ def broadcast_with(
         data = np.frombuffer(bytearray(memoryview(told)[1:]), np.uint8)
     else:
         (num_bytes,) = _SIZE.unpack_from(told, 1)
-        came = stream.spread(
-            coordinator, source, buffers, num_bytes,
-            timeout_s=deadline.left_s, lane=lane, name=name or "broadcast",
+        must_be_main("broadcast", lane)
+        data = np.empty(num_bytes, np.uint8)
+        stream.spread(
+            coordinator, source, buffers, num_bytes, into=[data],
+            timeout_s=deadline.left_s, name=name or "broadcast",
         )  # fmt: skip
-        data = _copied(buffers, num_bytes) if came is None else came
     return wire.unpack(spec, data)
 
 
@@ -122,13 +124,3 @@ def _refuse_parts(spec: wire.Spec, values: list[Any]) -> None:
         if is_global(value) and not value.is_fully_replicated
     ]
     raise_all("broadcast", offences)
-
-
-def _copied(buffers: list[Buffer], num_bytes: int) -> Array:
-    """Return the bytes of all buffers, in memory of their own."""
-    data = np.empty(num_bytes, np.uint8)
-    at = 0
-    for buffer in buffers:
-        data[at : at + len(buffer)] = np.frombuffer(buffer, np.uint8)
-        at += len(buffer)
-    return data
