@@ -243,3 +243,23 @@ def test_a_save_counts_after_a_notice_until_it_is_closed(has_notice):
     rounds.hear(0, stop.rearm(1))
     assert not stop.has_saved
     assert not rounds.has_saved
+
+
+def test_an_answer_of_an_earlier_round_does_not_count():
+    """Process 1 comes back from the rearm late: until then it may be told to go on again."""
+    rounds = Rounds(2)
+    rounds.give()
+    assert rounds.hear(0, Told(0, 3)) is None
+    assert rounds.hear(0, Told(1, -1)) is None
+    assert rounds.hear(1, Told(0, 5)) is None
+    assert rounds.awaited == (1,)
+    assert rounds.hear(1, Told(1, 7)) == Settled(1, 8)
+
+
+def test_steps_are_compared_anew_after_a_rearm():
+    rounds, stop = Rounds(1), Stop(0)
+    assert stop.ask(1000) is False
+    rounds.hear(0, stop.rearm(0))
+    assert stop.ask(3) is False  # the loop was begun again
+    stop.settle(rounds.hear(0, stop.hear(rounds.give(), 0, TERM)))
+    assert [stop.ask(step) for step in (3, 4)] == [False, True]
