@@ -13,7 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["CHUNKS", "LARGE_BYTES", "SMALL_BYTES", "Buffer", "Bytes", "Run", "runs"]
+__all__ = [
+    "CHUNKS",
+    "LARGE_BYTES",
+    "SMALL_BYTES",
+    "Buffer",
+    "Bytes",
+    "Outgoing",
+    "Run",
+    "aligned",
+    "runs",
+]
 
 Buffer = Any  # what has the buffer protocol, C-contiguous: bytes, a memoryview, an array
 ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
@@ -72,20 +82,21 @@ class Bytes:
         """How many there are together."""
         return self._begins[-1]
 
-    def read(self, begin: int, num_bytes: int) -> ByteArray:
+    def read(self, begin: int, num_bytes: int, place: ByteArray | None = None) -> ByteArray:
         """Return the bytes from `begin`, followed by zeros where the value has ended.
 
-        A view if they lie in one buffer, where a device of kind CPU can read them; else a copy.
+        A view if they lie in one buffer, where a device of kind CPU can read them; else a copy, in
+        `place` if one is given.
         """
         pieces = [view[first:last] for view, first, last in self._pieces(begin, num_bytes)]
         if len(pieces) == 1 and pieces[0].size == num_bytes and _misfit(pieces[0]) == 0:
             return pieces[0]
-        joined = _aligned(num_bytes)
-        place = 0
+        joined = aligned(num_bytes) if place is None else place[:num_bytes]
+        end = 0
         for piece in pieces:
-            joined[place : place + piece.size] = piece
-            place += piece.size
-        joined[place:] = 0
+            joined[end : end + piece.size] = piece
+            end += piece.size
+        joined[end:] = 0
         return joined
 
     def pieces(self) -> Iterator[tuple[int, ByteArray]]:
@@ -109,7 +120,24 @@ class Bytes:
             begin, number = start + last, number + 1
 
 
-def _aligned(num_bytes: int) -> ByteArray:
+class Outgoing:
+    """A value that is sent chunk by chunk; a chunk stays as it is until the next but one is read.
+
+    To be made in the caller's thread: memory of a new thread is new, a fault for each page.
+    """
+
+    def __init__(self, value: Bytes) -> None:
+        self._value = value
+        self._places = [aligned(LARGE_BYTES), aligned(LARGE_BYTES)]  # no page is there before use
+
+    def read(self, begin: int, num_bytes: int) -> ByteArray:
+        """Return a chunk, as `Bytes.read` does."""
+        self._places.reverse()
+        return self._value.read(begin, num_bytes, self._places[0])
+
+
+def aligned(num_bytes: int) -> ByteArray:
+    """Return memory that begins where a device of kind CPU can read it."""
     memory = np.empty(num_bytes + _ALIGNED_TO, np.uint8)
     return memory[-_misfit(memory) % _ALIGNED_TO :][:num_bytes]
 

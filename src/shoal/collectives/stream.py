@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from shoal.collectives.chunks import Buffer, ByteArray, Bytes, Run, runs
+from shoal.collectives.chunks import Buffer, ByteArray, Bytes, Outgoing, Run, runs
 from shoal.collectives.flow import Flow
 from shoal.collectives.ring import Hops, Ring, chain, find_ring, has_devices, rotation, tree
 from shoal.runtime import fault_points
@@ -27,6 +27,7 @@ from shoal.runtime.coordinator import Coordinator
 
 __all__ = ["collect", "spread"]
 
+_End = Outgoing | Bytes | None  # what a process sends; or where it puts what comes, if it wants it
 _ROUND_BYTES = 8 << 20  # of all processes together, in one meeting
 
 
@@ -44,7 +45,7 @@ def spread(
     """Give the bytes of one process to all.
 
     All processes call it with equal arguments, but for `data` and `into`. Memory of a process: the
-    result, and up to three chunks of 4 MiB; no copy of the whole is made on the source.
+    result, and up to six chunks of 4 MiB; no copy of the whole is made on the source.
 
     Args:
       source: the process that has the bytes.
@@ -66,6 +67,7 @@ def spread(
     made = np.empty(num_bytes, np.uint8) if into is None and not is_source else None
     place = Bytes([made] if made is not None else into or ())
     value = Bytes(data or ()) if is_source else place
+    end = Outgoing(value) if is_source else value
 
     def copy() -> None:
         if is_source:
@@ -74,7 +76,7 @@ def spread(
     if coordinator.num_processes > 1 and num_bytes:
         _move(
             flow,
-            lambda ring: _spread(flow, ring, source, value, num_bytes),
+            lambda ring: _spread(flow, ring, source, end, num_bytes),
             lambda: _relay_one(flow, source, value, num_bytes),
             copy,
         )
@@ -97,7 +99,7 @@ def collect(
     """Give the bytes of each process to all, or to one.
 
     All processes call it with equal arguments, but for `data` and `into`. Memory of a process: the
-    result, and up to three chunks of 4 MiB.
+    result, and up to six chunks of 4 MiB.
 
     Args:
       data: the buffers of this process, of `sizes[process]` bytes together.
@@ -119,6 +121,7 @@ def collect(
     places = [Bytes(buffers) for buffers in into or ()] if made is None else []
     places = places or [Bytes([row]) for row in made or ()]
     own = Bytes(data)
+    chunks = Outgoing(own)
 
     def copy() -> None:
         if takes:
@@ -127,7 +130,7 @@ def collect(
     if coordinator.num_processes > 1 and any(sizes):
         _move(
             flow,
-            lambda ring: _collect(flow, ring, own, places, sizes),
+            lambda ring: _collect(flow, ring, chunks, places, sizes),
             lambda: _relay_all(flow, own, places, sizes),
             copy,
         )
@@ -168,36 +171,32 @@ def _copy(value: Bytes, place: Bytes) -> None:
         place.write(begin, piece)
 
 
-def _spread(flow: Flow, ring: Ring, source: int, value: Bytes, num_bytes: int) -> None:
+def _spread(flow: Flow, ring: Ring, source: int, end: _End, num_bytes: int) -> None:
     """Take the tree for few chunks and the chain for many: whichever has fewer turns."""
     rounds, line = tree(ring.num_processes, source), chain(ring.num_processes, source)
     ring.prepare([*rounds, line])
     for run in runs(num_bytes):
         if run.num_chunks * len(rounds) <= run.num_chunks + ring.num_processes - 2:
-            _branch(flow, ring, source, rounds, run, value)
+            _branch(flow, ring, rounds, run, end)
         else:
-            _pass_on(flow, ring, source, line, run, value)
+            _pass_on(flow, ring, source, line, run, end)
 
 
-def _branch(
-    flow: Flow, ring: Ring, source: int, rounds: Sequence[Hops], run: Run, value: Bytes
-) -> None:
+def _branch(flow: Flow, ring: Ring, rounds: Sequence[Hops], run: Run, end: _End) -> None:
     """Send each chunk to one process, then from both to two others, and so on."""
     under_way = _UnderWay(flow, ring)
     for begin in run.begins:
         chunk = ring.zeros(run.chunk_bytes)
-        if ring.process == source:
-            chunk = ring.put(value.read(begin, run.chunk_bytes))
+        if isinstance(end, Outgoing):
+            chunk = ring.put(end.read(begin, run.chunk_bytes))
         for hops in rounds:
             is_receiver = ring.process in (receiver for _, receiver in hops)
-            moved = under_way.move(chunk, hops, value if is_receiver else None, begin)
+            moved = under_way.move(chunk, hops, end if is_receiver else None, begin)
             chunk = moved if is_receiver else chunk
     under_way.take()
 
 
-def _pass_on(
-    flow: Flow, ring: Ring, source: int, line: Hops, run: Run, value: Bytes | None
-) -> None:
+def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, end: _End) -> None:
     """Send the chunks along a line, one behind the other.
 
     With 4 processes and source 0, after turn 2 process 1 has chunk 2, process 2 has chunk 1 and
@@ -207,17 +206,17 @@ def _pass_on(
     chunk = ring.zeros(run.chunk_bytes)
     under_way = _UnderWay(flow, ring)
     for turn in range(run.num_chunks + ring.num_processes - 2):
-        if not distance and value is not None and turn < run.num_chunks:
-            chunk = ring.put(value.read(run.begins[turn], run.chunk_bytes))
+        if isinstance(end, Outgoing) and turn < run.num_chunks:
+            chunk = ring.put(end.read(run.begins[turn], run.chunk_bytes))
         number = turn - distance + 1
         is_ours = distance > 0 and 0 <= number < run.num_chunks
         begin = run.begin + number * run.chunk_bytes
-        chunk = under_way.move(chunk, line, value if is_ours else None, begin)
+        chunk = under_way.move(chunk, line, end if is_ours else None, begin)
     under_way.take()
 
 
 def _collect(
-    flow: Flow, ring: Ring, own: Bytes, places: Sequence[Bytes], sizes: Sequence[int]
+    flow: Flow, ring: Ring, own: Outgoing, places: Sequence[Bytes], sizes: Sequence[int]
 ) -> None:
     """Move all values at once, or if few processes have much, one after the other: whichever has
     fewer turns. Both ways need one program."""
@@ -229,16 +228,17 @@ def _collect(
         _turn(flow, ring, around, own, places, sizes)
         return
     for source, size in enumerate(sizes):
-        value = own if source == ring.process else places[source] if places else None
+        place = places[source] if places else None
+        end = own if source == ring.process else place
         for run in runs(size):
-            _pass_on(flow, ring, source, around, run, value)
+            _pass_on(flow, ring, source, around, run, end)
 
 
 def _turn(
     flow: Flow,
     ring: Ring,
     around: Hops,
-    own: Bytes,
+    own: Outgoing,
     places: Sequence[Bytes],
     sizes: Sequence[int],
 ) -> None:
@@ -261,11 +261,11 @@ class _UnderWay:
     def __init__(self, flow: Flow, ring: Ring) -> None:
         self._flow, self._ring = flow, ring
         self._chunk: jax.Array | None = None
-        self._into: Bytes | None = None
+        self._into: _End = None
         self._begin = 0
 
-    def move(self, chunk: jax.Array, hops: Hops, into: Bytes | None, begin: int) -> jax.Array:
-        """Send a chunk on its way; what arrives here is put to `begin` of `into`."""
+    def move(self, chunk: jax.Array, hops: Hops, into: _End, begin: int) -> jax.Array:
+        """Send a chunk on its way; what arrives here is put to `begin` of `into`, if anywhere."""
         fault_points.reach("stream.before_chunk", self._ring.process)
         moved = self._ring.move(chunk, hops)
         self.take()
@@ -276,7 +276,7 @@ class _UnderWay:
 
     def take(self) -> None:
         """Wait until it is here, and put it where it belongs."""
-        if self._chunk is not None and self._into is not None:
+        if self._chunk is not None and isinstance(self._into, Bytes):
             self._into.write(self._begin, self._ring.host_value(self._chunk))
         elif self._chunk is not None:
             self._chunk.block_until_ready()
