@@ -27,11 +27,11 @@ def be_noticed(step):
 
 
 def test_sigterm_to_the_launcher_leaves_time_to_save(launch):
-    """Longer than the grace of programs that take it as no notice: they save for a second."""
-    launch.env["SHOAL_GRACE_S"] = "0.2"
+    """Longer than the grace of programs that take it as no notice: they save for five seconds."""
+    launch.env["SHOAL_GRACE_S"] = "4"
     launch.start(
         *("-n", "3"),
-        script=HEAD + "step = train(); time.sleep(1); shoal.saved(step); print('saved', step)",
+        script=HEAD + "step = train(); time.sleep(5); shoal.saved(step); print('saved', step)",
     )
     launch.await_words("trains", 3)
     launch.popen.send_signal(signal.SIGTERM)
@@ -78,7 +78,7 @@ def test_scripts_that_exit_with_75_by_themselves_have_not_failed(launch):
 
 def test_after_a_failure_sigterm_ends_who_watches_for_it(launch):
     """It is no notice: nobody who hangs is left to SIGKILL."""
-    launch.env |= {"SHOAL_GRACE_S": "500", "SHOAL_ABORT_AFTER_S": "inf"}
+    launch.env |= {"SHOAL_GRACE_S": "500", "SHOAL_ABORT_AFTER_S": "inf", "SHOAL_AFTERMATH_S": "2"}
     hangs = "shoal.preempted(0); shoal.barrier('watched')\n"
     hangs += "if here == 1: raise ValueError('no data')\n"
     hangs += "while True: signal.pause()\n"
