@@ -128,12 +128,16 @@ class Outgoing:
 
     def __init__(self, value: Bytes) -> None:
         self._value = value
-        self._places = [aligned(LARGE_BYTES), aligned(LARGE_BYTES)]  # no page is there before use
+        sizes = [
+            run.chunk_bytes for run in runs(value.num_bytes) for _ in range(min(2, run.num_chunks))
+        ]
+        self._places = [aligned(sizes[0]) for _ in sizes[:2]]  # the first are the largest
 
     def read(self, begin: int, num_bytes: int) -> ByteArray:
         """Return a chunk, as `Bytes.read` does."""
         self._places.reverse()
-        return self._value.read(begin, num_bytes, self._places[0])
+        fits = self._places and self._places[0].size >= num_bytes
+        return self._value.read(begin, num_bytes, self._places[0] if fits else None)
 
 
 def aligned(num_bytes: int) -> ByteArray:
