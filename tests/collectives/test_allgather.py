@@ -121,18 +121,6 @@ def test_small_and_large_together(tiled, rows, to):
         result["x"][:] = -1
 
 
-def test_large_values_are_refused_in_a_lane_of_their_own_on_every_process():
-    small = [np.zeros(9)] * 2
-    large = [np.zeros(1 << 20)] * 2
-    results = in_job(small, lane="save")
-    assert [type(result) for result in results] == [np.ndarray] * 2
-    for result in in_job(large, lane="save"):
-        assert isinstance(result, UsageError)
-        assert "larger ones travel in lane 'main'" in str(result)
-    with pytest.raises(UsageError, match="larger ones travel"):
-        allgather(large, lane="save")
-
-
 @pytest.mark.parametrize(
     ("one", "other", "tiled"),
     [

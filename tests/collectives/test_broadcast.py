@@ -74,18 +74,6 @@ def test_values_of_all_sizes_around_what_travels_inline():
             assert result == [value, 1]
 
 
-def test_large_values_are_refused_in_a_lane_of_their_own_on_every_process():
-    small = [np.zeros(9)] * 2
-    large = [np.zeros(1 << 20)] * 2
-    results = in_job(2, small.__getitem__, lane="save")
-    assert [type(result) for result in results] == [np.ndarray] * 2
-    for result in in_job(2, large.__getitem__, lane="save"):
-        assert isinstance(result, UsageError)
-        assert "larger ones travel in lane 'main'" in str(result)
-    with pytest.raises(UsageError, match="larger ones travel"):
-        broadcast(large, lane="save")
-
-
 def test_a_replica_of_each_device_count_is_read():
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     value = np.arange(16.0, dtype="f4")

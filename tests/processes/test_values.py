@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import os
+import zlib
 
 import jax
 import numpy as np
@@ -132,6 +134,26 @@ def values_are_right():
     return told
 
 
+def lanes_stream_at_once():
+    """Large values in three lanes at the same time; a lane's bits are its own."""
+    index = join([2, 1])
+
+    def go(lane):
+        rng = np.random.default_rng([index, *lane.encode()])
+        mine = rng.integers(0, 256, (3 << 20) + index, np.uint8)
+        for turn in range(3):
+            whole = shoal.allgather(mine, tiled=True, lane=lane)
+            part = whole[(3 << 20) * index :][: len(mine)]
+            assert (part == mine).all(), (lane, turn)
+            given = whole if index == turn % 2 else np.zeros_like(whole)
+            there = shoal.broadcast(given, source=turn % 2, lane=lane)
+            assert (there == whole).all(), (lane, turn)
+        return zlib.crc32(whole)
+
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        return list(threads.map(go, ["main", "save", "log"]))
+
+
 def status(field):
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
@@ -234,6 +256,13 @@ def test_what_must_be_equal_and_is_not_is_an_error_on_each(child_env):
             for words, (first, second) in zip(told, SAID, strict=True):
                 assert first in words, words
                 assert second in words, words
+
+
+def test_lanes_that_stream_at_once_keep_their_bits(child_env):
+    with Cluster(2, devices=None, env=child_env) as cluster:
+        first, second = cluster.run(lanes_stream_at_once, initialize=False)
+        assert first == second
+        assert len(set(first)) == 3
 
 
 def test_memory_is_that_of_the_result_and_a_few_chunks(child_env):

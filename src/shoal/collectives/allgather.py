@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from shoal.collectives import stream, wire
-from shoal.collectives.arguments import deadline_of, must_be_main, process_of
+from shoal.collectives.arguments import deadline_of, process_of
 from shoal.collectives.columns import Column, column_of
 from shoal.collectives.leaves import Array, Buffer
 from shoal.colour import collective
@@ -62,7 +62,7 @@ def allgather(
       name: declares that calls at different places are one and the same; None: the place counts.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
         wait for all.
-      lane: the line of execution; see `barrier`. Large values travel in "main" alone.
+      lane: the line of execution; see `barrier`, and `broadcast` for large values.
 
     Returns:
       The tree; None where `to` is another process. Arrays are new NumPy arrays.
@@ -73,7 +73,7 @@ def allgather(
       ProcessLostError: on all that came: a process is dead or unreachable.
       PeerFailedError: on all that came: a process raised an exception, or left the job.
       UsageError: on the caller alone: an argument is wrong, a leaf is nothing that travels (all
-        such are named by path); nothing was sent. On all that came: large values in a lane.
+        such are named by path); nothing was sent.
 
     >>> allgather({"loss": 0.5, "host": "a"})  # one process
     {'host': ['a'], 'loss': array([0.5])}
@@ -116,10 +116,9 @@ def allgather_with(
     takes = to in (None, me)
     places = _places(columns, parcels) if takes else [[] for _ in parcels]
     if any(parcel.is_large for parcel in parcels):
-        must_be_main("allgather", lane)
         stream.collect(
             coordinator, [] if is_small else own, [_stream_bytes(columns, p) for p in parcels],
-            to=to, timeout_s=deadline.left_s, name=name or "allgather",
+            to=to, timeout_s=deadline.left_s, lane=lane, name=name or "allgather",
             into=[row if p.is_large else [] for row, p in zip(places, parcels, strict=True)],
         )  # fmt: skip
     if not takes:

@@ -8,8 +8,7 @@ from typing import NamedTuple
 from shoal import settings
 from shoal.errors import UsageError, UsageTypeError
 
-__all__ = ["Deadline", "deadline_of", "must_be_main", "process_of"]
-
+__all__ = ["Deadline", "deadline_of", "process_of"]
 
 _MOMENT_S = 0.01
 
@@ -62,17 +61,3 @@ def process_of(asked: str, argument: str, value: object, num_processes: int) -> 
         told = f"the job has processes 0..{num_processes - 1}"
         raise UsageError(f"{asked}: {argument}={process} does not exist; {told}")
     return process
-
-
-def must_be_main(asked: str, lane: str) -> None:
-    """Refuse large values in other lanes.
-
-    Devices have one line of execution: what two threads give them comes in another order on
-    another process, and the chunks of one lane would be taken for those of the other.
-
-    Raises:
-      UsageError: on all processes, which have agreed on the lane and know that values are large.
-    """
-    if lane != "main":
-        told = "is for values that travel with the call (64 KiB, less in large jobs)"
-        raise UsageError(f"{asked}: lane={lane!r} {told}; larger ones travel in lane 'main'")

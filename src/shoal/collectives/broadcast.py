@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shoal.collectives import stream, wire
-from shoal.collectives.arguments import deadline_of, must_be_main, process_of
+from shoal.collectives.arguments import deadline_of, process_of
 from shoal.collectives.leaves import Buffer, is_global
 from shoal.collectives.wire import inline_bytes
 from shoal.colour import collective
@@ -53,8 +53,8 @@ def broadcast(
       name: declares that calls at different places are one and the same; None: the place counts.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
         wait for all.
-      lane: the line of execution; see `barrier`. Large values travel in "main" alone: of two lanes
-        that use the devices at once, the chunks could be taken for each other's.
+      lane: the line of execution; see `barrier`. In others than "main" the chunks of large values
+        take the slower way through the meeting place.
 
     Returns:
       The tree, with arrays as new NumPy arrays (they may share one block of memory), keys as keys
@@ -66,7 +66,7 @@ def broadcast(
       ProcessLostError: on all that came: a process is dead or unreachable.
       PeerFailedError: on all that came: a process raised an exception, or left the job.
       UsageError: on the caller alone: an argument is wrong, a leaf is nothing that travels (all
-        such are named by path); nothing was sent. On all that came: large values in a lane.
+        such are named by path); nothing was sent.
 
     >>> import numpy as np
     >>> broadcast({"seed": 1 << 70, "run": "a", "w": np.float32([1, -0.0])})
@@ -106,11 +106,10 @@ def broadcast_with(
         data = np.frombuffer(bytearray(memoryview(told)[1:]), np.uint8)
     else:
         (num_bytes,) = _SIZE.unpack_from(told, 1)
-        must_be_main("broadcast", lane)
         data = np.empty(num_bytes, np.uint8)
         stream.spread(
             coordinator, source, buffers, num_bytes, into=[data],
-            timeout_s=deadline.left_s, name=name or "broadcast",
+            timeout_s=deadline.left_s, lane=lane, name=name or "broadcast",
         )  # fmt: skip
     return wire.unpack(spec, data)
 

@@ -2,8 +2,8 @@
 
 `spread` sends one value along a line of devices, the chunks one behind the other, or in a tree if
 they are few: each byte comes to each process once. `collect` turns a ring until everybody has seen
-the chunk of everybody. Where JAX connects no devices of the job, or a process has none, the chunks
-go through the meeting place.
+the chunk of everybody. Where JAX connects no devices of the job, or a process has none, and in
+other lanes than "main", the chunks go through the meeting place.
 
 Nothing waits for the devices without a look at who is alive: the chunks move in a thread of their
 own, and the caller's thread asks the control plane meanwhile. After the last chunk all meet once
@@ -146,7 +146,11 @@ def _move(
     copy: Callable[[], object],
 ) -> None:
     """Move chunks over the devices if all have one, else through the meeting place; meanwhile copy
-    what this process has itself."""
+    what this process has itself.
+
+    Devices have one line of execution: if two threads gave them chunks, a process could take those
+    of one lane for those of the other. So they are for lane "main" alone.
+    """
 
     def go() -> bool:
         ring = find_ring(
@@ -159,7 +163,7 @@ def _move(
     def still() -> str:
         return f"{flow.moved_bytes} bytes were moved"
 
-    if not has_devices(flow.coordinator):
+    if flow.lane != "main" or not has_devices(flow.coordinator):
         copy()
         relay()
     elif not flow.together("the last chunk", go, still, meanwhile=copy):
