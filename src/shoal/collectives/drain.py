@@ -63,9 +63,8 @@ def drain(
       UsageError: on the caller alone: an argument is wrong, this process has no device in the
         mesh; nothing was sent.
 
-    Example:
-      >>> mesh = shoal.make_mesh({"x": -1})
-      >>> shoal.drain(mesh, name="before the timer starts")
+    >>> from shoal.arrays.make_mesh import make_mesh
+    >>> drain(make_mesh({"x": -1}), name="before the timer starts")
     """
     from shoal.runtime.process import coordinator
 
