@@ -191,6 +191,13 @@ def test_the_deadline_is_the_callers():
         agree(LocalJob(2).coordinators[0], Call("x", None, "a.py:1 (f)"), timeout_s=0.05)
 
 
+def test_long_names_are_shown_where_they_differ():
+    calls = [Call("broadcast", "x" * 5000 + n, "a.py:1 (f)") for n in "ab"]
+    for error in agree_all(calls):
+        assert sorted(error.sides.values()) == [(0,), (1,)]
+        assert len(str(error)) < 1500
+
+
 def test_a_message_stays_short():
     calls = [Call("broadcast", n * 5000, f"{n * 5000}:1 (f)", (n * 10**6,)) for n in "ab"]
     for error in agree_all(calls):

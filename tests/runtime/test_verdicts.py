@@ -106,6 +106,16 @@ def test_a_divergence_shows_what_differs_and_no_more():
     ]
 
 
+def test_a_call_with_a_name_is_told_from_one_without():
+    named, unnamed = "assert_same\n\n\nint", "assert_same\na.py:1 (f)\n\nint"
+    rows = [["assert_same", named, "a.py:1 (f)", [0]], ["assert_same", unnamed, "a.py:1 (f)", [1]]]
+    error = error_of("diverged", {"sides": rows}, ME, POINT, 0.0)
+    assert error.sides == {
+        "assert_same 'assert_same' at a.py:1 (f)": (0,),
+        "assert_same at a.py:1 (f)": (1,),
+    }
+
+
 def test_the_waiting_line_is_one_line():
     facts = {"missing": [4, 5], "words": [[4, "joined, 9.0 s ago"], [5, "step 7, 1.0 s ago"]]}
     assert waiting_line(facts, ME, POINT, 10.2) == (

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.coordinator import Point
+from shoal.runtime.differing import excerpts
 
 __all__ = [
     "Answer",
@@ -162,10 +163,11 @@ def sides_facts(gathering: Gathering[Any]) -> dict[str, Any]:
     for process, wait in gathering.arrived.items():
         sides.setdefault(what_of(wait.point), (wait.point, []))[1].append(process)
     rows = sorted((sorted(processes), point) for point, processes in sides.values())
+    names = excerpts([point.name for _, point in rows])
     return {
         "sides": [
-            [point.name[:_TEXT], point.fingerprint[:_TEXT], point.site[:_TEXT], processes]
-            for processes, point in rows
+            [name, point.fingerprint[:_TEXT], point.site[:_TEXT], processes]
+            for name, (processes, point) in zip(names, rows, strict=True)
         ]
     }
 

@@ -208,12 +208,14 @@ def _calls(
     names = excerpts([side.name for side in sides])
     fingerprints = excerpts([side.fingerprint for side in sides])
     same_name = len({side.name for side in sides}) == 1
+    some_unnamed = any(parts is not None and parts.site for parts in prints)
     calls = []
     for side, parts, name, fingerprint in zip(sides, prints, names, fingerprints, strict=True):
         if parts is None:
             told = f"{name!r}" + (f" [{fingerprint}]" if same_name else "")
         else:
-            told = parts.operation + (f" {name!r}" if side.name != parts.operation else "")
+            is_told = side.name != parts.operation or (some_unnamed and not parts.site)
+            told = parts.operation + (f" {name!r}" if is_told else "")
         calls.append((told + (f" at {side.site[:200]}" if side.site else ""), side.processes))
     return calls
 
