@@ -19,7 +19,7 @@ from shoal.errors import DivergenceError, ShoalError
 from shoal.runtime.coordinator import Coordinator, Point
 from shoal.runtime.differing import MAX_SPEAKERS, find_line
 from shoal.runtime.fingerprints import Fingerprint
-from shoal.runtime.verdicts import HiddenDifference
+from shoal.runtime.verdicts import HiddenDifference, listed
 
 __all__ = ["Call", "agree"]
 
@@ -71,6 +71,9 @@ def _explained(
     """
     deadline = time.monotonic() + limit_s
     group = tuple(sorted(process for _, processes in known.calls for process in processes))
+    if coordinator.process not in group:
+        told = f"this process came later; the first line that differs is told by {listed(group)}"
+        return known.explained({}, told)
     lane = f"{point.lane}: the first difference"
     speakers = [processes[0] for _, processes in known.calls][:MAX_SPEAKERS]
 

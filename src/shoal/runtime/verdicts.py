@@ -71,13 +71,13 @@ class HiddenDifference(DivergenceError):
         told = self.explained({})
         super().__init__(str(told), sides=told.sides)
 
-    def explained(self, lines: Mapping[int, str]) -> DivergenceError:
+    def explained(self, lines: Mapping[int, str], advice: str = "") -> DivergenceError:
         """Return the error with the line of each side's first process, where they are known."""
         shown = [
             (f"{call}: {lines.get(processes[0], digest)}", processes)
             for (call, processes), digest in zip(self.calls, self.digests, strict=True)
         ]
-        return disagreement(self.heading, shown)
+        return disagreement(self.heading, shown, advice)
 
 
 def disagreement(
