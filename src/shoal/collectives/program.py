@@ -40,8 +40,8 @@ def assert_same_program(
     run) to its text; a digest of it travels in one round trip. It is impossible that it returns on
     one process and raises on another, unless the answer could not reach that one.
 
-    Options of the compiler (XLA_FLAGS) are not part of the program. An address that a callback of
-    Python may leave in it is: such programs differ.
+    Options of the compiler (XLA_FLAGS) and the order of the devices in a mesh are not part of the
+    program. An address that a callback of Python may leave in it is: such programs differ.
 
     Args:
       jitted: what `jax.jit` returned, or what its `lower` returned.
