@@ -19,8 +19,9 @@ from shoal.errors import (
     UsageTypeError,
 )
 from shoal.runtime import preemption
-from shoal.runtime.coordinator_local import LocalJob, alone
+from shoal.runtime.coordinator_local import LocalJob
 from shoal.runtime.coordinator_tcp import join
+from shoal.runtime.launched import alone
 from shoal.runtime.leaving import Given
 from shoal.runtime.points import Point
 from shoal.runtime.preemption import exit_code_with, preempted_with, rearm_with, saved_with

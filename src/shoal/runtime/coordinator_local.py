@@ -25,7 +25,7 @@ from shoal.runtime.stacks import stacks
 from shoal.runtime.troubles import Troubles
 from shoal.runtime.verdicts import Self, waiting_line
 
-__all__ = ["LocalCoordinator", "LocalJob", "alone"]
+__all__ = ["LocalCoordinator", "LocalJob"]
 
 _LOG = logging.getLogger("shoal")
 
@@ -63,6 +63,7 @@ class LocalJob:
         self._lock = threading.Lock()
         self._meeting: Meeting[_Mailbox] = Meeting(hosts, clock())
         self._rounds = Rounds(num_processes)
+        self.tell_launcher: Callable[[Given | Told], None] = lambda said: None
         self.coordinators = tuple(LocalCoordinator(self, i) for i in range(num_processes))
 
     def lose(self, process: int, reason: str = "its connection closed") -> None:
@@ -83,6 +84,7 @@ class LocalJob:
 
     def give_notice(self, process: int, given: Given) -> None:
         """A process was told that it will be ended: tell all."""
+        self.tell_launcher(given)
         with self._lock:
             number = self._rounds.give()
             for coordinator in self.coordinators:
@@ -92,6 +94,7 @@ class LocalJob:
 
     def hear_stop(self, process: int, told: Told) -> None:
         """A process says what it has answered, or that it has saved."""
+        self.tell_launcher(told)
         with self._lock:
             self._push_stop(self._rounds.hear(process, told))
 
@@ -292,12 +295,3 @@ class LocalCoordinator:
         """See `Coordinator.close`."""
         self._has_left = True
         self._job.depart(self.process, "left", "left the job")
-
-
-def alone() -> LocalCoordinator:
-    """Return the coordinator of a job of one process.
-
-    >>> alone().arrive(Point("start"), b"hello", timeout_s=1)
-    {0: b'hello'}
-    """
-    return LocalJob(1).coordinators[0]

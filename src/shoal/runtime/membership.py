@@ -21,7 +21,6 @@ from shoal.runtime import fault_points, jax_runtime, services
 from shoal.runtime.callsite import callsite
 from shoal.runtime.cluster import Arguments, Cluster, decide, is_loopback
 from shoal.runtime.coordinator import Coordinator, Point
-from shoal.runtime.coordinator_local import alone
 from shoal.runtime.coordinator_tcp import TcpCoordinator, join
 from shoal.runtime.exit_guard import gone_members, pause_s
 from shoal.runtime.frames import address_text, split_address
@@ -31,6 +30,7 @@ from shoal.runtime.keeping import (
     leads_probably,
     past_the_proxy,
 )
+from shoal.runtime.launched import alone
 
 __all__ = [
     "become_member",

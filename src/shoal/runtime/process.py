@@ -18,10 +18,10 @@ from shoal.runtime import jax_runtime, membership
 from shoal.runtime.callsite import callsite
 from shoal.runtime.cluster import Arguments
 from shoal.runtime.coordinator import Coordinator, Point
-from shoal.runtime.coordinator_local import alone
 from shoal.runtime.coordinator_tcp import TcpCoordinator
 from shoal.runtime.ending import Ending, Patience
 from shoal.runtime.exit_guard import ExitGuard
+from shoal.runtime.launched import alone
 from shoal.runtime.leaving import Given
 from shoal.runtime.notices import Sources
 

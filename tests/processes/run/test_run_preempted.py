@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 HEAD = """
 import os, pathlib, signal, sys, time
 import shoal
@@ -41,6 +43,33 @@ def test_sigterm_to_the_launcher_leaves_time_to_save(launch):
     assert len({line.partition("saved")[2] for line in finished.lines}) == 1
     assert "they took it as a notice" in finished.err
     assert finished.verdict == "shoal run: preempted, and saved: start it again (exit code 75)"
+
+
+@pytest.mark.parametrize("initialize", ["shoal.initialize()", ""])
+def test_a_job_of_one_has_time_to_save_too(launch, initialize):
+    launch.env["SHOAL_GRACE_S"] = "2"
+    head = HEAD.replace("shoal.initialize()", initialize)
+    launch.start(script=head + "step = train(); time.sleep(3); shoal.saved(step)")
+    launch.await_words("trains", 1)
+    launch.popen.send_signal(signal.SIGTERM)
+    finished = launch.finish()
+    assert finished.code == 75, finished.err
+    assert finished.verdict == "shoal run: preempted, and saved: start it again (exit code 75)"
+
+
+def test_a_job_of_one_that_goes_on_is_not_preempted(launch):
+    twice = """
+    shoal.watch_notices()
+    for turn in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        shoal.saved(train())
+        if turn < int(sys.argv[1]):
+            shoal.rearm()
+    """
+    script = HEAD + "if True:" + twice
+    for rearms, code in (("2", 0), ("1", 75)):
+        finished = launch.run(script=script, arguments=(rearms,))
+        assert finished.code == code, finished.err
 
 
 def test_a_save_of_one_process_counts_unless_the_program_went_on(launch):

@@ -1,0 +1,69 @@
+"""A job of one process, and what its launcher is told of its leaving.
+
+Such a job needs no meeting place. But its launcher runs one, and learns there that the process
+takes SIGTERM as a notice, and that it has saved: so the process says HELLO when it has a notice.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+
+from shoal import settings
+from shoal.errors import ShoalError
+from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.coordinator_tcp import TcpCoordinator, join
+from shoal.runtime.leaving import Given, Told
+from shoal.runtime.messages import given_words
+
+__all__ = ["alone"]
+
+_LOG = logging.getLogger("shoal")
+_JOIN_S = 2.0
+
+
+def alone() -> Coordinator:
+    """Return the coordinator of a job of one process.
+
+    >>> from shoal.runtime.coordinator import Point
+    >>> alone().arrive(Point("start"), b"hello", timeout_s=1)
+    {0: b'hello'}
+    """
+    job = LocalJob(1)
+    address = settings.text("SHOAL_COORDINATOR")
+    if address and settings.number("SHOAL_NUM_PROCESSES") == 1:
+        job.tell_launcher = _Launcher(address, settings.text("SHOAL_TOKEN")).tell
+    return job.coordinators[0]
+
+
+class _Launcher:
+    def __init__(self, address: str, token: str) -> None:
+        self._address = address
+        self._token = token
+        self._place: TcpCoordinator | None = None
+        self._lock = threading.RLock()  # a signal's handler may say that it has saved
+
+    def tell(self, said: Given | Told) -> None:
+        """Tell it of a notice, and after that how far this process is."""
+        with self._lock:
+            if isinstance(said, Told):
+                if self._place is not None:
+                    self._place.tell_stop(said)
+                return
+            if self._place is None:
+                self._place = self._join()
+            if self._place is not None:
+                self._place.say({"do": "notice", **given_words(said)})
+
+    def _join(self) -> TcpCoordinator | None:
+        try:
+            place = join(
+                self._address, process=0, num_processes=1, token=self._token, timeout_s=_JOIN_S
+            )
+        except (ShoalError, OSError) as error:
+            _LOG.warning("the launcher cannot be told of a notice: %s", error)
+            return None
+        atexit.register(place.close)
+        return place
