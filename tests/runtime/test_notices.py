@@ -100,7 +100,16 @@ def test_a_function_that_raises_is_logged_once_and_asked_again(heard, shoal_log)
     watch(sources, ask=[cloud])
     assert box.get(timeout=PATIENCE_S) == Given("at last", "my cloud")
     assert shoal_log.lines[0] == ("WARNING", "notices: my cloud: OSError: no such host")
-    assert len(shoal_log.lines) == 2  # and the notice
+    assert len(shoal_log.lines) == 1
+
+
+@pytest.mark.parametrize("answer", [True, False, 7, (), ("x", -1), ("x", "1"), ("x", 1, 2)])
+def test_an_answer_that_is_none_says_what_would_be_one(heard, shoal_log, answer):
+    box, sources = heard
+    answers = iter([answer, "at last"])
+    watch(sources, ask=[lambda: next(answers, None)])
+    assert box.get(timeout=PATIENCE_S).reason == "at last"
+    assert f"{answer!r} is not None, text, or (text, seconds left)" in shoal_log.lines[0][1]
 
 
 def test_a_slow_function_delays_only_itself(heard):
@@ -181,6 +190,24 @@ def test_a_signal_is_a_notice_however_often_it_comes():
             print(source())
         assert box.empty()
         """) == ["SIGTERM", "SIGTERM", "SIGUSR1"]
+
+
+def test_a_signal_that_comes_again_and_again_is_logged_once():
+    """As a scheduler sends it that is not obeyed."""
+    assert (
+        run("""
+        import logging, shoal
+        logging.basicConfig(format="%(message)s", stream=sys.stdout)
+        shoal.watch_notices(["SIGTERM", "SIGUSR1"])
+        for _ in range(100):
+            send()
+        send(signal.SIGUSR1)
+        while not (shoal.notice() and shoal.notice().others):
+            pass
+        shoal.runtime.process.sources().close()
+        """).count("SIGTERM:")
+        == 1
+    )
 
 
 def test_handlers_installed_before_and_after_are_called_too():

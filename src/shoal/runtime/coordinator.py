@@ -92,10 +92,10 @@ class Coordinator(Protocol):
     def tell(self, kind: str, words: str) -> None:
         """Say something one way, without waiting: kind "failed" (words: a traceback) or "doing"."""
 
-    def give_notice(self, given: Given) -> None:
+    def give_notice(self, given: Given) -> bool:
         """Say one way that this process was told of its end: all will stop at one step.
 
-        Nothing is said while the same notice of this process is open.
+        False: nothing was said, for the same notice of this process is open.
         """
 
     def tell_stop(self, told: Told) -> None:

@@ -274,10 +274,12 @@ class LocalCoordinator:
         else:
             raise UsageError(f"tell({kind!r}): the kinds are 'failed' and 'doing'")
 
-    def give_notice(self, given: Given) -> None:
+    def give_notice(self, given: Given) -> bool:
         """See `Coordinator.give_notice`."""
-        if self._stop.offers(given):
+        is_new = self._stop.offers(given)
+        if is_new:
             self._job.give_notice(self.process, given)
+        return is_new
 
     def tell_stop(self, told: Told) -> None:
         """See `Coordinator.tell_stop`."""

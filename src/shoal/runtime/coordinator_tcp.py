@@ -219,10 +219,12 @@ class TcpCoordinator:
         else:
             raise UsageError(f"tell({kind!r}): the kinds are 'failed' and 'doing'")
 
-    def give_notice(self, given: Given) -> None:
+    def give_notice(self, given: Given) -> bool:
         """See `Coordinator.give_notice`."""
-        if self._stop.offers(given):
+        is_new = self._stop.offers(given)
+        if is_new:
             self.say({"do": "notice", **given_words(given)})
+        return is_new
 
     def tell_stop(self, told: Told) -> None:
         """See `Coordinator.tell_stop`."""

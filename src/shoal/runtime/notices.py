@@ -62,8 +62,8 @@ class FileNotice:
 class Sources:
     """All of this process. Each that is asked has a thread of its own: a slow one delays itself."""
 
-    def __init__(self, give: Callable[[Given], None], has_trouble: Callable[[], bool]) -> None:
-        """`give` takes a notice; `has_trouble` says whether a process of the job is gone."""
+    def __init__(self, give: Callable[[Given], bool], has_trouble: Callable[[], bool]) -> None:
+        """`give` takes a notice, and says whether it is new; `has_trouble` says whether a process of the job is gone."""
         self.pid = os.getpid()
         self.is_set_up = False
         self._give = give
@@ -151,21 +151,27 @@ class Sources:
     def _tell(self, given: Given) -> None:
         if self._is_closed.is_set():
             return
-        with contextlib.suppress(Exception):  # what handlers and filters raise is not ours
-            left = "" if given.deadline_s is None else f"; {given.deadline_s:.0f} s are left"
-            _LOG.warning("notice from %s: %s%s", given.source, given.reason, left)
         try:
-            self._give(given)
+            is_new = self._give(given)
         except Exception:  # noqa: BLE001 - or the thread would end, and with it all that follows
             _LOG.exception("notice from %s: it could not be told", given.source)
+            return
+        with contextlib.suppress(Exception):  # what handlers and filters raise is not ours
+            left = "" if given.deadline_s is None else f"; {given.deadline_s:.0f} s are left"
+            if is_new:
+                _LOG.warning("notice from %s: %s%s", given.source, given.reason, left)
 
 
 def _given(answer: Any, source: str) -> Given | None:
     """Return what a function answered."""
     if answer is None:
         return None
-    reason, deadline_s = (answer, None) if isinstance(answer, str) else answer
-    if not isinstance(reason, str) or (deadline_s is not None and not deadline_s >= 0):
+    try:
+        reason, deadline_s = (answer, None) if isinstance(answer, str) else answer
+        is_right = isinstance(reason, str) and (deadline_s is None or deadline_s >= 0)
+    except (TypeError, ValueError):
+        is_right = False
+    if not is_right:
         raise UsageTypeError(f"{answer!r} is not None, text, or (text, seconds left)")
     return Given(reason, source, None if deadline_s is None else float(deadline_s))
 

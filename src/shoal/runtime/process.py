@@ -251,8 +251,8 @@ def sources() -> Sources:
     return _RECORD.sources
 
 
-def _give_notice(given: Given) -> None:
-    coordinator().give_notice(given)
+def _give_notice(given: Given) -> bool:
+    return coordinator().give_notice(given)
 
 
 def _has_trouble() -> bool:
