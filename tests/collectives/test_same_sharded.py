@@ -74,6 +74,18 @@ def test_a_replica_that_differs_within_a_process_is_told_to_all(spec, device, sh
         assert error.sides == {f"['w']{shown}": (1,)}
 
 
+def test_processes_whose_replicas_differ_alike_share_a_side():
+    bad, good = with_bad_replica(5), np.zeros(SHAPE, np.float32)
+
+    def go(coordinator):
+        return assert_same_with(
+            coordinator, [bad, good, bad][coordinator.process], timeout_s=PATIENCE_S
+        )
+
+    for error in run_all(LocalJob(3), go):
+        assert list(error.sides.values()) == [(0, 2)]
+
+
 def test_keys_are_compared_by_their_words_wherever_they_lie():
     keys, others = (jax.random.split(jax.random.key(n), (4, 2)) for n in range(2))
     trees = [placed(keys, "a"), keys, placed(keys), placed(others, None, "b")]

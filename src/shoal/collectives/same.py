@@ -20,7 +20,7 @@ from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.differing import MAX_SPEAKERS, Meet, find_first
+from shoal.runtime.differing import Meet, find_first
 from shoal.runtime.verdicts import Self, disagreement
 
 __all__ = ["assert_same", "assert_same_with"]
@@ -167,10 +167,9 @@ def _judge(
     heading = f"{me}: {asked} ({call.site})"
     words = {process: one["words"] for process, one in told.items() if "words" in one}
     if words:
-        rows = [(text, [process]) for process, text in words.items()][:MAX_SPEAKERS]
-        more = f"and replicas of {len(words) - len(rows)} more processes"
-        advice = more if len(words) > len(rows) else ""
-        raise disagreement(f"{heading}: replicas differ within a process", rows, advice)
+        groups = groups_of(words)
+        rows = rows_of([words[speaker] for speaker in speakers_of(groups)], groups)
+        raise disagreement(f"{heading}: replicas differ within a process", rows)
     digests = {process: iter(one["digests"]) for process, one in told.items()}
     for one in shared:
         holds = [p for p, answer in told.items() if one.has(answer.get("process", p))]
