@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 from shoal.errors import InitializeError, UsageError
-from shoal.runtime import accelerators, jax_runtime
+from shoal.runtime import accelerators, jax_runtime, process
 from shoal.runtime.process import coordinator, initialize, process_count, process_index, shutdown
 
 
@@ -32,6 +32,7 @@ def test_a_process_without_a_job_is_alone():
 
 
 def test_a_member_that_has_not_joined_is_told_so(monkeypatch):
+    monkeypatch.setattr(process._RECORD, "alone", None)  # as in a process that has just begun
     monkeypatch.setenv("SHOAL_NUM_PROCESSES", "4")
     for ask in (coordinator, process_index, process_count):
         with pytest.raises(InitializeError, match=r"one of 4.*call shoal.initialize\(\) first"):

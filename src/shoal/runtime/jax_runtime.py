@@ -96,10 +96,9 @@ class JaxService:
 
 def attached() -> Attached | None:
     """Return the job that this process joined through `jax.distributed`, if it did."""
-    if "jax._src.distributed" not in sys.modules:
+    distributed = sys.modules.get("jax._src.distributed")  # an import would take longer
+    if distributed is None:
         return None
-    from jax._src import distributed
-
     state = distributed.global_state
     if state.client is None:
         return None

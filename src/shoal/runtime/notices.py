@@ -63,7 +63,10 @@ class Sources:
     """All of this process. Each that is asked has a thread of its own: a slow one delays itself."""
 
     def __init__(self, give: Callable[[Given], bool], has_trouble: Callable[[], bool]) -> None:
-        """`give` takes a notice, and says whether it is new; `has_trouble` says whether a process of the job is gone."""
+        """`give` takes a notice, and says whether it is new.
+
+        `has_trouble` says whether a process of the job is gone.
+        """
         self.pid = os.getpid()
         self.is_set_up = False
         self._give = give

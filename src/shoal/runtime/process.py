@@ -262,6 +262,8 @@ def _has_trouble() -> bool:
 def _alone() -> Coordinator:
     """A job of one, unless this process is known to be one of several: that would be a lie."""
     found = jax_runtime.attached()
+    if found is None and _RECORD.alone is not None:  # quick, for loops that ask at each step
+        return _RECORD.alone
     launched = settings.number("SHOAL_NUM_PROCESSES") or 1
     count = found.num_processes if found is not None else launched
     if count > 1:
