@@ -49,6 +49,9 @@ _ROWS = (
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
     ("SHOAL_LEAVE_S", "300", "seconds", "the same if they took SIGTERM as a notice, to save and "
      "end by themselves"),
+    # how values travel
+    ("SHOAL_HOST_MEMORY", "1", "0 or 1", "large values between processes of one host go through "
+     "its memory; 0: over the devices, as between hosts"),
     # for tests
     ("SHOAL_FAULTS", "", "text", "what happens at named points (barrier.before_arrive@1:kill), "
      "see shoal.runtime.fault_points"),

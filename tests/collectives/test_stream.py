@@ -8,12 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.jobs import PATIENCE_S, run_all
-from shoal.collectives import stream
+from shoal.collectives import stream, windows
 from shoal.collectives.chunks import CHUNKS, LARGE_BYTES, SMALL_BYTES, Bytes, runs
 from shoal.collectives.ring import chain, rotation, tree
 from shoal.collectives.stream import collect, spread
 from shoal.errors import DeadlineError, DivergenceError, PeerFailedError, ProcessLostError
 from shoal.runtime.coordinator_local import LocalJob
+
+
+@pytest.fixture(params=["host memory", "meeting place"])
+def way(request, monkeypatch):
+    """Go through the memory of the host, or without it through the meeting place."""
+    monkeypatch.setenv("SHOAL_HOST_MEMORY", "1" if request.param == "host memory" else "0")
+    monkeypatch.setattr(stream, "_ROUND_BYTES", 100)
+    monkeypatch.setattr(windows, "_PIECE_BYTES", 64)
 
 
 def value_of(process, num_bytes):
@@ -98,8 +106,7 @@ def test_the_ways_reach_everybody_once(num_processes):
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3])
 @pytest.mark.parametrize("num_bytes", [0, 1, 99, 100, 101, 350])
-def test_without_devices_values_go_through_the_meeting_place(num_processes, num_bytes, monkeypatch):
-    monkeypatch.setattr(stream, "_ROUND_BYTES", 100)
+def test_without_devices_every_byte_comes_too(num_processes, num_bytes, way):
     values = [value_of(p, num_bytes + 7 * p) for p in range(num_processes)]
     sizes = [value.size for value in values]
 
@@ -121,7 +128,7 @@ def test_without_devices_values_go_through_the_meeting_place(num_processes, num_
     assert run_all(LocalJob(num_processes), go) == [True] * num_processes
 
 
-def test_bytes_come_to_where_they_are_wanted():
+def test_bytes_come_to_where_they_are_wanted(way):
     values = [value_of(p, 1000) for p in range(3)]
 
     def go(coordinator):
@@ -139,8 +146,7 @@ def test_bytes_come_to_where_they_are_wanted():
     assert run_all(LocalJob(3), go) == [True] * 3
 
 
-def test_who_is_lost_between_two_rounds_is_everybody_elses_error(monkeypatch):
-    monkeypatch.setattr(stream, "_ROUND_BYTES", 100)
+def test_who_is_lost_between_two_rounds_is_everybody_elses_error(way):
     job = LocalJob(3)
 
     def go(coordinator):
@@ -154,7 +160,7 @@ def test_who_is_lost_between_two_rounds_is_everybody_elses_error(monkeypatch):
     assert errors[0].lost.keys() == {1}
 
 
-def test_who_does_something_else_is_everybodys_error():
+def test_who_does_something_else_is_everybodys_error(way):
     def go(coordinator):
         if coordinator.process == 1:
             spread(coordinator, 0, None, 200, timeout_s=PATIENCE_S)
@@ -164,7 +170,7 @@ def test_who_does_something_else_is_everybodys_error():
     assert [type(error) for error in run_all(LocalJob(2), go)] == [DivergenceError] * 2
 
 
-def test_who_leaves_or_comes_late_is_named():
+def test_who_leaves_or_comes_late_is_named(way):
     def leave(coordinator):
         if coordinator.process == 1:
             return coordinator.close()

@@ -38,6 +38,7 @@ AGREEMENTS = ("barrier", "broadcast", "allgather", "assert_same")
 MIDSTS = {
     "chunks of broadcast": ("stream.before_chunk", "#4"),
     "chunks of allgather": ("stream.before_chunk", "#4"),
+    "pieces of broadcast": ("stream.before_chunk", "#4"),  # through the memory of the host
     "difference": ("assert_same.after_arrive", ""),
 }
 # How soon the others must know.
@@ -84,6 +85,11 @@ class Cell(NamedTuple):
         return self.where in (*MIDSTS, "collective")
 
     @property
+    def is_in_memory(self) -> bool:
+        """Whether values go through the host's memory, or over the devices as between hosts."""
+        return self.where.startswith("pieces")
+
+    @property
     def turn(self) -> str:
         """How often it has come there then."""
         return MIDSTS.get(self.where, ("", ""))[1]
@@ -124,7 +130,7 @@ def run(cell: Cell, env: Mapping[str, str]) -> Told:
         services=cell.services,
         network=cell.fault == "cut",
         faults=f"{cell.point}@{apart}{cell.turn}:pause",
-        env={**env, **SETTINGS},
+        env={**env, **SETTINGS, "SHOAL_HOST_MEMORY": str(int(cell.is_in_memory))},
         deadline_s=_DEADLINE_S,
     )
     with bench:

@@ -165,6 +165,7 @@ def _collective() -> tuple[Any, Any]:
 IN_THE_MIDST = {
     "chunks of broadcast": large("broadcast"),
     "chunks of allgather": large("allgather"),
+    "pieces of broadcast": large("broadcast"),
     "difference": lambda: shoal.assert_same(shoal.process_index(), name="never"),
 }
 PLACES: dict[str, Place] = {

@@ -5,9 +5,9 @@
 
 each while the others stand in a barrier, in a collective of XLA, or in plain Python with `step`,
 on 1 and on 2 devices a process; and inside what moves or compares values: while all agree, while
-chunks move over the devices, while a difference is being found. There each fault comes once in each
-place, to process 0 in one and to another in the next. A slice of it runs with the suite, all of it
-by `make test-faults`.
+values move over the devices or through the host's memory, while a difference is being found. There
+each fault comes once in each place, to process 0 in one and to another in the next. A slice of it
+runs with the suite, all of it by `make test-faults`.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ SLICE = [
     Cell(2, "stand-alone", "step", "kill", SERVICE),
     Cell(1, "stand-alone", "allgather", "stop", 0),
     Cell(2, "process 0", "chunks of broadcast", "kill", 1),
+    Cell(1, "stand-alone", "pieces of broadcast", "stop", 1),
     Cell(1, "stand-alone", "difference", "raise", 1),
 ]
 

@@ -61,9 +61,15 @@ def move_all_sizes(devices):
     return me
 
 
+@pytest.fixture
+def over_devices(child_env):
+    """What makes the processes of one host use their devices, as those of several would."""
+    return child_env | {"SHOAL_HOST_MEMORY": "0"}
+
+
 @pytest.mark.parametrize("devices", [[2, 1, 3], [1, 4]])
-def test_every_size_from_every_source_over_unequal_devices(devices, child_env):
-    with Cluster(len(devices), devices=None, env=child_env) as cluster:
+def test_every_size_from_every_source_over_unequal_devices(devices, over_devices):
+    with Cluster(len(devices), devices=None, env=over_devices) as cluster:
         done = cluster.run(move_all_sizes, devices, initialize=False)
     assert done == [*range(len(devices))]
 
@@ -89,8 +95,8 @@ def move_in_hostile_contexts():
     return True
 
 
-def test_what_a_program_has_in_its_context_does_not_matter(child_env):
-    with Cluster(2, devices=2, env=child_env) as cluster:
+def test_what_a_program_has_in_its_context_does_not_matter(over_devices):
+    with Cluster(2, devices=2, env=over_devices) as cluster:
         assert cluster.run(move_in_hostile_contexts) == [True, True]
 
 
@@ -109,8 +115,8 @@ def count_compilations():
     return first, len(compiled) - first
 
 
-def test_no_shape_compiles_anything_after_the_first_call(child_env):
-    with Cluster(2, devices=2, env=child_env) as cluster:
+def test_no_shape_compiles_anything_after_the_first_call(over_devices):
+    with Cluster(2, devices=2, env=over_devices) as cluster:
         for first, later in cluster.run(count_compilations):
             assert first > 0
             assert later == 0
@@ -130,9 +136,9 @@ def lost_settings(env):
 
 
 @pytest.mark.parametrize(("victim", "kind"), [(0, "kill"), (1, "kill"), (1, "stop")])
-def test_who_is_gone_between_two_chunks_is_named(victim, kind, child_env):
+def test_who_is_gone_between_two_chunks_is_named(victim, kind, over_devices):
     faults = f"stream.before_chunk@{victim}#4:{kind}"
-    with Cluster(3, devices=2, faults=faults, env=lost_settings(child_env),
+    with Cluster(3, devices=2, faults=faults, env=lost_settings(over_devices),
                  services="stand-alone") as cluster:  # fmt: skip
         cluster.start(broadcast_40_mb)
         for process in {0, 1, 2} - {victim}:
@@ -155,8 +161,8 @@ def broadcast_in_time(timeout_s):
         raise
 
 
-def test_a_deadline_ends_it_on_all(child_env):
-    with Cluster(2, devices=1, faults="stream.before_chunk@1#4:pause", env=child_env) as cluster:
+def test_a_deadline_ends_it_on_all(over_devices):
+    with Cluster(2, devices=1, faults="stream.before_chunk@1#4:pause", env=over_devices) as cluster:
         cluster.start(broadcast_in_time, 2.0)
         lines = [cluster.wait_for("late ", process) for process in (0, 1)]
         cluster.release("stream.before_chunk")

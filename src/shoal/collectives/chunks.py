@@ -92,12 +92,16 @@ class Bytes:
         if len(pieces) == 1 and pieces[0].size == num_bytes and _misfit(pieces[0]) == 0:
             return pieces[0]
         joined = aligned(num_bytes) if place is None else place[:num_bytes]
-        end = 0
-        for piece in pieces:
-            joined[end : end + piece.size] = piece
-            end += piece.size
-        joined[end:] = 0
+        joined[self.fill(joined, begin) :] = 0
         return joined
+
+    def fill(self, place: ByteArray, begin: int) -> int:
+        """Copy the bytes from `begin` to `place`, as many as it takes; return how many."""
+        end = 0
+        for view, first, last in self._pieces(begin, place.size):
+            place[end : end + last - first] = view[first:last]
+            end += last - first
+        return end
 
     def pieces(self) -> Iterator[tuple[int, ByteArray]]:
         """Yield each buffer, with where it begins."""

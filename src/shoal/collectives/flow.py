@@ -58,6 +58,8 @@ class Flow:
         self.moved_bytes = 0
         self._group = group
         self._began, self._timeout_s = time.monotonic(), timeout_s
+        self._every_s = settings.seconds("SHOAL_WARN_AFTER_S")
+        self._tell_at = self._began + self._every_s
 
     @property
     def name(self) -> str:
@@ -136,16 +138,11 @@ class Flow:
             threading.Thread(target=run, name="shoal's work on devices", daemon=True).start()
         if meanwhile is not None:
             meanwhile()
-        every_s = settings.seconds("SHOAL_WARN_AFTER_S")
-        tell_at = self._began + every_s
         while wait([done], min(_LOOK_S, self.left_s)).not_done:
             self.coordinator.check(self.name)
-            now = time.monotonic()
-            if now >= self._began + self._timeout_s:
+            if time.monotonic() >= self._began + self._timeout_s:
                 return _Outcome(words=_LATE + still())
-            if now >= tell_at and self.moved_bytes:
-                self._tell(now - self._began)
-                tell_at = now + every_s
+            self.tell()
         error = done.exception()
         if isinstance(error, RuntimeError | ValueError) and not isinstance(error, ShoalError):
             return _Outcome(words=f"{_FAILED}{error}", error=error)
@@ -167,7 +164,12 @@ class Flow:
             raise own
         raise PeerFailedError(f"{self.me}: {self.name}: {told}", failed=words)
 
-    def _tell(self, seconds: float) -> None:
-        megabytes = self.moved_bytes / 1e6
+    def tell(self) -> None:
+        """Log how far it has come, if it was not told for long."""
+        now = time.monotonic()
+        if now < self._tell_at or not self.moved_bytes:
+            return
+        self._tell_at = now + self._every_s
+        seconds, megabytes = now - self._began, self.moved_bytes / 1e6
         told = f"{megabytes:.0f} MB moved in {seconds:.0f} s, {megabytes / seconds:.1f} MB/s"
         _LOG.info("%s: %s: %s", self.me, self.name, told)

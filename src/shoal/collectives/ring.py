@@ -6,8 +6,9 @@ value never compiles anything. A program only moves bytes: no arithmetic, so eve
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
@@ -20,7 +21,16 @@ from shoal.runtime import jax_runtime
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.coordinator import Coordinator
 
-__all__ = ["Hops", "Ring", "chain", "find_ring", "has_devices", "rotation", "tree"]
+__all__ = [
+    "Hops",
+    "Ring",
+    "borrowed_ring",
+    "chain",
+    "give_ring_back",
+    "has_devices",
+    "rotation",
+    "tree",
+]
 
 
 Hops = tuple[tuple[int, int], ...]  # (from, to): who gives its chunk to whom, at the same time
@@ -107,31 +117,53 @@ def has_devices(coordinator: Coordinator) -> bool:
     )
 
 
-def find_ring(
+@contextlib.contextmanager
+def borrowed_ring(
     coordinator: Coordinator, *, site: str, timeout_s: float, lane: str = "main"
-) -> Ring | None:
-    """Return the ring of a job, None if a process has no device for it.
+) -> Iterator[Ring | None]:
+    """Lend the ring of a job; None if a process has no device for it now.
 
     The first time, processes tell each other which device they give: on some machines JAX counts
     processes in an order of its own. Creates JAX's devices, which waits for all processes.
+
+    So they do if the last one was not given back: a thread that nobody waits for any more may still
+    move chunks then, and a process would take them for those of the next value. While there is such
+    a thread anywhere, nobody gets the ring; nor ever again, if one has failed midway.
 
     Raises:
       As `Coordinator.arrive`; a RuntimeError of JAX if it cannot create its devices.
     """
     known = _known(cast(Hashable, coordinator))
-    if not known:
-        said = json.dumps(_own_device()).encode()
+    if not known.is_free:
+        said = json.dumps(None if known.users else _own_device()).encode()
         call = Call("devices", "values between processes", site)
         answers = agree(coordinator, call, said, timeout_s=timeout_s, lane=lane)
         devices = _devices([json.loads(answers[p]) for p in range(coordinator.num_processes)])
-        known.append(None if devices is None else Ring(devices, coordinator.process))
-    return known[0]
+        known.ring = None if devices is None else Ring(devices, coordinator.process)
+    known.is_free = False
+    user = object()
+    known.users.add(user)
+    yield known.ring
+    known.users.discard(user)  # not after an error: chunks may be under way
+
+
+def give_ring_back(coordinator: Coordinator) -> None:
+    """Say that all processes have met since they borrowed it, and know that all are done."""
+    _known(cast(Hashable, coordinator)).is_free = True
+
+
+class _Known:
+    """What is known of the ring of a job."""
+
+    def __init__(self) -> None:
+        self.ring: Ring | None = None
+        self.is_free = False  # all know the ring, and nobody uses it
+        self.users: set[object] = set()  # of this process: who borrowed it and is not done
 
 
 @lru_cache(maxsize=8)
-def _known(coordinator: Hashable) -> list[Ring | None]:
-    """What was found for a job: nothing yet, or one entry."""
-    return []
+def _known(coordinator: Hashable) -> _Known:
+    return _Known()
 
 
 def _own_device() -> list[object] | None:

@@ -1,9 +1,10 @@
-"""Values too large for one message: fixed-size chunks over one device of each process.
+"""Values too large for one message: through the memory of a host, or over the devices.
 
-`spread` sends one value along a line of devices, the chunks one behind the other, or in a tree if
-they are few: each byte comes to each process once. `collect` turns a ring until everybody has seen
-the chunk of everybody. Where JAX connects no devices of the job, or a process has none, and in
-other lanes than "main", the chunks go through the meeting place.
+Processes of one host look into each other's *windows*. Between hosts a value goes as fixed-size
+chunks over one device of each process: `spread` sends it along a line of devices, the chunks one
+behind the other, or in a tree if they are few: each byte comes to each process once. `collect`
+turns a ring until everybody has seen the chunk of everybody. Where JAX connects no devices of the
+job, or a process has none, and in other lanes than "main", it goes through the meeting place.
 
 Nothing waits for the devices without a look at who is alive: the chunks move in a thread of their
 own, and the caller's thread asks the control plane meanwhile. After the last chunk all meet once
@@ -19,7 +20,17 @@ import numpy as np
 
 from shoal.collectives.chunks import Buffer, ByteArray, Bytes, Outgoing, Run, runs
 from shoal.collectives.flow import Flow
-from shoal.collectives.ring import Hops, Ring, chain, find_ring, has_devices, rotation, tree
+from shoal.collectives.ring import (
+    Hops,
+    Ring,
+    borrowed_ring,
+    chain,
+    give_ring_back,
+    has_devices,
+    rotation,
+    tree,
+)
+from shoal.collectives.windows import Windows, find_windows
 from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
@@ -76,6 +87,9 @@ def spread(
     if coordinator.num_processes > 1 and num_bytes:
         _move(
             flow,
+            lambda found: found.pass_on(
+                flow, value if is_source else None, {source: place}, {source: num_bytes}
+            ),
             lambda ring: _spread(flow, ring, source, end, num_bytes),
             lambda: _relay_one(flow, source, value, num_bytes),
             copy,
@@ -130,6 +144,7 @@ def collect(
     if coordinator.num_processes > 1 and any(sizes):
         _move(
             flow,
+            lambda found: found.pass_on(flow, own, dict(enumerate(places)), dict(enumerate(sizes))),
             lambda ring: _collect(flow, ring, chunks, places, sizes),
             lambda: _relay_all(flow, own, places, sizes),
             copy,
@@ -141,32 +156,39 @@ def collect(
 
 def _move(
     flow: Flow,
+    through: Callable[[Windows], object],
     over: Callable[[Ring], object],
     relay: Callable[[], object],
     copy: Callable[[], object],
 ) -> None:
-    """Move chunks over the devices if all have one, else through the meeting place; meanwhile copy
-    what this process has itself.
+    """Move bytes through the memory of the host if it is one, else over the devices if all have
+    one, else through the meeting place. Meanwhile copy what this process has itself.
 
-    Devices have one line of execution: if two threads gave them chunks, a process could take those
-    of one lane for those of the other. So they are for lane "main" alone.
+    There is one window and one line of execution on the devices: if two threads used them, a
+    process could take what belongs to one lane for what belongs to the other. So they are for lane
+    "main" alone.
     """
+    windows = find_windows(flow) if flow.lane == "main" else None
 
     def go() -> bool:
-        ring = find_ring(
+        with borrowed_ring(
             flow.coordinator, site=flow.call.site, timeout_s=flow.left_s, lane=flow.lane
-        )
-        if ring is not None:
-            over(ring)
-        return ring is not None
+        ) as ring:
+            if ring is not None:
+                over(ring)
+            return ring is not None
 
     def still() -> str:
         return f"{flow.moved_bytes} bytes were moved"
 
-    if flow.lane != "main" or not has_devices(flow.coordinator):
+    if windows is not None:
+        through(windows)
+    elif flow.lane != "main" or not has_devices(flow.coordinator):
         copy()
         relay()
-    elif not flow.together("the last chunk", go, still, meanwhile=copy):
+    elif flow.together("the last chunk", go, still, meanwhile=copy):
+        give_ring_back(flow.coordinator)
+    else:
         relay()
 
 
@@ -294,7 +316,7 @@ def _relay_one(flow: Flow, source: int, value: Bytes, num_bytes: int) -> None:
         fault_points.reach("stream.before_chunk", flow.coordinator.process)
         end = min(begin + _ROUND_BYTES, num_bytes)
         payload = value.read(begin, end - begin).tobytes() if is_source else b""
-        answers = flow.meet(f"bytes {begin} to {end} of process {source}", payload)
+        answers = flow.meet(f"bytes {begin} to {end} of {num_bytes} of process {source}", payload)
         if not is_source:
             value.write(begin, np.frombuffer(answers[source], np.uint8))
         flow.moved_bytes += end - begin
@@ -308,7 +330,7 @@ def _relay_all(flow: Flow, own: Bytes, places: Sequence[Bytes], sizes: Sequence[
         fault_points.reach("stream.before_chunk", flow.coordinator.process)
         count = max(0, min(step, own.num_bytes - begin))
         payload = own.read(begin, count).tobytes()
-        answers = flow.meet(f"bytes from {begin}, {step} of each process", payload)
+        answers = flow.meet(f"bytes from {begin} of {sum(sizes)}, {step} of each process", payload)
         for process, place in enumerate(places):
             place.write(begin, np.frombuffer(answers[process], np.uint8))
         flow.moved_bytes += sum(map(len, answers.values()))

@@ -1,0 +1,136 @@
+"""Large values between processes of one host: through memory that all of them see.
+
+Each process has a *window*, memory that belongs to no file (memfd_create(2)) and goes with the
+process, however it ends. A value passes through the window of who has it piece by piece, in two
+slots in turn: while the others copy one piece, the next is laid out. Nothing is compiled, no device
+takes part, and all waiting is done at the meeting place, by the deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import secrets
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+
+from shoal import settings
+from shoal.collectives.chunks import ByteArray, Bytes
+from shoal.collectives.flow import Flow
+from shoal.runtime import fault_points
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.hello import host_id
+
+__all__ = ["WINDOW_BYTES", "Windows", "find_windows"]
+
+_PIECE_BYTES = 4 << 20
+WINDOW_BYTES = 2 * _PIECE_BYTES
+_MARK_BYTES = 16
+_MOST_PROCESSES = 64  # each opens the window of each
+
+
+class Windows:
+    """The windows of all processes of a job, as one of them sees them."""
+
+    def __init__(self, process: int, windows: Sequence[ByteArray]) -> None:
+        self._process, self._windows = process, windows
+
+    def pass_on(
+        self, flow: Flow, value: Bytes | None, places: dict[int, Bytes], sizes: dict[int, int]
+    ) -> None:
+        """Give the `value` of each process in `sizes` to all that have a place for it.
+
+        Slot 0 is written again when all have met at the piece in slot 1, for nobody comes there
+        before it has copied the piece in slot 0.
+        """
+        total = sum(sizes.values())
+        for begin in range(0, max(sizes.values()), _PIECE_BYTES):
+            fault_points.reach("stream.before_chunk", self._process)
+            slot = begin % (2 * _PIECE_BYTES)
+            if value is not None:
+                value.fill(self._windows[self._process][slot : slot + _PIECE_BYTES], begin)
+            flow.meet(f"bytes from {begin} of {total}")
+            for process, place in places.items():
+                count = max(0, min(_PIECE_BYTES, sizes[process] - begin))
+                place.write(begin, self._windows[process][slot : slot + count])
+                flow.moved_bytes += count
+            flow.tell()
+            fault_points.reach("stream.after_chunk", self._process)
+        flow.meet(f"the last bytes of {total}")
+
+
+def find_windows(flow: Flow) -> Windows | None:
+    """Return the windows of a job, None if its processes do not see each other's memory.
+
+    The first time, processes tell each other where their windows are, look, and tell whether they
+    saw.
+    """
+    known = _known(cast(Hashable, flow.coordinator))
+    if not known:
+        known.append(_look(flow))
+    return known[0]
+
+
+@lru_cache(maxsize=8)
+def _known(coordinator: Hashable) -> list[Windows | None]:
+    """What was found for a job: nothing yet, or one entry."""
+    return []
+
+
+def _look(flow: Flow) -> Windows | None:
+    here, count = flow.coordinator.process, flow.coordinator.num_processes
+
+    def meet(stage: str, said: object) -> list[Any]:
+        call = Call("windows", "memory between processes", flow.call.site, (stage,))
+        payload = json.dumps(said).encode()
+        answers = agree(flow.coordinator, call, payload, timeout_s=flow.left_s, lane=flow.lane)
+        return [json.loads(answers[process]) for process in range(count)]
+
+    with contextlib.ExitStack() as opened:
+        own = _own_window(opened) if count <= _MOST_PROCESSES else None
+        rows = meet("where they are", own and own[1])
+        if None in rows or len({row["host"] for row in rows}) > 1:
+            return None
+        found = [_window_of(row) for row in rows]
+        seen = [window for window in found if window is not None]
+        if not all(meet("who sees them", len(seen) == count)):
+            return None
+    return Windows(here, seen)
+
+
+def _own_window(opened: contextlib.ExitStack) -> tuple[int, dict[str, Any]] | None:
+    """Make a window, open until `opened` ends; return its file, and where others find it."""
+    host = host_id()
+    if settings.number("SHOAL_HOST_MEMORY") == 0 or not host:
+        return None
+    mark = secrets.token_bytes(_MARK_BYTES)
+    try:
+        file = os.memfd_create("shoal", os.MFD_CLOEXEC)
+        opened.callback(os.close, file)
+        os.posix_fallocate(file, 0, WINDOW_BYTES)  # so that no write into it can fail
+        os.pwrite(file, mark, 0)
+    except (OSError, AttributeError):  # no such thing on this platform, or no memory
+        return None
+    return file, {"host": host, "pid": os.getpid(), "file": file, "mark": mark.hex()}
+
+
+def _window_of(row: dict[str, Any]) -> ByteArray | None:
+    """Return somebody's window, if this process may see it and it is the right one."""
+    try:
+        file = os.open(f"/proc/{row['pid']}/fd/{row['file']}", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.pread(file, _MARK_BYTES, 0).hex() != row["mark"]:
+            return None
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        return np.frombuffer(mmap.mmap(file, WINDOW_BYTES, flags=flags), np.uint8)
+    except OSError:
+        return None
+    finally:
+        os.close(file)

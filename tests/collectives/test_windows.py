@@ -1,0 +1,122 @@
+"""The memory that processes of one host see of each other: found, refused, safe in two slots."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from collectives.jobs import PATIENCE_S, run_all
+from shoal.collectives import windows
+from shoal.collectives.flow import Flow
+from shoal.collectives.stream import spread
+from shoal.collectives.windows import WINDOW_BYTES, find_windows
+from shoal.runtime.agreement import Call
+from shoal.runtime.coordinator_local import LocalJob
+
+
+def found_by_all(num_processes):
+    def find(coordinator):
+        return find_windows(Flow(coordinator, Call("test", "test", ""), PATIENCE_S))
+
+    return run_all(LocalJob(num_processes), find)
+
+
+def test_processes_of_one_host_see_each_others_memory():
+    found = found_by_all(3)
+    for process, seen in enumerate(found):
+        seen._windows[process][:] = process + 1
+    for seen in found:
+        assert [(window == p + 1).all() for p, window in enumerate(seen._windows)] == [True] * 3
+        assert [window.size for window in seen._windows] == [WINDOW_BYTES] * 3
+
+
+def switched_off(monkeypatch):
+    monkeypatch.setenv("SHOAL_HOST_MEMORY", "0")
+
+
+def on_two_hosts(monkeypatch):
+    names = iter(["one", "other"])
+    lock = threading.Lock()
+
+    def host_id():
+        with lock:
+            return next(names)
+
+    monkeypatch.setattr(windows, "host_id", host_id)
+
+
+def on_an_unknown_host(monkeypatch):
+    monkeypatch.setattr(windows, "host_id", lambda: "")
+
+
+def without_such_memory(monkeypatch):
+    monkeypatch.delattr(os, "memfd_create")
+
+
+def without_memory(monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+
+
+def hidden_from_each_other(monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+
+
+def of_somebody_else(monkeypatch):
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)  # there is a file, but without the mark
+
+
+@pytest.mark.parametrize(
+    "how",
+    [switched_off, on_two_hosts, on_an_unknown_host, without_such_memory, without_memory,
+     hidden_from_each_other, of_somebody_else],
+)  # fmt: skip
+def test_all_do_without_if_one_cannot(how, monkeypatch):
+    how(monkeypatch)
+    assert found_by_all(2) == [None, None]
+
+
+def test_it_is_looked_for_once():
+    job = LocalJob(2)
+
+    def find_twice(coordinator):
+        flow = Flow(coordinator, Call("test", "test", ""), PATIENCE_S)
+        return find_windows(flow) is find_windows(flow) is not None
+
+    assert run_all(job, find_twice) == [True, True]
+
+
+def test_a_slow_process_finds_each_piece_as_it_was_laid_out(monkeypatch):
+    """Process 1 copies a piece only when process 0 can do no more: then the next piece lies in the
+    other slot, and the one after it may not be laid out."""
+    monkeypatch.setattr(windows, "_PIECE_BYTES", 100)
+    value = np.random.default_rng(0).integers(0, 256, 1050, dtype=np.uint8)
+    laid_out = threading.Semaphore(0)
+    fill, write = windows.Bytes.fill, windows.Bytes.write
+
+    def fill_and_say(self, place, begin):
+        count = fill(self, place, begin)
+        if begin:
+            laid_out.release()
+        return count
+
+    def wait_and_write(self, begin, values):
+        if self.num_bytes and begin + 100 < value.size:  # there will be a next piece
+            assert laid_out.acquire(timeout=PATIENCE_S)
+        write(self, begin, values)
+
+    def go(coordinator):
+        data = [value] if coordinator.process == 0 else None
+        return spread(coordinator, 0, data, value.size, timeout_s=PATIENCE_S)
+
+    job = LocalJob(2)
+    run_all(job, lambda c: find_windows(Flow(c, Call("test", "test", ""), PATIENCE_S)))
+    monkeypatch.setattr(windows.Bytes, "fill", fill_and_say)
+    monkeypatch.setattr(windows.Bytes, "write", wait_and_write)
+    _, came = run_all(job, go)
+    assert np.array_equal(came, value)
