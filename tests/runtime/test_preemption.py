@@ -265,6 +265,22 @@ def test_it_ends_the_wait_when_the_meeting_place_dies(mute):
     assert [type(result) for result in results] == [ProcessLostError]
 
 
+def test_it_ends_the_wait_when_this_process_leaves(mute):
+    mute.coordinator.give_notice(TERM)
+    until_known(mute.coordinator, 1)
+    results = []
+    wait = threading.Thread(
+        target=lambda: results.extend(_error(lambda: preempted_with(mute.coordinator, 1)))
+    )
+    wait.start()
+    while not mute.coordinator.progress.is_waiting:
+        assert wait.is_alive(), results
+        mute.place.ask("members")
+    mute.coordinator.close()
+    wait.join(PATIENCE_S)
+    assert [str(result) for result in results if "has left the job" in str(result)]
+
+
 def test_who_answers_late_is_heard(mute):
     """What a bare connection says as a process does: hexadecimal, of any size."""
     assert preempted_with(mute.coordinator, 2) is False

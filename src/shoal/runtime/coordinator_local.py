@@ -297,3 +297,4 @@ class LocalCoordinator:
         """See `Coordinator.close`."""
         self._has_left = True
         self._job.depart(self.process, "left", "left the job")
+        self._stop.wake()

@@ -264,8 +264,7 @@ def _wait(coordinator: Coordinator, step: int, timeout_s: float | None) -> bool:
     try:
         while True:
             changes = stop.changes
-            if coordinator.troubles.any():
-                coordinator.check(f"{asked} ({site})")
+            coordinator.check(f"{asked} ({site})")
             if (answer := stop.ask(step)) is not None:
                 return answer
             now = time.monotonic()
