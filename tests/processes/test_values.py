@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import os
+import threading
 import zlib
 
 import jax
@@ -13,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shoal
-from shoal.errors import DivergenceError, UsageError
+from shoal.errors import DeadlineError, DivergenceError, UsageError
 from shoal.testing.cluster import Cluster
 
 WORDS = np.array([0x80000000, 1, 0x7FA00001, 0xFFC12345, 0x7F800000], np.uint32)
@@ -154,6 +155,25 @@ def lanes_stream_at_once():
         return list(threads.map(go, ["main", "save", "log"]))
 
 
+def go_on_after_a_deadline(timeout_s):
+    """A process is too late in the middle of a value; then other values follow at once."""
+    index = join([1, 1])
+    values = [np.random.default_rng(turn).integers(0, 256, 6 << 20, np.uint8) for turn in range(4)]
+
+    def broadcast(turn, **options):
+        given = np.zeros_like(values[turn]) if index else values[turn]
+        return (shoal.broadcast(given, **options) == values[turn]).all()
+
+    assert broadcast(0)
+    refused(lambda: broadcast(1, timeout_s=timeout_s), DeadlineError)
+    assert broadcast(2)  # while a thread of process 1 still waits to move the value before
+    print("is right", flush=True)
+    for thread in threading.enumerate():
+        if thread.name == "shoal's work on devices":
+            thread.join()
+    assert broadcast(3)
+
+
 def status(field):
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
@@ -263,6 +283,17 @@ def test_lanes_that_stream_at_once_keep_their_bits(child_env):
         first, second = cluster.run(lanes_stream_at_once, initialize=False)
         assert first == second
         assert len(set(first)) == 3
+
+
+def test_what_was_not_in_time_is_not_taken_for_what_comes_next(child_env):
+    env = child_env | {"SHOAL_HOST_MEMORY": "0"}
+    # the first value has two chunks; the second one stops at its second
+    with Cluster(2, devices=None, faults="stream.before_chunk@1#4:pause", env=env) as cluster:
+        cluster.start(go_on_after_a_deadline, 2.0, initialize=False)
+        for process in (0, 1):
+            cluster.wait_for("is right", process)
+        cluster.release("stream.before_chunk")
+        assert [one.code for one in cluster.wait()] == [0, 0]
 
 
 def test_memory_is_that_of_the_result_and_a_few_chunks(child_env):
