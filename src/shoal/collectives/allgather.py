@@ -42,7 +42,7 @@ def allgather(
     It is impossible that two processes get different bits, or that values of one call are taken
     for those of another: see `broadcast`, whose guarantees, costs and errors are the same here.
     Memory: the result (and once more what of an array in parts lies there in runs shorter than
-    8 KiB), and a few chunks of 4 MiB on one device of each process.
+    8 KiB), and a few chunks of 4 MiB.
 
     With N processes, also with N = 1, a leaf becomes
 

@@ -42,8 +42,9 @@ def broadcast(
     are taken for those of another: tree, shapes, dtypes, `source` and the place of the call are
     compared in the same round trip, before anything is delivered.
 
-    Up to 64 KiB travel in that round trip, and nothing is compiled; more goes as chunks over one
-    device of each process. Memory: the result, and on each such device a few chunks of 4 MiB.
+    Up to 64 KiB travel in that round trip, and nothing is compiled. More goes through memory that
+    the processes of one host share, or, between hosts, as chunks over one device of each process.
+    Memory: the result, and a few chunks of 4 MiB.
 
     Args:
       tree: arrays of NumPy and JAX of any dtype (also of ml_dtypes), PRNG keys, NumPy and Python
