@@ -185,6 +185,22 @@ def test_tracers_and_deleted_arrays_are_refused():
         wire.spec_of([array])
 
 
+def test_keys_that_cannot_be_sorted_are_refused():
+    with pytest.raises(UsageError, match=r"broadcast: no tree for JAX: '<' not supported between"):
+        wire.spec_of({1: 0, "a": 0}, "broadcast")
+
+
+def test_what_is_no_tracer_travels_while_jit_traces():
+    tree, back = [jax.random.key(3), jnp.arange(3), np.arange(2), 1], []
+
+    def traced(x):
+        back.append(round_trip(tree))
+        return x
+
+    jax.jit(traced)(1)
+    assert bits_of(back[0]) == bits_of(tree)
+
+
 def test_an_abstract_shape_has_no_bits():
     spec, values = wire.flatten([jax.ShapeDtypeStruct((2,), "float32")], "x")
     with pytest.raises(UsageError, match=r"x: \[0\]: stands for an array"):

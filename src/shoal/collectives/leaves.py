@@ -158,8 +158,8 @@ def value_of(leaf: Leaf, bits: Array) -> Any:
 
 
 def key_of(words: Array, impl: Any) -> jax.Array:
-    """Return PRNG keys; compiles nothing, whatever mesh is in context."""
-    with jax.transfer_guard("allow"):
+    """Return PRNG keys; compiles nothing, whatever mesh is in context, also while jit traces."""
+    with jax.transfer_guard("allow"), jax.ensure_compile_time_eval():
         return jax.random.wrap_key_data(words, impl=impl)
 
 
@@ -173,7 +173,7 @@ def words_of(piece: jax.Array) -> Array:
 
     Of keys, too: the words of keys on several devices would be a program of all their processes.
     """
-    with jax.transfer_guard("allow"):
+    with jax.transfer_guard("allow"), jax.ensure_compile_time_eval():  # jit may be tracing now
         return np.asarray(jax.random.key_data(piece) if is_key(piece) else piece)
 
 

@@ -46,14 +46,17 @@ def spec_of(tree: Any, asked: str = "the values") -> Spec:
     """Return what a tree is, without reading any data.
 
     Raises:
-      UsageTypeError: leaves that do not travel, all of them, by path.
+      UsageError: it is no tree for JAX; leaves that do not travel, all of them, by path.
     """
     return flatten(tree, asked)[0]
 
 
 def flatten(tree: Any, asked: str) -> tuple[Spec, list[Any]]:
     """Return what a tree is, and its leaves. Raises as `spec_of`, for the call `asked`."""
-    found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
+    try:
+        found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
+    except ValueError as error:  # dicts whose keys cannot be sorted
+        raise UsageError(f"{asked}: no tree for JAX: {error.__cause__ or error}") from error
     leaves = [leaf_of(jax.tree_util.keystr(path) or "the value", v) for path, v in found]
     raise_all(asked, [leaf for leaf in leaves if isinstance(leaf, str)])
     spec = Spec(tuple(leaf for leaf in leaves if isinstance(leaf, Leaf)), treedef)
