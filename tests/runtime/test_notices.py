@@ -202,8 +202,7 @@ def test_a_signal_that_comes_again_and_again_is_logged_once():
         for _ in range(100):
             send()
         send(signal.SIGUSR1)
-        while not (shoal.notice() and shoal.notice().others):
-            pass
+        while not (shoal.notice() and shoal.notice().others): pass
         shoal.runtime.process.sources().close()
         """).count("SIGTERM:")
         == 1
@@ -330,6 +329,19 @@ def test_closed_in_another_thread_it_passes_everything_on():
     )
 
 
+def test_sources_that_were_closed_in_another_thread_may_be_followed_by_others():
+    assert run("""
+        watch("SIGTERM")
+        thread = threading.Thread(target=sources.close)
+        thread.start(); thread.join()
+        sources = Sources(box.put, lambda: False)
+        watch("SIGTERM")
+        send(); print(source())
+        sources.close()
+        print(signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+        """) == ["SIGTERM", "True"]
+
+
 def test_once_a_process_is_gone_sigterm_ends_the_program_again():
     assert run(
         """
@@ -353,6 +365,18 @@ def test_by_default_sigterm_is_watched_unless_it_is_ignored():
         send(); print(source())
         before = signal.getsignal(signal.SIGINT)
         assert before is signal.default_int_handler
+        """) == ["SIGTERM"]
+
+
+def test_a_thread_that_asks_first_keeps_nobody_from_watching():
+    assert run("""
+        import shoal
+        thread = threading.Thread(target=shoal.preempted, args=(0,))
+        thread.start(); thread.join()
+        assert not shoal.preempted(0)
+        send()
+        while shoal.notice() is None: pass
+        print(shoal.notice().source)
         """) == ["SIGTERM"]
 
 

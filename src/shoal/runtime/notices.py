@@ -69,6 +69,7 @@ class Sources:
         """
         self.pid = os.getpid()
         self.is_set_up = False
+        self._has_warned = False
         self._give = give
         self._has_trouble = has_trouble
         self._signals: SignalWatch | None = None
@@ -111,15 +112,18 @@ class Sources:
             threading.Thread(target=self._poll, args=arguments, name=name, daemon=True).start()
 
     def watch_by_default(self) -> None:
-        """Watch SIGTERM, unless somebody wants it ignored."""
-        self.is_set_up = True
+        """Watch SIGTERM, unless somebody wants it ignored. Only the main thread can."""
         if threading.current_thread() is not threading.main_thread():
-            _LOG.warning(
-                "preempted() was first called in thread %r, which cannot watch for SIGTERM: call "
-                "watch_notices() in the main thread",
-                threading.current_thread().name,
-            )
-        elif signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+            if not self._has_warned:
+                self._has_warned = True
+                _LOG.warning(
+                    "preempted() was first called in thread %r, which cannot watch for SIGTERM: "
+                    "call watch_notices() in the main thread",
+                    threading.current_thread().name,
+                )
+            return
+        self.is_set_up = True
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
             self.watch([signal.SIGTERM], (), (), 1.0, None)
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class SignalWatch:
             self._fd_before = before
         for number in numbers:
             if number not in self._before:
-                self._before[number] = signal.getsignal(number)
+                self._before[number] = _handler_of_others(number)
                 signal.signal(number, self._handle)
 
     def ends(self, number: int) -> bool:
@@ -124,6 +124,15 @@ class SignalWatch:
             os.close(self._read_fd)
         self._is_closed = True
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
+
+
+def _handler_of_others(number: int) -> Any:
+    """Return the handler that stands, or what stood before one that a closed watch left there."""
+    handler = signal.getsignal(number)
+    watch = getattr(handler, "__self__", None)
+    if isinstance(watch, SignalWatch) and watch._is_closed:
+        return watch._before[number]
+    return handler
 
 
 def is_default(handler: object) -> bool:
