@@ -77,7 +77,8 @@ def initialize(
     Under `shoal run` the services of the job run already; otherwise process 0 starts them in
     processes of their own, which end with the job. If the program called
     `jax.distributed.initialize` before, this attaches to that job; then JAX's own reaction to lost
-    processes, an abort after its heartbeat time-out, stays in force, as does its SIGTERM handler.
+    processes, an abort after its heartbeat time-out, stays in force, and so does its SIGTERM
+    handler until shoal watches that signal (`preempted`, `watch_notices`).
 
     Args:
       coordinator_address: host and port where the processes meet, on the host of process 0.
