@@ -51,6 +51,8 @@ class _Launcher:
             if isinstance(said, Told):
                 if self._place is not None:
                     self._place.tell_stop(said)
+                    if said.highest is None:  # all is closed; let it forget what it echoed
+                        self._place.stop.rearm(self._place.stop.known)
                 return
             if self._place is None:
                 self._place = self._join()
