@@ -8,8 +8,9 @@ that. mpi4py and torch send one array of known size and check nothing; of the 1,
 send one after the other.
 
 All run on one host, where shoal moves large values through memory; `--devices` makes it move them
-over the devices, as between hosts. "new shape": each call has a shape that was never sent before. Peak memory: each contestant in a job
-of its own, the growth of the highest resident size of process 1 over one call, in MB.
+over the devices, as between hosts. "new shape": each call has a shape that was never sent before.
+Peak memory: each contestant in a job of its own, the growth of the highest resident size of process
+1 over one call, in MB.
 
 `values.py --quick` leaves out four processes and what takes long.
 """
