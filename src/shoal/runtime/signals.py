@@ -48,6 +48,8 @@ class SignalWatch:
             if number not in self._before:
                 self._before[number] = _handler_of_others(number)
                 signal.signal(number, self._handle)
+                if is_default(self._before[number]):  # else that one is to run soon
+                    signal.siginterrupt(number, False)  # libraries that read: read on
 
     def ends(self, number: int) -> bool:
         """Would this signal have ended the program if it were not watched?"""
