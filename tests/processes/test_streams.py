@@ -89,7 +89,9 @@ def move_in_hostile_contexts():
     assert summed is not None
     jax.config.update("jax_transfer_guard", "disallow")
     jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_disable_jit", True)
     spreads_to_all(1, 3 * SMALL_BYTES)
+    jax.config.update("jax_disable_jit", False)
     with jax.thread_guard(True):
         spreads_to_all(1, 3 * SMALL_BYTES)
     return True

@@ -127,7 +127,8 @@ class Flow:
 
         def run() -> None:
             try:
-                with jax.transfer_guard("allow"):  # a guard is for the program, not for this
+                # both are for the program, not for this
+                with jax.transfer_guard("allow"), jax.disable_jit(False):
                     done.set_result(work())
             except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
                 done.set_exception(error)
