@@ -1,11 +1,10 @@
 """`live`: whoever returns from it returns the same, and it is the truth, whatever happened."""
 
-import threading
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collectives.jobs import PATIENCE_S, run_all
 from shoal.collectives.live import live, live_with
 from shoal.errors import (
     DeadlineError,
@@ -17,27 +16,7 @@ from shoal.errors import (
 from shoal.runtime.barrier import barrier_with
 from shoal.runtime.coordinator_local import LocalJob
 
-PATIENCE_S = 60.0  # reached only when something is broken
 NEVER = 99
-
-
-def run_all(job, function):
-    """Call `function(coordinator)` in a thread for each process; return results and errors."""
-    results = [None] * len(job.coordinators)
-
-    def run(index):
-        try:
-            results[index] = function(job.coordinators[index])
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
-            results[index] = error
-
-    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(len(results))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive(), "somebody hangs"
-    return results
 
 
 def live_in(coordinator, *processes, **more):

@@ -30,19 +30,21 @@ total(array).block_until_ready()
 """
 
 
-def test_killed_while_sums_are_in_flight(job):
-    script = (
-        IN_FLIGHT
-        + """
+SUMS_WITH_A_VICTIM = (
+    IN_FLIGHT
+    + """
 barrier("ready")
 if index == 1:
     say("ready")
     while True:
         total(array).block_until_ready()
 pending = [total(array)]
-barrier("never")
 """
-    )
+)
+
+
+def test_killed_while_sums_are_in_flight(job):
+    script = SUMS_WITH_A_VICTIM + 'barrier("never")'
     job.start(0, 2, script)
     victim = job.start(1, 2, script)
     line(victim, "ready")
@@ -58,14 +60,8 @@ barrier("never")
 
 def test_a_code_that_python_shows_to_nobody_is_not_turned_into_success(job):
     script = (
-        IN_FLIGHT
+        SUMS_WITH_A_VICTIM
         + """
-barrier("ready")
-if index == 1:
-    say("ready")
-    while True:
-        total(array).block_until_ready()
-pending = [total(array)]
 try:
     barrier("never")
 except ProcessLostError:
