@@ -45,7 +45,7 @@ def preempted(step: int) -> bool:
     False until some process has a notice (see `watch_notices`), then True on every process from
     one agreed step on: the first that is greater than every step at which any of them was told
     False since the job began, or since the last `rearm`. It is impossible that one process is told
-    True and another False for one step.
+    True and another False for one step. Who left or was lost before the notice counts no more.
 
     Call it as often as you like: at any stride, again for the same step in a long phase, with
     lower steps after a loop was resumed. Without an open notice nothing is sent, nobody is waited
