@@ -9,13 +9,12 @@ import jax
 import numpy as np
 
 from shoal.collectives import stream, wire
-from shoal.collectives.arguments import deadline_of, process_of
+from shoal.collectives.arguments import deadline_of, meet, process_of
 from shoal.collectives.columns import Column, column_of
 from shoal.collectives.leaves import Array, Buffer
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
-from shoal.runtime import fault_points
-from shoal.runtime.agreement import Call, agree
+from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 
@@ -108,9 +107,7 @@ def allgather_with(
     payload = _payload(numbers, own if is_small else None)
     lines = spec._replace(leaves=tuple(column.leaf for column in columns)).lines
     call = Call("allgather", name, callsite(), (f"tiled={tiled}", f"to={to}", *lines))
-    fault_points.reach("allgather.before_arrive", me)
-    told = agree(coordinator, call, payload, timeout_s=deadline.left_s, lane=lane)
-    fault_points.reach("allgather.after_arrive", me)
+    told = meet(coordinator, call, payload, deadline, lane)
     parcels = [_parcel(columns, told[process]) for process in range(count)]
     _check(columns, parcels)
     takes = to in (None, me)

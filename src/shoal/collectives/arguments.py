@@ -1,14 +1,19 @@
-"""The arguments that all collectives of values have, and the one deadline of all their waits."""
+"""What the collectives of values have in common: arguments, a deadline of all waits, a meeting."""
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from shoal import settings
 from shoal.errors import UsageError, UsageTypeError
+from shoal.runtime import fault_points
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.coordinator import Coordinator
 
-__all__ = ["Deadline", "deadline_of", "process_of"]
+__all__ = ["Deadline", "deadline_of", "meet", "process_of"]
 
 _MOMENT_S = 0.01
 
@@ -61,3 +66,16 @@ def process_of(asked: str, argument: str, value: object, num_processes: int) -> 
         told = f"the job has processes 0..{num_processes - 1}"
         raise UsageError(f"{asked}: {argument}={process} does not exist; {told}")
     return process
+
+
+def meet(
+    coordinator: Coordinator, call: Call, payload: bytes, deadline: Deadline, lane: str
+) -> Mapping[int, bytes]:
+    """Meet all who make the same call, and return what each brings. Raises as `agree`."""
+    has_faults = fault_points.VARIABLE in os.environ  # one look: it is a part of a small call
+    if has_faults:
+        fault_points.reach(f"{call.operation}.before_arrive", coordinator.process)
+    answers = agree(coordinator, call, payload, timeout_s=deadline.left_s, lane=lane)
+    if has_faults:
+        fault_points.reach(f"{call.operation}.after_arrive", coordinator.process)
+    return answers

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 
 from shoal.collectives import stream, wire
-from shoal.collectives.arguments import deadline_of, process_of
+from shoal.collectives.arguments import deadline_of, meet, process_of
 from shoal.collectives.leaves import Buffer, is_global
 from shoal.collectives.wire import inline_bytes
 from shoal.colour import collective
 from shoal.errors import raise_all
-from shoal.runtime import fault_points
-from shoal.runtime.agreement import Call, agree
+from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 
@@ -99,9 +98,7 @@ def broadcast_with(
         is_small = num_bytes <= inline_bytes(coordinator.num_processes)
         payload = _INLINE + b"".join(buffers) if is_small else _LARGE + _SIZE.pack(num_bytes)
     call = Call("broadcast", name, callsite(), (f"source={source}", *spec.lines))
-    fault_points.reach("broadcast.before_arrive", coordinator.process)
-    answers = agree(coordinator, call, payload, timeout_s=deadline.left_s, lane=lane)
-    fault_points.reach("broadcast.after_arrive", coordinator.process)
+    answers = meet(coordinator, call, payload, deadline, lane)
     told = answers[source]
     if told[:1] == _INLINE:
         data = np.frombuffer(bytearray(memoryview(told)[1:]), np.uint8)

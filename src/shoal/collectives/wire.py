@@ -144,7 +144,10 @@ def _told(treedef: Any) -> str:
 
     Addresses (`<function f at 0x7f12…>`) and the order of sets differ between processes.
     """
-    text = _ADDRESS.sub("at 0x", str(treedef))
+    text = str(treedef)
+    if "0x" not in text and "{" not in text:  # a scalar has neither
+        return text
+    text = _ADDRESS.sub("at 0x", text)
     return _SET.sub(lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}", text)
 
 
