@@ -172,3 +172,20 @@ def test_a_deadline_ends_it_on_all(over_devices):
     for line in lines:
         assert "'params' (" in line or "params (" in line, line
         assert "bytes were moved" in line
+
+
+def give_up_and_end(timeout_s):
+    with pytest.raises(shoal.DeadlineError):
+        broadcast_in_time(timeout_s)
+    print("ends", flush=True)
+
+
+def test_work_that_was_given_up_and_goes_on_ends_without_an_abort(over_devices):
+    """Process 1 has not sent its chunk when the program of process 0 has ended."""
+    with Cluster(2, devices=1, faults="stream.before_chunk@1#4:pause", env=over_devices) as cluster:
+        cluster.start(give_up_and_end, 2.0)
+        for process in (0, 1):
+            cluster.wait_for("ends", process)
+        ended = cluster.wait()
+    assert [one.code for one in ended] == [73, 73]
+    assert all("work on its devices that was given up" in one.err for one in ended)

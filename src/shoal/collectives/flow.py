@@ -20,6 +20,7 @@ from shoal import settings
 from shoal.errors import DeadlineError, PeerFailedError, ShoalError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.exit_guard import DEVICE_WORK
 from shoal.runtime.verdicts import Self
 
 __all__ = ["Flow"]
@@ -136,7 +137,7 @@ class Flow:
         if jax.config.jax_thread_guard:  # a debugging aid: this thread alone may start such work
             run()
         else:
-            threading.Thread(target=run, name="shoal's work on devices", daemon=True).start()
+            threading.Thread(target=run, name=DEVICE_WORK, daemon=True).start()
         if meanwhile is not None:
             meanwhile()
         while wait([done], min(_LOOK_S, self.left_s)).not_done:

@@ -26,12 +26,13 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from shoal import settings
-from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
+from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.coordinator import Coordinator, Member
 from shoal.runtime.leaving import REQUEUE
 
-__all__ = ["ExitGuard", "flush", "gone_members", "pause_s"]
+__all__ = ["DEVICE_WORK", "ExitGuard", "flush", "gone_members", "pause_s"]
 
+DEVICE_WORK = "shoal's work on devices"  # what threads are called that do it
 _INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 _ASK_S = 2.0  # how long an ending process waits for news of the others
 _BEHIND_S = 0.5
@@ -157,8 +158,9 @@ class ExitGuard:
         # known here for certain: a program may have caught the SystemExit, or raised one itself.
         is_idle = self._is_idle()
         gone = gone_members(coordinator) if self._parts_together or not is_idle else {}
-        if gone or (fails and not is_idle):
-            code = self._asked_code & 0xFF or _report_cut(coordinator)
+        is_busy = _works_on_devices()
+        if gone or is_busy or (fails and not is_idle):
+            code = self._asked_code & 0xFF or _report_cut(coordinator, is_busy and not gone)
             flush()  # before the services may end, for JAX's client aborts when they do
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.close()
@@ -240,14 +242,29 @@ def _report_stuck(coordinator: Coordinator) -> None:
     )
 
 
-def _report_cut(coordinator: Coordinator) -> int:
+def _works_on_devices() -> bool:
+    """Does a thread that gave up at its deadline still work, in native code? Then Python must not
+    end around it: it would be torn down in the middle of C++, which aborts."""
+    limit = time.monotonic() + _ASK_S
+    for thread in threading.enumerate():
+        if thread.name == DEVICE_WORK:
+            thread.join(max(0.0, limit - time.monotonic()))
+            if thread.is_alive():
+                return True
+    return False
+
+
+def _report_cut(coordinator: Coordinator, is_busy: bool) -> int:
     """Say why the end is not Python's own; return the exit code."""
+    why = "a process that is gone"
+    if is_busy:
+        why = "work on its devices that was given up at its deadline and goes on"
     print(
         f"shoal: process {coordinator.process} of {coordinator.num_processes} ends without JAX's "
-        "teardown, which would wait for a process that is gone",
+        f"teardown, which would wait for {why}",
         file=sys.stderr,
     )
-    return ProcessLostError.exit_code
+    return DeadlineError.exit_code if is_busy else ProcessLostError.exit_code
 
 
 def _end(code: int) -> NoReturn:
