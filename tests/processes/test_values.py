@@ -306,4 +306,5 @@ def test_memory_is_that_of_the_result_and_a_few_chunks(env):
     with Cluster(2, devices=None, env=env) as cluster:
         for added in cluster.run(memory_of_large_values, initialize=False):
             for way, (peak_mib, result_mib) in added.items():
-                assert result_mib - 8 <= peak_mib <= result_mib + 48, (way, peak_mib, result_mib)
+                # What was given back before may be used again: it does not count anew.
+                assert result_mib / 2 <= peak_mib <= result_mib + 48, (way, peak_mib, result_mib)

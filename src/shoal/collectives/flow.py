@@ -101,7 +101,7 @@ class Flow:
         What `work` itself raises, unless it is the runtime's error, is raised here at once.
         """
         outcome = self._watched(work, still, meanwhile)
-        limit_s = self.left_s
+        limit_s = self.left_s + _GRACE_S  # who is late comes at the deadline, and says with what
         if outcome.error is not None:  # who is gone is known within this
             limit_s = min(limit_s, settings.seconds("SHOAL_LOST_AFTER_S") + _GRACE_S)
         elif outcome.words:
