@@ -216,6 +216,15 @@ def test_a_lost_service_is_everybodys_error_until_the_survivors_have_met():
     assert table.kind(*(table.arrive(p, "on") for p in (0, 1))) == "ok"
 
 
+def test_who_comes_after_others_died_of_a_lost_service_is_told_of_the_service():
+    table = Table(3)
+    table.take(table.meeting.lose_service(0.0, "JAX's service", "cut off"))
+    table.depart(0, "failed")
+    late = table.arrive(2, "epoch")
+    assert table.kind(late) == "lost"
+    assert table.answers[late].facts["services"] == [["JAX's service", "cut off"]]
+
+
 def test_those_who_are_late_are_asked_where_they_are():
     table = Table(4, stack_grace_s=0.5)
     waiting = table.arrive(0, timeout_s=5.0)

@@ -263,10 +263,11 @@ class Meeting(Generic[To]):
         first = next(iter(arrived.values())).point
         mine = arrived[process].point
         if not gathering.survivors:
-            if self._gone and len(arrived) == 1 and any(p in line.members for p in self._gone):
-                return self._finish(now, gathering, self._losses.answer(line.members))
+            # First what all need: of it the others may have died.
             if self._records[process].acknowledged < len(self._losses.services):
                 return self._finish(now, gathering, self._losses.service_answer())
+            if self._gone and len(arrived) == 1 and any(p in line.members for p in self._gone):
+                return self._finish(now, gathering, self._losses.answer(line.members))
         if mine is not first and what_of(mine) != what_of(first):
             return self._finish(now, gathering, Answer("diverged", sides_facts(gathering)))
         if self._is_complete(gathering):
