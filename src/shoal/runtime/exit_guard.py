@@ -29,6 +29,7 @@ from shoal import settings
 from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.coordinator import Coordinator, Member
 from shoal.runtime.leaving import REQUEUE
+from shoal.runtime.troubles import Trouble
 
 __all__ = ["DEVICE_WORK", "ExitGuard", "flush", "gone_members", "pause_s"]
 
@@ -126,12 +127,13 @@ class ExitGuard:
             if self._is_mine() and isinstance(error, ShoalError):
                 raise SystemExit(code)  # the interpreter takes an exit code from its excepthook
             return
-        gone = _cause(coordinator) if _is_of_runtime(error) else {}
+        is_of_runtime = _is_of_runtime(error)
+        gone = _cause(coordinator) if is_of_runtime else {}
         with contextlib.suppress(ShoalError, OSError):
             text = "".join(traceback.format_exception(kind, error, trace))
             coordinator.tell("failed", text)
         self._excepthook(kind, error, trace)
-        if gone:
+        if gone or (is_of_runtime and _lost_services(coordinator)):
             self._code = code = _explain(coordinator, gone)
         self._limit = (time.monotonic() + settings.seconds("SHOAL_ABORT_AFTER_S"), code)
         self._wake.set()
@@ -212,19 +214,26 @@ def _cause(coordinator: Coordinator) -> dict[int, Member]:
     return gone
 
 
+def _lost_services(coordinator: Coordinator) -> list[Trouble]:
+    return [trouble for trouble in coordinator.troubles.open() if trouble.process is None]
+
+
 def _explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> int:
     """Say what the meeting place knows about an error of JAX's runtime; return the exit code."""
-    if all(member.said == _UNHEARD for member in gone.values()):
+    services = _lost_services(coordinator)  # of these the others may have died
+    if gone and all(member.said == _UNHEARD for member in gone.values()):
         try:
             coordinator.check()
         except ShoalError as error:  # it is lost, or has declared this process lost
             print(f"shoal: {error}", file=sys.stderr)
             return error.exit_code
+    for service in services:
+        print(f"shoal: {service.name} is lost: {service.words}", file=sys.stderr)
     for member in list(gone.values())[:_EXPLAINED]:
         place = f"process {member.process} of {coordinator.num_processes} ({member.host})"
         said = (member.said.strip().splitlines() or [""])[-1]
         print(f"shoal: {place} is {member.state}: {said}", file=sys.stderr)
-    is_lost = any(member.state == "lost" for member in gone.values())
+    is_lost = bool(services) or any(member.state == "lost" for member in gone.values())
     return ProcessLostError.exit_code if is_lost else PeerFailedError.exit_code
 
 

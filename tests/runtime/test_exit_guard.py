@@ -1,0 +1,23 @@
+"""What a process says at its end of an error of JAX's runtime, and with which code it ends."""
+
+from __future__ import annotations
+
+from shoal.runtime.coordinator import Member
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.exit_guard import _explain
+
+ENDED = Member(1, "h", "failed", "it hung after JAX's service was lost, and was ended")
+
+
+def test_a_lost_service_is_named_before_those_who_died_of_it(capsys):
+    coordinator = LocalJob(2).coordinators[0]
+    coordinator.troubles.hear(None, "JAX's service", "lost", "silent for 2 s")
+    assert _explain(coordinator, {1: ENDED}) == 71
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "shoal: JAX's service is lost: silent for 2 s"
+    assert second.startswith("shoal: process 1 of 2 (h) is failed: it hung")
+
+
+def test_a_failed_peer_alone_is_a_failed_peer(capsys):
+    assert _explain(LocalJob(2).coordinators[0], {1: ENDED}) == 72
+    assert "process 1 of 2 (h) is failed" in capsys.readouterr().err
