@@ -9,18 +9,15 @@ than cores it pays for that.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
-import shutil
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+
+import jobs
 
 SAMPLE_S, ROUNDS, WARM_UP = 0.25, 11, 50
 SERVICE_MS = 10_000
@@ -112,40 +109,9 @@ def be_process(what: str, address: str, index: int, count: int) -> None:
     shoal.shutdown()
 
 
-def mpiexec() -> str | None:
-    """Return the launcher of an MPI that mpi4py can use, if there is one."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    with contextlib.suppress(ImportError):
-        import mpi4py  # noqa: F401
-
-        return found
-    return None
-
-
 def run_job(what: str, count: int) -> dict[str, list[float]]:
     """Start a job, under mpiexec where there is one; return what process 0 measured."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    me = [sys.executable, __file__, what, address]
-    launcher = mpiexec() if what == "barrier" else None
-    if launcher:
-        out = subprocess.run(
-            [launcher, "-n", str(count), *me, "mpi", str(count)],
-            capture_output=True, text=True, timeout=600,
-        )  # fmt: skip
-        said, code, err = out.stdout, out.returncode, out.stderr
-    else:
-        jobs = [
-            subprocess.Popen([*me, str(i), str(count)], stdout=subprocess.PIPE, text=True)
-            for i in range(count)
-        ]
-        said = "".join(job.communicate(timeout=600)[0] for job in jobs)
-        code, err = max(job.returncode for job in jobs), ""
-    if code:
-        raise SystemExit(f"{what} on {count} processes failed\n{said}{err}")
-    return dict(json.loads(next(line for line in said.splitlines() if line.startswith("{"))))
+    return jobs.run_job([__file__, what], count, with_mpi=what == "barrier")
 
 
 def rows() -> Iterator[tuple[str, dict[str, object], dict[str, list[float]], str]]:

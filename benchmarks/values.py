@@ -21,15 +21,13 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jobs
 import numpy as np
 
 ROUNDS, WARM_UP, DEVICES = 9, 2, 4
@@ -189,7 +187,7 @@ def be_process(asked: list[str], address: str, index: int, count: int) -> None:
     with contextlib.suppress(ImportError):
         import torch.distributed as dist
 
-        port = shoal.broadcast(free_port())
+        port = shoal.broadcast(jobs.free_port())
         dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=index, world_size=count)
         peers.append("gloo")
     if kind == "memory":
@@ -204,37 +202,10 @@ def be_process(asked: list[str], address: str, index: int, count: int) -> None:
     shoal.shutdown()
 
 
-def free_port() -> int:
-    """Return a port that nobody has."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def mpiexec() -> str | None:
-    """Return the launcher of an MPI that mpi4py can use, if there is one."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
-    with contextlib.suppress(ImportError):
-        import mpi4py  # noqa: F401
-
-        return found
-    return None
-
-
 def run_job(asked: list[str], count: int) -> dict[str, list[float]]:
     """Start a job, under mpiexec where there is one; return what was measured."""
-    address = f"127.0.0.1:{free_port()}"
-    me = [sys.executable, __file__, "--process", json.dumps(asked), address]
-    launcher = mpiexec() if asked[0] == "time" and asked[1] != "assert_same" else None
-    commands = [[*me, str(i), str(count)] for i in range(count)]
-    if launcher:
-        commands = [[launcher, "-n", str(count), *me, "mpi", str(count)]]
-    jobs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    said = "".join(job.communicate(timeout=900)[0] for job in jobs)
-    if any(job.returncode for job in jobs):
-        raise SystemExit(f"{asked} on {count} processes failed\n{said}")
-    return dict(json.loads(next(line for line in said.splitlines() if line.startswith("{"))))
+    with_mpi = asked[0] == "time" and asked[1] != "assert_same"
+    return jobs.run_job([__file__, "--process", json.dumps(asked)], count, with_mpi=with_mpi)
 
 
 def rows(*, quick: bool) -> Iterator[tuple[str, dict[str, object], dict[str, list[float]], str]]:

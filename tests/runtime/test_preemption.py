@@ -222,6 +222,24 @@ def mute():
     job.close()
 
 
+def waiting_for_the_step(mute):
+    """Give a notice and ask in a thread; return the list for its error, and the thread."""
+    mute.coordinator.give_notice(TERM)
+    until_known(mute.coordinator, 1)
+    results = []
+    wait = threading.Thread(
+        target=lambda: results.extend(_error(lambda: preempted_with(mute.coordinator, 1)))
+    )
+    wait.start()
+    return results, wait
+
+
+def until_it_waits(mute, wait):
+    while not mute.coordinator.progress.is_waiting:
+        assert wait.is_alive()
+        mute.place.ask("members")
+
+
 def test_a_deadline_names_who_has_not_said_how_far_it_is(mute, monkeypatch, shoal_log):
     monkeypatch.setenv("SHOAL_WARN_AFTER_S", "0.01")
     mute.coordinator.give_notice(TERM)
@@ -236,16 +254,8 @@ def test_a_deadline_names_who_has_not_said_how_far_it_is(mute, monkeypatch, shoa
 
 
 def test_it_ends_the_wait_when_the_one_that_is_missing_dies(mute):
-    mute.coordinator.give_notice(TERM)
-    until_known(mute.coordinator, 1)
-    results = []
-    wait = threading.Thread(
-        target=lambda: results.extend(_error(lambda: preempted_with(mute.coordinator, 1)))
-    )
-    wait.start()
-    while not mute.coordinator.progress.is_waiting:
-        assert wait.is_alive(), results
-        mute.place.ask("members")
+    results, wait = waiting_for_the_step(mute)
+    until_it_waits(mute, wait)
     mute.other.close()
     wait.join(PATIENCE_S)
     assert [type(result) for result in results] == [ProcessLostError]
@@ -253,29 +263,15 @@ def test_it_ends_the_wait_when_the_one_that_is_missing_dies(mute):
 
 
 def test_it_ends_the_wait_when_the_meeting_place_dies(mute):
-    mute.coordinator.give_notice(TERM)
-    until_known(mute.coordinator, 1)
-    results = []
-    wait = threading.Thread(
-        target=lambda: results.extend(_error(lambda: preempted_with(mute.coordinator, 1)))
-    )
-    wait.start()
+    results, wait = waiting_for_the_step(mute)
     mute.coordinator.lose("the test says so")
     wait.join(PATIENCE_S)
     assert [type(result) for result in results] == [ProcessLostError]
 
 
 def test_it_ends_the_wait_when_this_process_leaves(mute):
-    mute.coordinator.give_notice(TERM)
-    until_known(mute.coordinator, 1)
-    results = []
-    wait = threading.Thread(
-        target=lambda: results.extend(_error(lambda: preempted_with(mute.coordinator, 1)))
-    )
-    wait.start()
-    while not mute.coordinator.progress.is_waiting:
-        assert wait.is_alive(), results
-        mute.place.ask("members")
+    results, wait = waiting_for_the_step(mute)
+    until_it_waits(mute, wait)
     mute.coordinator.close()
     wait.join(PATIENCE_S)
     assert [str(result) for result in results if "has left the job" in str(result)]
