@@ -14,6 +14,7 @@ more, so that all have the value, or all that are alive get an error.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import numpy as np
@@ -78,7 +79,6 @@ def spread(
     made = np.empty(num_bytes, np.uint8) if into is None and not is_source else None
     place = Bytes([made] if made is not None else into or ())
     value = Bytes(data or ()) if is_source else place
-    end = Outgoing(value) if is_source else value
 
     def copy() -> None:
         if is_source:
@@ -90,7 +90,9 @@ def spread(
             lambda found: found.pass_on(
                 flow, value if is_source else None, {source: place}, {source: num_bytes}
             ),
-            lambda ring: _spread(flow, ring, source, end, num_bytes),
+            lambda: partial(
+                _spread, flow, source, Outgoing(value) if is_source else value, num_bytes
+            ),
             lambda: _relay_one(flow, source, value, num_bytes),
             copy,
         )
@@ -135,7 +137,6 @@ def collect(
     places = [Bytes(buffers) for buffers in into or ()] if made is None else []
     places = places or [Bytes([row]) for row in made or ()]
     own = Bytes(data)
-    chunks = Outgoing(own)
 
     def copy() -> None:
         if takes:
@@ -145,7 +146,7 @@ def collect(
         _move(
             flow,
             lambda found: found.pass_on(flow, own, dict(enumerate(places)), dict(enumerate(sizes))),
-            lambda ring: _collect(flow, ring, chunks, places, sizes),
+            lambda: partial(_collect, flow, Outgoing(own), places, sizes),
             lambda: _relay_all(flow, own, places, sizes),
             copy,
         )
@@ -157,7 +158,7 @@ def collect(
 def _move(
     flow: Flow,
     through: Callable[[Windows], object],
-    over: Callable[[Ring], object],
+    over: Callable[[], Callable[[Ring], object]],
     relay: Callable[[], object],
     copy: Callable[[], object],
 ) -> None:
@@ -169,6 +170,20 @@ def _move(
     "main" alone.
     """
     windows = find_windows(flow) if flow.lane == "main" else None
+    if windows is not None:
+        through(windows)
+        return
+    if flow.lane != "main" or not has_devices(flow.coordinator):
+        copy()
+    elif _moves_over_devices(flow, over(), copy):
+        return
+    relay()
+
+
+def _moves_over_devices(
+    flow: Flow, over: Callable[[Ring], object], copy: Callable[[], object]
+) -> bool:
+    """Move chunks over the devices; False: a process has none now, but all have copied."""
 
     def go() -> bool:
         with borrowed_ring(
@@ -181,15 +196,10 @@ def _move(
     def still() -> str:
         return f"{flow.moved_bytes} bytes were moved"
 
-    if windows is not None:
-        through(windows)
-    elif flow.lane != "main" or not has_devices(flow.coordinator):
-        copy()
-        relay()
-    elif flow.together("the last chunk", go, still, meanwhile=copy):
-        give_ring_back(flow.coordinator)
-    else:
-        relay()
+    if not flow.together("the last chunk", go, still, meanwhile=copy):
+        return False
+    give_ring_back(flow.coordinator)
+    return True
 
 
 def _copy(value: Bytes, place: Bytes) -> None:
@@ -197,7 +207,7 @@ def _copy(value: Bytes, place: Bytes) -> None:
         place.write(begin, piece)
 
 
-def _spread(flow: Flow, ring: Ring, source: int, end: _End, num_bytes: int) -> None:
+def _spread(flow: Flow, source: int, end: _End, num_bytes: int, ring: Ring) -> None:
     """Take the tree for few chunks and the chain for many: whichever has fewer turns."""
     rounds, line = tree(ring.num_processes, source), chain(ring.num_processes, source)
     ring.prepare([*rounds, line])
@@ -242,7 +252,7 @@ def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, end: _En
 
 
 def _collect(
-    flow: Flow, ring: Ring, own: Outgoing, places: Sequence[Bytes], sizes: Sequence[int]
+    flow: Flow, own: Outgoing, places: Sequence[Bytes], sizes: Sequence[int], ring: Ring
 ) -> None:
     """Move all values at once, or if few processes have much, one after the other: whichever has
     fewer turns. Both ways need one program."""
