@@ -9,9 +9,13 @@ import pytest
 
 KEEPER = "shoal.runtime.host_keeper"
 GO = """
-import threading
-go = threading.Event()
-signal.signal(signal.SIGUSR1, lambda *_: go.set())
+signalled, wake = os.pipe()
+os.set_blocking(wake, False)
+signal.set_wakeup_fd(wake)  # no handler may take a lock: the wait that it interrupts may hold it
+def await_signal(number):
+    signal.signal(number, lambda *_: None)
+    return lambda: os.read(signalled, 1)
+go = await_signal(signal.SIGUSR1)
 """
 WAIT = (
     GO
@@ -114,7 +118,7 @@ try:
         barrier("again")
 except ProcessLostError as error:
     say("lost", *error.lost)
-go.wait()
+go()
 say("still here")
 """
     starter, *others = [job.start(index, 3, WAIT + script) for index in range(3)]
@@ -139,7 +143,7 @@ coordinator_tcp.this_host = lambda: this_host() + str(index // 2)
 
 
 def test_each_host_has_a_keeper_of_its_own(job):
-    script = HOSTS + WAIT + "go.wait()\n"
+    script = HOSTS + WAIT + "go()\n"
     processes = [job.start(index, 3, script) for index in range(3)]
     await_words("ready", *processes)
     assert len(job.descendants(of=KEEPER)) == 2
@@ -155,7 +159,7 @@ initialize()
 barrier("here")
 process.shutdown()
 say("ready")
-go.wait()
+go()
 """
     processes = [job.start(index, 2, GO + script) for index in range(2)]
     await_words("ready", *processes)
@@ -169,11 +173,9 @@ go.wait()
 def test_a_schedulers_signal_to_everybody_ends_nothing_that_is_still_needed(job, number):
     """A program that gets SIGTERM may save its work together, for which all of this is needed."""
     script = """
-asked = threading.Event()
-signal.signal(int(sys.argv[4]), lambda *_: asked.set())
+asked = await_signal(int(sys.argv[4]))
 say("listens")
-while not asked.wait(0.1):
-    pass  # a signal that comes just before a lock is waited for is handled only after the wait
+asked()
 say(global_sum())
 barrier("saved")
 """
