@@ -9,7 +9,17 @@
     ├── ProcessLostError      the cluster: a process is dead or unreachable
     ├── PeerFailedError       the peer: another process raised; carries its traceback
     ├── DeadlineError         somebody is late, not dead            (also a TimeoutError)
-    └── InitializeError       the start-up: the job could not be joined
+    ├── InitializeError       the start-up: the job could not be joined
+    └── CheckpointError       what lies on disk
+        ├── NotCommitted          nothing is saved there           (also a FileNotFoundError)
+        ├── StepAlreadyCommitted  something is; it is kept          (also a FileExistsError)
+        ├── SaveAborted           this save did not happen; earlier ones stand
+        ├── CorruptCheckpoint     bytes are not those that were saved
+        ├── UnsupportedCheckpoint it needs a newer shoal
+        └── StorageError          the file system refused          (also an OSError)
+            ├── StorageFull           no space is left
+            └── NotShared             processes do not see one another's files
+    RestoreMismatch, a UsageError: what you want restored is not what was saved.
 
 A message has one to three lines: what you asked, what is true, what to do. The facts behind it
 are attributes. ``exit_code`` is what a program that dies of the error exits with under
@@ -21,12 +31,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 __all__ = [
+    "CheckpointError",
+    "CorruptCheckpoint",
     "DeadlineError",
     "DivergenceError",
     "InitializeError",
+    "NotCommitted",
+    "NotShared",
     "PeerFailedError",
     "ProcessLostError",
+    "RestoreMismatch",
+    "SaveAborted",
     "ShoalError",
+    "StepAlreadyCommitted",
+    "StorageError",
+    "StorageFull",
+    "UnsupportedCheckpoint",
     "UsageError",
     "UsageTypeError",
     "WrongType",
@@ -135,6 +155,140 @@ class InitializeError(ShoalError):
     def __init__(self, message: str, *, missing: Iterable[int] = ()) -> None:
         super().__init__(message)
         self.missing = tuple(missing)
+
+
+class CheckpointError(ShoalError):
+    """Something about what lies on disk. `path` is the checkpoint's."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class NotCommitted(CheckpointError, FileNotFoundError):
+    """Nothing is saved there: no file COMMIT. Attempts may be, which were never completed."""
+
+
+class StepAlreadyCommitted(CheckpointError, FileExistsError):
+    """Something is saved there already, by the save `attempt`; nothing is ever overwritten."""
+
+    def __init__(self, message: str, *, path: str = "", attempt: str = "") -> None:
+        super().__init__(message, path=path)
+        self.attempt = attempt
+
+
+class SaveAborted(CheckpointError):
+    """This save did not happen, and earlier ones stand. Raised on every process.
+
+    `phase` says how far it came, `processes` on whose account it ended. Its exit code is that of
+    its cause: 71 if a process was lost, 72 if one failed, 73 if one was late.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str = "",
+        phase: str = "",
+        processes: Iterable[int] = (),
+        exit_code: int = 1,
+    ) -> None:
+        super().__init__(message, path=path)
+        self.phase = phase
+        self.processes = tuple(processes)
+        self.exit_code = exit_code
+
+
+class CorruptCheckpoint(CheckpointError):
+    """Bytes are not those that were saved. No value of them was returned.
+
+    `file` is the name of the file, `leaf` the name of the leaf (empty if it is none's), `offset`
+    the first byte of the damaged block (None: the file as a whole).
+    """
+
+    exit_code = 76
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str = "",
+        file: str = "",
+        leaf: str = "",
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message, path=path)
+        self.file = file
+        self.leaf = leaf
+        self.offset = offset
+
+
+class UnsupportedCheckpoint(CheckpointError):
+    """It was written by a later version, and needs `features` that this one does not know."""
+
+    def __init__(self, message: str, *, path: str = "", features: Iterable[str] = ()) -> None:
+        super().__init__(message, path=path)
+        self.features = tuple(features)
+
+
+class StorageError(CheckpointError, OSError):
+    """The file system refused. `errno` says why, as in an OSError, `path` at which file."""
+
+    def __init__(self, message: str, *, path: str = "", errno: int | None = None) -> None:
+        super().__init__(message, path=path)
+        self.errno = errno
+
+    def __reduce__(self) -> tuple[object, ...]:  # errno is none of the attributes in __dict__
+        return type(self), self.args, {**self.__dict__, "errno": self.errno}
+
+
+class StorageFull(StorageError):
+    """No space is left. `needed_bytes` and `free_bytes` as far as they are known."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str = "",
+        errno: int | None = None,
+        needed_bytes: int | None = None,
+        free_bytes: int | None = None,
+    ) -> None:
+        super().__init__(message, path=path, errno=errno)
+        self.needed_bytes = needed_bytes
+        self.free_bytes = free_bytes
+
+
+class NotShared(StorageError):
+    """Processes do not see one another's files at this path. `processes`: those that do not."""
+
+    def __init__(self, message: str, *, path: str = "", processes: Iterable[int] = ()) -> None:
+        super().__init__(message, path=path)
+        self.processes = tuple(processes)
+
+
+class RestoreMismatch(UsageError):
+    """What you want restored is not what was saved; nothing was restored.
+
+    Each attribute lists names of leaves: those that are `missing` in the checkpoint, `unexpected`
+    in it, of another shape (`wrong_shape`), or of another dtype (`wrong_dtype`).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        offences: Iterable[str] = (),
+        missing: Iterable[str] = (),
+        unexpected: Iterable[str] = (),
+        wrong_shape: Iterable[str] = (),
+        wrong_dtype: Iterable[str] = (),
+    ) -> None:
+        super().__init__(message, offences=offences)
+        self.missing = tuple(missing)
+        self.unexpected = tuple(unexpected)
+        self.wrong_shape = tuple(wrong_shape)
+        self.wrong_dtype = tuple(wrong_dtype)
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
