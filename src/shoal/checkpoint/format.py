@@ -74,6 +74,8 @@ class Manifest:
     writer: Mapping[str, str] = field(default_factory=dict)  # versions: shoal, numpy, jax
     mesh: str = ""  # text of the mesh, if there was one; information only
     user: Mapping[str, Any] = field(default_factory=dict)  # JSON of the caller
+    # For retention. Here, so that whoever commits the attempt writes the same bytes into COMMIT.
+    metrics: Mapping[str, float] = field(default_factory=dict)
     required: tuple[str, ...] = ()  # features without which it cannot be read
     optional: tuple[str, ...] = ()
 
