@@ -1,0 +1,133 @@
+"""When a history saves: every so many steps, every so many seconds, or as a function says.
+
+All processes must decide alike. Steps are equal on all; clocks are not, so that of the lead counts,
+and the processes meet to hear it: not at each step, but after half of the steps that the lead
+expects to be left, so that a save of every ten minutes costs some ten meetings.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from shoal.checkpoint.retention import AnyOf, EverySeconds, EverySteps, Keep
+from shoal.errors import UsageTypeError
+
+__all__ = ["Cadence", "due_by_steps", "steps_to_look"]
+
+Rule = EverySteps | EverySeconds | Callable[[int], Any]
+
+
+def due_by_steps(n: int, step: int, last: int) -> bool:
+    """Has another `n`-th step ended since `last` was saved (-1: none was)?
+
+    Steps are counted from 0 and their number is that of the step that has just ended, so every
+    ten: 9, 19, 29. A loop that leaps over 19 saves at the next that it comes to.
+
+    >>> [step for step in range(30) if due_by_steps(10, step, step - 1)]
+    [9, 19, 29]
+    >>> due_by_steps(10, 21, 14)
+    True
+    """
+    return (step + 1) // n > (last + 1) // n
+
+
+def steps_to_look(every_s: float, elapsed_s: float, steps: int) -> int:
+    """Return after how many steps to look at the clock again; `steps` took `elapsed_s` so far.
+
+    >>> steps_to_look(600.0, 60.0, 100)
+    450
+    >>> steps_to_look(600.0, 599.9, 100)
+    1
+    """
+    if elapsed_s <= 0 or steps < 1:
+        return 1
+    left = (every_s - elapsed_s) * steps / elapsed_s
+    return max(1, min(int(left / 2), 8 * steps))
+
+
+class Cadence:
+    """Decides whether a step is to be saved."""
+
+    def __init__(
+        self,
+        every: object,
+        ask_lead: Callable[[Callable[[], str]], str],
+        *,
+        last: int = -1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`ask_lead` calls its argument on the lead and returns, on all, what that said."""
+        self._rules = rules_of(every)
+        self._ask_lead = ask_lead
+        self._clock = clock
+        self._answer: tuple[int, bool] | None = None
+        self.begin(last)
+
+    def begin(self, step: int) -> None:
+        """A save of this step has begun; -1: nothing is saved yet."""
+        self.last = step
+        self._began = self._clock()
+        self._first: int | None = None  # the first step asked about since then
+        self._look_at = -math.inf
+        self._answer = None
+
+    def wants(self, step: int) -> bool:
+        """Is `step` to be saved? Asked again, it answers alike until a save begins."""
+        if self._rules is None:
+            return True
+        if self._answer is None or self._answer[0] != step:
+            self._answer = step, any(self._is_due(rule, step) for rule in self._rules)
+        return self._answer[1]
+
+    def _is_due(self, rule: Rule, step: int) -> bool:
+        if isinstance(rule, EverySteps):
+            return due_by_steps(rule.n, step, self.last)
+        if isinstance(rule, EverySeconds):
+            return step > self.last and self._is_time(rule.s, step)
+        return bool(rule(step))
+
+    def _is_time(self, every_s: float, step: int) -> bool:
+        if self._first is None or step < self._first:
+            self._first, self._look_at = step, step
+        if step < self._look_at:
+            return False
+        first = self._first
+
+        def look() -> str:
+            elapsed_s = self._clock() - self._began
+            pause = steps_to_look(every_s, elapsed_s, step - first)
+            return json.dumps([elapsed_s >= every_s, step + pause])
+
+        is_due, self._look_at = json.loads(self._ask_lead(look))
+        return bool(is_due)
+
+
+def rules_of(every: object) -> tuple[Rule, ...] | None:
+    """Return what `every=` of `Checkpoints` means; None: each step that is offered is saved.
+
+    Raises:
+      UsageError: it is none of a whole number, a timedelta, EverySteps, EverySeconds, several of
+        them joined by `|`, and a function.
+    """
+    if every is None:
+        return None
+    if isinstance(every, timedelta):
+        return (EverySeconds(every.total_seconds()),)
+    if isinstance(every, int) and not isinstance(every, bool):
+        return (EverySteps(every),)
+    parts: tuple[object, ...] = every.policies if isinstance(every, AnyOf) else (every,)
+    by_steps = [part for part in parts if isinstance(part, EverySteps)]
+    by_time = [part for part in parts if isinstance(part, EverySeconds)]
+    if len(by_steps) + len(by_time) == len(parts):
+        return (*by_steps, *sorted(by_time, key=lambda one: one.s)[:1])
+    if callable(every) and not isinstance(every, type | Keep):
+        return (every,)
+    raise UsageTypeError(
+        f"every={every!r} must be a number of steps, a timedelta, EverySteps, EverySeconds, "
+        "or a function of the step"
+    )

@@ -1,0 +1,246 @@
+"""Which steps of a history are kept. Policies are plain values; `a | b` keeps what either keeps.
+
+Each keeps what it kept before others were deleted: it is impossible that a deletion makes another
+step fall away, so retention may be interrupted anywhere and begun again.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shoal.colour import local
+from shoal.errors import UsageTypeError, WrongType, nearest, raise_all
+
+__all__ = [
+    "AnyOf",
+    "Best",
+    "EverySeconds",
+    "EverySteps",
+    "Keep",
+    "Last",
+    "Pinned",
+    "Saved",
+    "doomed",
+    "policy_of",
+]
+
+
+class Saved(NamedTuple):
+    """One committed step, as far as retention looks."""
+
+    step: int
+    saved_s: float  # when its save began, since 1970
+    metrics: Mapping[str, float] = {}
+    is_pinned: bool = False
+
+
+class Keep(ABC):
+    """A rule that says which steps are kept."""
+
+    @abstractmethod
+    def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
+        """Return the steps to keep, of all that are saved, in the order of their steps."""
+
+    def __or__(self, other: Keep | int) -> AnyOf:
+        """Keep what either keeps."""
+        right = policy_of(other)
+        if right is None:
+            raise UsageTypeError("keep: None keeps every step; leave the rest out")
+        parts = (
+            part
+            for one in (self, right)
+            for part in (one.policies if isinstance(one, AnyOf) else (one,))
+        )
+        return AnyOf(tuple(parts))
+
+    __ror__ = __or__
+
+
+@local
+@dataclass(frozen=True)
+class Last(Keep):
+    """Keep the `n` newest steps. `keep=2` means this.
+
+    Local.
+
+    >>> Last(2).kept([Saved(step, 0.0) for step in (10, 20, 30)]) == {20, 30}
+    True
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _check("Last", n=self.n)
+
+    def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
+        """See `Keep`."""
+        return frozenset(one.step for one in saved[-self.n :])
+
+
+@local
+@dataclass(frozen=True)
+class EverySteps(Keep):
+    """Keep the oldest step, and from each that is kept the next that is `n` steps away or more.
+
+    Local.
+
+    So it does not matter at which steps the program saves: 99, 199, 299 are kept by
+    `EverySteps(100)` as well as 0, 100, 200.
+
+    >>> EverySteps(100).kept([Saved(step, 0.0) for step in (49, 99, 149, 199)]) == {49, 149}
+    True
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _check("EverySteps", n=self.n)
+
+    def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
+        """See `Keep`."""
+        return _spread([one.step for one in saved], [one.step for one in saved], self.n)
+
+
+@local
+@dataclass(frozen=True)
+class EverySeconds(Keep):
+    """Keep the oldest step, and from each that is kept the next that began `s` seconds later.
+
+    Local.
+
+    >>> EverySeconds(3600).kept([Saved(step, 600.0 * step) for step in range(13)]) == {0, 6, 12}
+    True
+    """
+
+    s: float
+
+    def __post_init__(self) -> None:
+        _check("EverySeconds", s=self.s)
+
+    def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
+        """See `Keep`."""
+        return _spread([one.step for one in saved], [one.saved_s for one in saved], self.s)
+
+
+@local
+@dataclass(frozen=True)
+class Best(Keep):
+    """Keep the `n` steps with the best `metric`, as `save(metrics=…)` gave it.
+
+    Local.
+
+    A step without the metric, or with NaN, is not among them. Of equal ones the newer is better.
+
+    >>> losses = [0.9, 0.3, 0.5]
+    >>> saved = [Saved(step, 0.0, {"loss": loss}) for step, loss in enumerate(losses)]
+    >>> Best(2, "loss").kept(saved) == {1, 2}
+    True
+    """
+
+    n: int
+    metric: str
+    mode: str = "min"
+
+    def __post_init__(self) -> None:
+        offences: list[str] = []
+        if not isinstance(self.metric, str) or not self.metric:
+            offences.append(WrongType(f"metric={self.metric!r} must be the name of a metric"))
+        if self.mode not in ("min", "max"):
+            near = nearest(self.mode, ("min", "max"))
+            offences.append(f"mode={self.mode!r} must be 'min' or 'max'{near}")
+        _check("Best", offences, n=self.n)
+
+    def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
+        """See `Keep`."""
+        sign = 1 if self.mode == "min" else -1
+        ranked = sorted(
+            (sign * one.metrics[self.metric], -one.step)
+            for one in saved
+            if not math.isnan(one.metrics.get(self.metric, math.nan))
+        )
+        return frozenset(-negative for _, negative in ranked[: self.n])
+
+
+@local
+@dataclass(frozen=True)
+class Pinned(Keep):
+    """Keep what is pinned (`Checkpoints.pin`). Every policy does; this one keeps nothing else.
+
+    Local.
+
+    >>> Pinned().kept([Saved(1, 0.0, {}, True), Saved(2, 0.0)]) == {1}
+    True
+    """
+
+    def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
+        """See `Keep`."""
+        return frozenset(one.step for one in saved if one.is_pinned)
+
+
+@dataclass(frozen=True)
+class AnyOf(Keep):
+    """Keep what any of these keeps; what `|` makes."""
+
+    policies: tuple[Keep, ...]
+
+    def kept(self, saved: Sequence[Saved]) -> frozenset[int]:
+        """See `Keep`."""
+        return frozenset().union(*(policy.kept(saved) for policy in self.policies))
+
+
+def policy_of(keep: object) -> Keep | None:
+    """Return what `keep=` of `Checkpoints` means; None: every step is kept.
+
+    Raises:
+      UsageError: it is neither a policy nor a whole number of at least 1.
+    """
+    if keep is None or isinstance(keep, Keep):
+        return keep
+    if isinstance(keep, bool) or not isinstance(keep, int):
+        raise UsageTypeError(
+            f"keep={keep!r} must be a number of steps, or a policy: Last(2) | EverySteps(100)"
+        )
+    return Last(keep)
+
+
+def doomed(saved: Iterable[Saved], keep: Keep | None) -> tuple[int, ...]:
+    """Return the steps that retention deletes, oldest first.
+
+    It is impossible that the newest or a pinned one is among them.
+
+    >>> doomed([Saved(step, 0.0) for step in (1, 2, 3)], Last(1))
+    (1, 2)
+    """
+    ordered = sorted(saved, key=lambda one: one.step)
+    if keep is None or not ordered:
+        return ()
+    stays = keep.kept(ordered) | {ordered[-1].step}
+    return tuple(one.step for one in ordered if not (one.is_pinned or one.step in stays))
+
+
+def _spread(steps: Sequence[int], places: Sequence[float], least: float) -> frozenset[int]:
+    """Return steps that are `least` apart, from the first. A clock that went back is a distance."""
+    kept: list[int] = []
+    last = 0.0
+    for step, place in zip(steps, places, strict=True):
+        if not kept or abs(place - last) >= least:
+            kept.append(step)
+            last = place
+    return frozenset(kept)
+
+
+def _check(name: str, offences: Sequence[str] = (), **numbers: object) -> None:
+    found = list(offences)
+    for argument, value in numbers.items():
+        kind = int if argument == "n" else int | float
+        if isinstance(value, bool) or not isinstance(value, kind):
+            what = "a whole number" if argument == "n" else "a number of seconds"
+            found.append(WrongType(f"{argument}={value!r} must be {what}"))
+        elif not (value >= 1 if argument == "n" else 0 < value < math.inf):
+            least = "at least 1" if argument == "n" else "positive, and finite"
+            found.append(f"{argument}={value!r} must be {least}")
+    raise_all(name, found)

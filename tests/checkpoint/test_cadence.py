@@ -1,0 +1,137 @@
+"""When a history saves."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.checkpoint.cadence import Cadence, due_by_steps, rules_of, steps_to_look
+from shoal.checkpoint.retention import EverySeconds, EverySteps, Last
+from shoal.errors import UsageError, UsageTypeError
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def cadence(every, clock=None, *, last=-1, meetings=None):
+    def ask(look):
+        if meetings is not None:
+            meetings.append(clock())
+        return look()
+
+    return Cadence(every, ask, last=last, clock=clock or Clock())
+
+
+def saved_by(every, steps, **options):
+    decides = cadence(every, **options)
+    saved = []
+    for step in steps:
+        if decides.wants(step):
+            decides.begin(step)
+            saved.append(step)
+    return saved
+
+
+def test_every_tenth_step_ends_at_9_19_29():
+    assert saved_by(10, range(30)) == [9, 19, 29]
+
+
+def test_a_stride_leaps_over_none():
+    assert saved_by(10, range(0, 50, 7)) == [14, 21, 35, 42, 49]
+
+
+def test_a_save_between_them_moves_nothing():
+    decides = cadence(10, last=13)
+    assert [step for step in range(14, 30) if decides.wants(step)] == list(range(19, 30))
+
+
+@given(st.integers(1, 20), st.lists(st.integers(0, 200), unique=True).map(sorted))
+def test_each_span_of_n_steps_is_saved_once_if_the_loop_comes_by(n, steps):
+    saved = saved_by(n, steps)
+    spans = [(step + 1) // n for step in saved]
+    assert len(set(spans)) == len(spans)
+    assert set(spans) == {(step + 1) // n for step in steps if step + 1 >= n}
+
+
+def test_what_is_saved_already_is_not_due():
+    assert not any(due_by_steps(3, step, 20) for step in range(21))
+    timed = cadence(EverySeconds(1), clock := Clock(), last=20)
+    clock.now += 5
+    assert [step for step in (19, 20, 21) if timed.wants(step)] == [21]
+
+
+def test_nothing_said_is_always():
+    assert saved_by(None, range(3)) == [0, 1, 2]
+
+
+def test_a_function_decides():
+    assert saved_by(lambda step: step in (2, 3), range(6)) == [2, 3]
+
+
+def test_asked_again_it_answers_alike_and_meets_nobody():
+    clock, meetings = Clock(), []
+    decides = cadence(timedelta(seconds=10), clock, meetings=meetings)
+    assert not decides.wants(0)
+    clock.now += 60
+    assert not decides.wants(0)
+    assert decides.wants(1)
+    assert decides.wants(1)
+    assert len(meetings) == 2
+
+
+@given(st.floats(0.01, 3.0), st.floats(20, 500))
+def test_time_is_kept_within_a_few_steps_and_with_few_meetings(step_s, every_s):
+    clock, meetings, saved = Clock(), [], []
+    decides = cadence(EverySeconds(every_s), clock, meetings=meetings)
+    began = clock()
+    for step in range(int(3 * every_s / step_s) + 10):
+        clock.now += step_s
+        if decides.wants(step):
+            saved.append(clock())
+            decides.begin(step)
+    assert saved
+    gaps = [right - left for left, right in zip([began, *saved], saved, strict=False)]
+    assert all(every_s <= gap <= every_s + 3 * step_s for gap in gaps), gaps
+    assert len(meetings) <= 25 * (len(saved) + 1)
+
+
+def test_a_loop_that_begins_again_lower_is_not_forgotten():
+    clock = Clock()
+    decides = cadence(EverySeconds(10), clock)
+    for step in range(50, 90):
+        clock.now += 0.1
+        assert not decides.wants(step)
+    clock.now += 60
+    assert any(decides.wants(step) for step in range(10))
+
+
+def test_rules_are_joined():
+    assert rules_of(EverySteps(5) | EverySeconds(9) | EverySeconds(3)) == (
+        EverySteps(5),
+        EverySeconds(3),
+    )
+    assert saved_by(EverySteps(4) | EverySteps(6), range(13)) == [3, 5, 7, 11]
+
+
+def test_the_next_look_is_never_far():
+    assert steps_to_look(600.0, 1e-9, 1) == 8
+    assert steps_to_look(600.0, 0.0, 0) == 1
+    assert steps_to_look(600.0, 900.0, 5) == 1
+
+
+@pytest.mark.parametrize("every", ["10", 2.5, True, Last(2), EverySteps(2) | Last(1), Last])
+def test_wrong_types_are_refused(every):
+    with pytest.raises(UsageTypeError):
+        rules_of(every)
+
+
+@pytest.mark.parametrize("every", [0, -3, timedelta(0)])
+def test_wrong_values_are_refused(every):
+    with pytest.raises(UsageError):
+        rules_of(every)

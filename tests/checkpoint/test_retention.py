@@ -1,0 +1,151 @@
+"""Which steps a history keeps."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.checkpoint.retention import (
+    Best,
+    EverySeconds,
+    EverySteps,
+    Keep,
+    Last,
+    Pinned,
+    Saved,
+    doomed,
+    policy_of,
+)
+from shoal.errors import UsageError, UsageTypeError
+
+MARGINS = st.one_of(st.floats(-5, 5), st.just(math.nan), st.just(math.inf), st.none())
+
+HISTORIES = st.lists(
+    st.tuples(st.integers(0, 60), st.floats(0, 1000), MARGINS, st.booleans()),
+    max_size=12,
+    unique_by=lambda row: row[0],
+).map(
+    lambda rows: [
+        Saved(step, at, {} if loss is None else {"loss": loss}, pinned)
+        for step, at, loss, pinned in sorted(rows, key=lambda row: row[0])
+    ]
+)
+
+SINGLE = st.one_of(
+    st.integers(1, 5).map(Last),
+    st.integers(1, 30).map(EverySteps),
+    st.floats(0.1, 500).map(EverySeconds),
+    st.builds(Best, st.integers(1, 4), st.just("loss"), st.sampled_from(["min", "max"])),
+    st.just(Pinned()),
+)
+POLICIES = st.lists(SINGLE, min_size=1, max_size=3).map(
+    lambda parts: parts[0] if len(parts) == 1 else parts[0] | parts[1] | (parts[2:] or [2])[0]
+)
+
+
+@given(HISTORIES, POLICIES)
+def test_the_newest_and_the_pinned_stay(saved, keep):
+    gone = doomed(saved, keep)
+    assert list(gone) == sorted(set(gone)), "oldest first, each once"
+    assert saved == [] or saved[-1].step not in gone
+    assert not {one.step for one in saved if one.is_pinned} & set(gone)
+    assert not keep.kept(saved) & set(gone)
+
+
+@given(HISTORIES, POLICIES, st.integers(0, 12))
+def test_a_deletion_that_was_interrupted_goes_on_where_it_stopped(saved, keep, done):
+    gone = doomed(saved, keep)
+    left = [one for one in saved if one.step not in gone[:done]]
+    assert doomed(left, keep) == gone[done:]
+
+
+@given(HISTORIES, SINGLE, SINGLE)
+def test_a_joined_policy_keeps_what_either_keeps(saved, one, other):
+    assert (one | other).kept(saved) == one.kept(saved) | other.kept(saved)
+    assert (one | other).kept(saved) == (other | one).kept(saved)
+
+
+@given(HISTORIES, st.integers(1, 30))
+def test_steps_that_are_kept_are_apart_and_nothing_between_them_is_missing(saved, n):
+    kept = sorted(EverySteps(n).kept(saved))
+    steps = [one.step for one in saved]
+    assert kept[:1] == steps[:1]
+    for left, right in zip(kept, (*kept[1:], math.inf), strict=bool(kept)):
+        assert right - left >= n
+        assert not any(left + n <= step < right for step in steps)
+
+
+@given(HISTORIES, st.integers(1, 4), st.sampled_from(["min", "max"]))
+def test_the_best_are_better_than_the_rest(saved, n, mode):
+    kept = Best(n, "loss", mode).kept(saved)
+    losses = {one.step: one.metrics.get("loss", math.nan) for one in saved}
+    known = {step: loss for step, loss in losses.items() if not math.isnan(loss)}
+    assert kept <= set(known)
+    assert len(kept) == min(n, len(known))
+    worst = [known[step] if mode == "min" else -known[step] for step in kept]
+    rest = [loss if mode == "min" else -loss for s, loss in known.items() if s not in kept]
+    assert not worst or not rest or max(worst) <= min(rest)
+
+
+def test_of_equal_ones_the_newer_is_better():
+    saved = [Saved(step, 0.0, {"loss": 1.0}) for step in (1, 2, 3)]
+    assert Best(2, "loss").kept(saved) == {2, 3}
+
+
+def test_a_clock_that_went_back_is_a_distance():
+    saved = [Saved(1, 5000.0), Saved(2, 100.0), Saved(3, 150.0), Saved(4, 700.0)]
+    assert EverySeconds(600).kept(saved) == {1, 2, 4}
+
+
+def test_no_policy_keeps_everything():
+    assert doomed([Saved(1, 0.0), Saved(2, 0.0)], policy_of(None)) == ()
+    assert doomed([], Last(1)) == ()
+
+
+def test_a_number_means_the_last():
+    assert policy_of(3) == Last(3)
+    assert (EverySteps(5) | 3).policies == (EverySteps(5), Last(3))
+    assert (3 | EverySteps(5)).policies == (EverySteps(5), Last(3))
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: Last(0), "n=0 must be at least 1"),
+        (lambda: EverySteps(-1), "n=-1 must be at least 1"),
+        (lambda: EverySeconds(math.inf), "s=inf must be positive, and finite"),
+        (lambda: EverySeconds(math.nan), "s=nan must be positive, and finite"),
+        (lambda: Best(1, "loss", "mim"), "did you mean 'min'"),
+        (lambda: policy_of(0), "n=0 must be at least 1"),
+    ],
+)
+def test_wrong_values_are_refused(build, words):
+    with pytest.raises(UsageError, match=words):
+        build()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Last(True),
+        lambda: Last(2.0),
+        lambda: EverySeconds("60"),
+        lambda: Best(1, None),
+        lambda: policy_of("2"),
+        lambda: policy_of(Last),
+        lambda: Last(1) | None,
+        lambda: Last(1) | "2",
+    ],
+)
+def test_wrong_types_are_refused(build):
+    with pytest.raises(UsageTypeError):
+        build()
+
+
+def test_a_policy_of_ones_own():
+    class Even(Keep):
+        def kept(self, saved):
+            return frozenset(one.step for one in saved if one.step % 2 == 0)
+
+    assert doomed([Saved(step, 0.0) for step in range(6)], Even() | 1) == (1, 3)
