@@ -47,6 +47,12 @@ FLOORS = {
     "__init__": _floor(8, 7),
     "__main__": _floor(8, 7),
 }
+# Files of a higher floor that know no more than `plan`: its floor, each other, ml_dtypes.
+HELD = {
+    f"checkpoint/{name}.py"
+    for name in "names tree values dtypes header format chunks reading retention".split()
+}
+HELD_TO = ("errors", "settings", "colour", "plan")
 
 
 class Import(NamedTuple):
@@ -134,6 +140,21 @@ def foreign_imports(tree: Tree) -> list[str]:
                     offences.append(f"{path}:{line}: imports {target} outside a function")
             elif top not in allowed and top != "jaxlib":  # private_jax names jaxlib
                 offences.append(f"{path}:{line}: may not import {target}")
+    return offences
+
+
+def held_down(tree: Tree) -> list[str]:
+    """Find imports that a file held to a lower floor may not have."""
+    held = {module_name(path): path for path in HELD}
+    offences = []
+    for path in sorted(HELD & set(tree)):
+        for target, line, _ in imports(path, tree):
+            top = target.split(".")[0]
+            is_held = target in held or target.rpartition(".")[0] in held
+            if _ours(target) and not is_held and place(target) not in HELD_TO:
+                offences.append(f"{path}:{line}: is held to the floor of plan: {target}")
+            elif not _ours(target) and top not in {*sys.stdlib_module_names, "numpy", "ml_dtypes"}:
+                offences.append(f"{path}:{line}: is held to the floor of plan: {target}")
     return offences
 
 

@@ -10,6 +10,7 @@ from meta.source import Tree, package_tree
 CHECKS = (
     floors.upward_imports,
     floors.foreign_imports,
+    floors.held_down,
     floors.private_jax,
     floors.computed_imports,
     floors.cycles,
@@ -54,6 +55,13 @@ BAD = (
      floors.foreign_imports, "runtime/a.py:2: may not import jax"),
     ("the JAX file imports it too early", {"runtime/jax_runtime.py": "import jax"},
      floors.foreign_imports, "runtime/jax_runtime.py:1: imports jax outside a function"),
+    ("the format imports jax", {"checkpoint/format.py": "def f():\n    import jax"},
+     floors.held_down, "checkpoint/format.py:2: is held to the floor of plan: jax"),
+    ("the format imports the storage",
+     {"checkpoint/format.py": "from shoal.checkpoint.storage import Folder",
+      "checkpoint/storage.py": ""},
+     floors.held_down,
+     "checkpoint/format.py:1: is held to the floor of plan: shoal.checkpoint.storage"),
     ("private jax", {"arrays/a.py": "import jax._src.mesh"},
      floors.private_jax, "arrays/a.py:1: jax._src.mesh is for runtime/jax_runtime.py alone"),
     ("private jax, from", {"arrays/a.py": "from jax import _src"},
@@ -94,5 +102,7 @@ def test_a_good_tree_passes_every_check():
         "arrays/put.py": "import jax\nfrom shoal.runtime import jax_runtime",
         "cli/child.py": "NAME = 'jax._src.clusters'",
         "cli/main.py": "import typer\nfrom shoal.plan.mesh import Mesh",
+        "checkpoint/format.py": "import numpy\nfrom shoal.checkpoint import names",
+        "checkpoint/names.py": "from shoal.errors import UsageError",
     }
     assert [offence for check in CHECKS for offence in check(good)] == []
