@@ -103,10 +103,13 @@ class Orbax:
 
     def save(self, path: Path) -> None:
         self.start(path)
-        self.checkpointer.wait_until_finished()
+        self.finish()
 
     def start(self, path: Path) -> None:
         self.checkpointer.save(path, self.tree)
+
+    def finish(self) -> None:
+        self.checkpointer.wait_until_finished()
 
     def restore(self, path: Path) -> object:
         return jax.block_until_ready(self.checkpointer.restore(path, self.abstract))
@@ -137,11 +140,18 @@ class TorchDCP:
         import torch.distributed.checkpoint as dcp
 
         self.dcp = dcp
+        self.saving: Any = None
         self.state = {name: torch.from_numpy(np.array(leaf)) for name, leaf in tree.items()}
 
     def save(self, path: Path) -> None:
         self.dcp.save(self.state, checkpoint_id=path, no_dist=True)
         sync(path)
+
+    def start(self, path: Path) -> None:
+        self.saving = self.dcp.async_save(self.state, checkpoint_id=path, no_dist=True)
+
+    def finish(self) -> None:
+        self.saving.result()
 
     def restore(self, path: Path) -> None:
         import torch
