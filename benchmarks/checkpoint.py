@@ -1,8 +1,8 @@
 """Checkpoints beside orbax, torch DCP, safetensors, TensorFlow and the limits of the disk.
 
 One process with 8 virtual CPU devices holds 1 GiB in 16 arrays, split by rows, or 10,000 arrays of
-8 numbers on one device. A save is durable when the clock stops (files and folders are synced). Files
-are read from a warm page cache. Peers that are not installed are left out.
+8 numbers on one device. A save is durable when the clock stops: files and folders are synced.
+Files are read from a warm page cache. Peers that are not installed are left out.
 
     python benchmarks/checkpoint.py [--quick]      --quick: 256 MiB, 3 rounds
 """
@@ -145,7 +145,7 @@ def to_columns(tree: Tree, case: Mapping[str, object], rounds: int) -> None:
 
 
 def to_columns_in_a_job(num_bytes: int) -> None:
-    """Row: the same over 4 processes of 2 devices: bytes read by all, over those that are needed."""
+    """Rows: the same over 4 processes of 2 devices: time, and bytes read by all ÷ bytes needed."""
     with folder() as root:
         program = [__file__, "job", str(root), str(num_bytes)]
         samples = run_job(program, PROCESSES, with_mpi=False)
@@ -190,7 +190,7 @@ def bytes_read() -> int:
 
 
 def memory(num_bytes: int) -> None:
-    """Rows: what saving and restoring need above what stood before, each in a process of its own."""
+    """Rows: what a save and a restore need above what stood before, in a process of their own."""
     names = [name for name in peers({"w": jax.numpy.zeros(1)}) if name != "raw"]
     for what in ("save", "restore"):
         samples: Samples = {}
