@@ -1,0 +1,81 @@
+"""What the file system refused, in words: at which path, why, and what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Mapping
+
+from shoal.errors import StorageError, StorageFull
+
+__all__ = ["free_bytes_at", "refused", "write_all"]
+
+_MOST_BYTES = 1 << 30  # in one call: Linux writes at most 2 GiB - 4 KiB
+
+_WHAT_TO_DO: Mapping[int, str] = {
+    errno.EACCES: "the user that runs this has no permission there",
+    errno.EPERM: "the file system does not let this user do that, or cannot do it at all",
+    errno.EROFS: "the file system is mounted read-only; save somewhere else",
+    errno.ENOTDIR: "a part of the path is a file; give the path of a folder, or of none yet",
+    errno.EISDIR: "this is a folder where a file of a checkpoint belongs; move it away",
+    errno.EIO: "the device failed: see the kernel's log; do not trust this disk",
+    errno.EMFILE: "this process has too many open files: see `ulimit -n`",
+    errno.ENFILE: "the system has too many open files",
+    errno.ENAMETOOLONG: "a name of the path is too long for this file system",
+    errno.ELOOP: "symbolic links of the path go in a circle",
+    errno.ESTALE: "the server of this file system forgot the file: mount it anew",
+    errno.EFBIG: "the file is larger than a file may be here",
+    errno.ENOENT: "its folder was removed in the meantime",
+}
+_FULL: Mapping[int, str] = {
+    errno.ENOSPC: "free some space, or keep fewer steps",
+    errno.EDQUOT: "your quota is used up: free some space, or have it raised",
+}
+
+
+def refused(error: OSError, path: str, doing: str, needed_bytes: int | None = None) -> StorageError:
+    """Return the error that says so; one that is a StorageError already stays as it is."""
+    if isinstance(error, StorageError):
+        return error
+    why = error.strerror or str(error)
+    if error.errno in _FULL:
+        free_bytes = None
+        with contextlib.suppress(OSError):
+            free_bytes = free_bytes_at(os.path.dirname(path))
+        sizes = []
+        if needed_bytes is not None:
+            sizes.append(f"{needed_bytes:,} bytes are to be written")
+        if free_bytes is not None:
+            sizes.append(f"{free_bytes:,} are free")
+        return StorageFull(
+            f"cannot {doing} {path}: {why}" + "".join(f"; {size}" for size in sizes) + "\n"
+            f"{_FULL[error.errno]}; whatever was committed before is intact",
+            path=path, errno=error.errno, needed_bytes=needed_bytes, free_bytes=free_bytes,
+        )  # fmt: skip
+    hint = _WHAT_TO_DO.get(error.errno or 0)
+    return StorageError(
+        f"cannot {doing} {path}: {why}" + (f"\n{hint}" if hint else ""),
+        path=path,
+        errno=error.errno,
+    )
+
+
+def free_bytes_at(path: str) -> int:
+    """Return what may be written at a path, or where it would be made; quotas do not show."""
+    while True:
+        try:
+            there = os.statvfs(path)
+            return there.f_bavail * there.f_frsize
+        except FileNotFoundError:
+            if (parent := os.path.dirname(path)) == path:
+                raise
+            path = parent
+
+
+def write_all(fd: int, data: memoryview, offset: int) -> None:
+    """Write all of `data`: the system may take less at a time."""
+    data = data.cast("B")
+    done = 0
+    while done < len(data):
+        done += os.pwrite(fd, data[done : done + _MOST_BYTES], offset + done)
