@@ -2,19 +2,57 @@
 
 `docs/checkpoint-format.md` is the norm; this file reads and writes it. Whatever is read may come
 from an enemy: nothing is believed before it was checked, and no code runs.
+
+* `records`: what there is to say; names of files. All of it can be imported from here.
+* `json_files`: manifest and COMMIT. `table_files`: part and index.
+* `tiling`: do the chunks fill every leaf?
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+
+from shoal.checkpoint.json_files import (
+    decode_commit,
+    decode_manifest,
+    encode_commit,
+    encode_manifest,
+)
+from shoal.checkpoint.records import (
+    BLOCK_BYTES,
+    COMMIT_BYTES,
+    FEATURES,
+    PAGE_BYTES,
+    VERSION,
+    Blob,
+    Chunks,
+    Commit,
+    FileRecord,
+    Index,
+    IntArray,
+    LeafRecord,
+    Manifest,
+    Part,
+    data_name,
+    index_name,
+    manifest_name,
+    part_name,
+)
+from shoal.checkpoint.table_files import (
+    decode_index,
+    decode_part,
+    encode_index,
+    encode_part,
+    first_blocks,
+)
+from shoal.checkpoint.tiling import check_index, check_places, check_tiling, join_chunks
+from shoal.errors import CorruptCheckpoint
 
 __all__ = [
     "BLOCK_BYTES",
+    "COMMIT_BYTES",
     "FEATURES",
     "PAGE_BYTES",
     "VERSION",
@@ -23,131 +61,55 @@ __all__ = [
     "Commit",
     "FileRecord",
     "Index",
+    "IntArray",
     "LeafRecord",
     "Manifest",
     "Part",
+    "check_index",
+    "check_places",
+    "check_tiling",
+    "data_metadata",
+    "data_name",
+    "decode_commit",
+    "decode_index",
+    "decode_manifest",
+    "decode_part",
+    "encode_commit",
+    "encode_index",
+    "encode_manifest",
+    "encode_part",
+    "first_blocks",
+    "index_name",
+    "join_parts",
+    "manifest_name",
+    "part_name",
 ]
 
-VERSION = (1, 0)
-FEATURES: frozenset[str] = frozenset()  # those that this reader knows, beyond version 1.0
-BLOCK_BYTES = 256 << 10  # each has its own hash (xxh3-64), counted from offset 0 of the file
-PAGE_BYTES = 4096  # headers of data files are padded to a multiple of it
 
-IntArray = NDArray[np.int64]
+def data_metadata(attempt: str) -> dict[str, str]:
+    """Return what the header of a data file says beside its entries."""
+    return {"format": "shoal-checkpoint", "attempt": attempt}
 
 
-@dataclass(frozen=True)
-class LeafRecord:
-    """One leaf of the tree, without its data."""
+def join_parts(manifest: Manifest, parts: Sequence[Part]) -> Index:
+    """Return the index of all parts, checked against the manifest; the same whoever joins them.
 
-    name: str  # see `names`; the name of its entry in a data file if it is stored whole
-    kind: str  # "array", "scalar" (of NumPy), "key"; "int", "float", "bool", "complex", "str",
-    # "bytes", "none"; "per_process"
-    dtype: str = ""  # of its words, if it has data in files: "float32", "int4"; see `dtypes`
-    shape: tuple[int, ...] = ()  # of the leaf
-    words: tuple[int, ...] = ()  # a key's words have these dims behind the shape
-    impl: str = ""  # of a key: "threefry2x32"
-    layout: str = ""  # how it lay when it was saved, as text; information only
-    value: Any = None  # of a leaf without data in files, as JSON; see `values`
-
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """The shape of what lies in files; chunks are boxes of this."""
-        return self.shape + self.words
-
-    @property
-    def has_data(self) -> bool:
-        """Are there bytes of it in data files?"""
-        return bool(self.dtype)
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What was saved, for people and programs. Written when an attempt begins."""
-
-    attempt: str  # 12 hex digits
-    step: int | None
-    created_ns: int  # since 1970, UTC
-    num_processes: int
-    tree: Any  # the nodes, as JSON; see `tree`
-    leaves: tuple[LeafRecord, ...]
-    writer: Mapping[str, str] = field(default_factory=dict)  # versions: shoal, numpy, jax
-    mesh: str = ""  # text of the mesh, if there was one; information only
-    user: Mapping[str, Any] = field(default_factory=dict)  # JSON of the caller
-    # For retention. Here, so that whoever commits the attempt writes the same bytes into COMMIT.
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    required: tuple[str, ...] = ()  # features without which it cannot be read
-    optional: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class FileRecord:
-    """One data file."""
-
-    name: str
-    bytes: int
-    process: int  # that wrote it
-
-
-@dataclass(frozen=True, eq=False)
-class Chunks:
-    """Boxes of leaves in files, a row each: sorted by leaf, then origin.
-
-    A chunk's bytes are its elements in C order, packed as `dtypes` says. Ranks differ: rows are
-    padded behind with origin 0 and extent 1.
+    Raises:
+      CorruptCheckpoint: a part is missing, of another attempt, or they do not tile every leaf.
     """
-
-    leaf: IntArray  # its number in the manifest [chunks]
-    file: IntArray  # its number in the list of files [chunks]
-    begin: IntArray  # first byte, from offset 0 of the file [chunks]
-    end: IntArray  # one past the last [chunks]
-    origin: IntArray  # of the box in the leaf [chunks, rank]
-    extent: IntArray  # of the box [chunks, rank]
-
-
-@dataclass(frozen=True, eq=False)
-class Index:
-    """Where everything is. Written when all parts are there."""
-
-    attempt: str
-    files: tuple[FileRecord, ...]
-    chunks: Chunks
-    first_block: IntArray  # of each file in `block_hash`, and one past the last [files + 1]
-    block_hash: NDArray[np.uint64]  # xxh3-64 of every block of every file [blocks]
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """What one process wrote: the rows of the index that are its own.
-
-    `chunks.file` and `files` count this process's files from 0.
-    """
-
-    attempt: str
-    process: int
-    files: tuple[FileRecord, ...]
-    chunks: Chunks
-    block_hash: NDArray[np.uint64]  # of its files, one behind the other [blocks]
-
-
-@dataclass(frozen=True)
-class Blob:
-    """A file that COMMIT vouches for."""
-
-    name: str
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Commit:
-    """The file COMMIT: at most 4 KiB; present and consistent, it is the only meaning of saved."""
-
-    attempt: str
-    step: int | None
-    created_ns: int  # the manifest's
-    manifest: Blob
-    index: Blob
-    data_bytes: int  # of all data files
-    num_files: int
-    metrics: Mapping[str, float] = field(default_factory=dict)  # for retention: at most 1 KiB
+    parts = sorted(parts, key=lambda part: part.process)
+    if [part.process for part in parts] != list(range(manifest.num_processes)):
+        raise CorruptCheckpoint(
+            f"there are parts of the processes {[part.process for part in parts]}, and there "
+            f"should be one of each of {manifest.num_processes}"
+        )
+    wrong = [part.process for part in parts if part.attempt != manifest.attempt]
+    if wrong:
+        raise CorruptCheckpoint(f"the parts of processes {wrong} are of another attempt")
+    files = tuple([one for part in parts for one in part.files])
+    chunks = join_chunks(parts)
+    block_hash = np.concatenate([np.zeros(0, np.uint64), *(part.block_hash for part in parts)])
+    index = Index(manifest.attempt, files, chunks, first_blocks(files), block_hash)
+    check_places(chunks, files, "the parts together")
+    check_index(manifest, index, file="the parts together")
+    return index

@@ -1,0 +1,256 @@
+"""Manifest and COMMIT ↔ JSON: one leaf a line, the same bytes for the same content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.checkpoint import dtypes
+from shoal.checkpoint.fields import Fields, check_json, check_version, head
+from shoal.checkpoint.header import strict_json
+from shoal.checkpoint.records import (
+    COMMIT_BYTES,
+    LARGEST,
+    METRICS_BYTES,
+    Blob,
+    Commit,
+    LeafRecord,
+    Manifest,
+    index_name,
+    manifest_name,
+)
+from shoal.checkpoint.tree import from_json, names_of, to_json
+from shoal.checkpoint.values import value_of
+from shoal.errors import CorruptCheckpoint, UsageError
+
+__all__ = ["decode_commit", "decode_manifest", "encode_commit", "encode_manifest"]
+
+_HEAD = {"format", "file", "version", "required", "attempt", "step", "created_ns", "metrics"}
+_MANIFEST_KEYS = frozenset(
+    _HEAD | {"optional", "num_processes", "writer", "mesh", "user", "tree", "leaves"}
+)
+_COMMIT_KEYS = frozenset(_HEAD | {"manifest", "index", "data_bytes", "num_files"})
+_LEAF_KEYS = frozenset({"name", "kind", "dtype", "shape", "words", "impl", "layout", "value"})
+_BLOB_KEYS = frozenset({"name", "bytes", "sha256"})
+_INLINE = frozenset({"scalar", "int", "float", "bool", "complex", "str", "bytes", "none"})
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the text of a manifest.
+
+    Raises:
+      UsageError: `user` is not JSON.
+    """
+    check_json(manifest.user, "user")
+    first = {
+        **head("manifest"),
+        "required": list(manifest.required),
+        "optional": list(manifest.optional),
+        "attempt": manifest.attempt,
+        "step": manifest.step,
+        "created_ns": manifest.created_ns,
+        "num_processes": manifest.num_processes,
+        "writer": dict(manifest.writer),
+        "mesh": manifest.mesh,
+        "user": manifest.user,
+        "metrics": _metrics_json(manifest.metrics),
+        "tree": to_json(manifest.tree),
+    }
+    lines = [f"{_line(key)}: {_line(value)}," for key, value in first.items()]
+    leaves = ",\n".join([_line(_leaf_json(leaf)) for leaf in manifest.leaves])
+    text = "{\n" + "\n".join(lines) + '\n"leaves": [\n' + leaves + "\n]\n}\n"
+    return text.encode()
+
+
+def _leaf_json(leaf: LeafRecord) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": leaf.name, "kind": leaf.kind}
+    if leaf.dtype:
+        found |= {"dtype": leaf.dtype, "shape": leaf.shape}
+    if leaf.kind == "key":
+        found |= {"words": leaf.words, "impl": leaf.impl}
+    if leaf.layout:
+        found["layout"] = leaf.layout
+    if leaf.value is not None:
+        found["value"] = leaf.value
+    return found
+
+
+def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
+    """Return what a manifest says.
+
+    Raises:
+      CorruptCheckpoint: it is none, or it contradicts itself.
+      UnsupportedCheckpoint: it needs features that are not known here.
+    """
+    fields = Fields(strict_json(data, file), file)
+    knows_all = check_version(fields, "manifest")
+    if knows_all:
+        fields.only(_MANIFEST_KEYS)
+    num_processes = fields.size("num_processes")
+    fields.expect("num_processes", 1 <= num_processes < 1 << 31, "no number of processes")
+    writer = fields.mapping("writer")
+    fields.expect("writer", all(type(one) is str for one in writer.values()), "not text")
+    structure, count = from_json(fields.found.get("tree"), file)
+    listed = fields.found.get("leaves")
+    if type(listed) is not list or len(listed) != count:
+        fields.refuse(f"has a tree of {count} leaves, and does not list as many")
+    leaves = tuple([_leaf(one, file, knows_all) for one in listed])
+    for leaf, name in zip(leaves, names_of(structure), strict=True):
+        if leaf.name != name:
+            fields.refuse(f"calls a leaf {leaf.name[:100]!r} whose place in the tree is {name!r}")
+    return Manifest(
+        attempt=fields.attempt(),
+        step=fields.step(),
+        created_ns=fields.size("created_ns"),
+        num_processes=num_processes,
+        tree=structure,
+        leaves=leaves,
+        writer=writer,
+        mesh=fields.text("mesh", ""),
+        user=fields.mapping("user"),
+        metrics=_metrics(fields),
+        required=fields.texts("required"),
+        optional=fields.texts("optional"),
+    )
+
+
+def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
+    fields = Fields(found, file)
+    name = fields.text("name")
+    fields.where = f", leaf {name[:100]!r},"
+    if knows_all:
+        fields.only(_LEAF_KEYS)
+    leaf = LeafRecord(
+        name=name,
+        kind=fields.text("kind"),
+        dtype=fields.text("dtype", ""),
+        shape=fields.sizes("shape"),
+        words=fields.sizes("words"),
+        impl=fields.text("impl", ""),
+        layout=fields.text("layout", ""),
+        value=found.get("value"),
+    )
+    try:
+        why = _why_no_leaf(leaf)
+    except UsageError as error:
+        why = str(error)
+    if why:
+        raise CorruptCheckpoint(f"{file}: leaf {name[:100]!r}: {why}", file=file, leaf=name)
+    return leaf
+
+
+def _why_no_leaf(leaf: LeafRecord) -> str:
+    """Return what is wrong with a leaf, in words."""
+    if leaf.has_data:
+        dtype = dtypes.dtype_of(leaf.dtype)
+        most = math.prod(max(1, size) for size in leaf.stored_shape) * max(1, dtype.itemsize)
+        if most >= LARGEST or len(leaf.stored_shape) > 64:
+            return "is larger than anything"
+        if leaf.value is not None:
+            return "has both a value here and data in files"
+        return _why_no_data(leaf)
+    if leaf.kind not in _INLINE:
+        return f"is of kind {leaf.kind[:40]!r} and has no dtype"
+    if leaf.shape or leaf.words or leaf.impl:
+        return f"is of kind {leaf.kind} and has a shape"
+    value_of(leaf.kind, leaf.value)
+    return ""
+
+
+def _why_no_data(leaf: LeafRecord) -> str:
+    is_key = leaf.kind == "key"
+    if is_key != bool(leaf.impl) or (leaf.words and not is_key):
+        return "is half a key"
+    if leaf.kind in ("array", "key"):
+        return ""
+    rank = {"str": 1, "bytes": 1, "per_process": 0}.get(leaf.kind)
+    if leaf.dtype != "uint8" or rank != len(leaf.shape):
+        return f"is of kind {leaf.kind[:40]!r}, which has no {leaf.dtype}{list(leaf.shape)}"
+    return ""
+
+
+def encode_commit(commit: Commit) -> bytes:
+    """Return the text of COMMIT, the same for the same content.
+
+    Raises:
+      UsageError: the metrics are too many, or no numbers.
+    """
+    fields = {
+        **head("commit"),
+        "attempt": commit.attempt,
+        "step": commit.step,
+        "created_ns": commit.created_ns,
+        "manifest": vars(commit.manifest),
+        "index": vars(commit.index),
+        "data_bytes": commit.data_bytes,
+        "num_files": commit.num_files,
+        "metrics": _metrics_json(commit.metrics),
+    }
+    lines = ",\n".join([f"{_line(key)}: {_line(value)}" for key, value in fields.items()])
+    text = ("{\n" + lines + "\n}\n").encode()
+    return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
+
+
+def _metrics_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    found = {name: _metric(name, value) for name, value in metrics.items()}
+    check_json(found, "metrics")
+    if len(_line(found).encode()) > METRICS_BYTES:
+        raise UsageError(f"metrics have more than {METRICS_BYTES} bytes as JSON; keep fewer")
+    return found
+
+
+def _metric(name: str, value: Any) -> float | str:
+    if type(value) not in (int, float):
+        raise UsageError(f"metrics: {name!r} is a {type(value).__name__}; give a float")
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def decode_commit(data: bytes, file: str = "COMMIT") -> Commit:
+    """Return what COMMIT says.
+
+    Raises:
+      CorruptCheckpoint: it is none, or its bytes are not those that were written.
+      UnsupportedCheckpoint: it is of a later version.
+    """
+    text, seal = data[:-65], data[-65:]
+    if len(data) > COMMIT_BYTES or seal != hashlib.sha256(text).hexdigest().encode() + b"\n":
+        raise CorruptCheckpoint(
+            f"{file} is damaged: its last line is not the SHA-256 of the bytes before it", file=file
+        )
+    fields = Fields(strict_json(text, file), file)
+    if check_version(fields, "commit"):
+        fields.only(_COMMIT_KEYS)
+    attempt = fields.attempt()
+    return Commit(
+        attempt=attempt,
+        step=fields.step(),
+        created_ns=fields.size("created_ns"),
+        manifest=_blob(fields, "manifest", manifest_name(attempt)),
+        index=_blob(fields, "index", index_name(attempt)),
+        data_bytes=fields.size("data_bytes"),
+        num_files=fields.size("num_files"),
+        metrics=_metrics(fields),
+    )
+
+
+def _blob(fields: Fields, key: str, name: str) -> Blob:
+    inner = Fields(fields.found.get(key), fields.file, key)
+    inner.only(_BLOB_KEYS)
+    inner.expect("name", inner.text("name") == name, f"not {name!r}")
+    return Blob(name, inner.size("bytes"), inner.sha256("sha256"))
+
+
+def _metrics(fields: Fields) -> Mapping[str, float]:
+    found = fields.mapping("metrics")
+    for value in found.values():
+        right = type(value) is float or value in ("nan", "inf", "-inf")
+        fields.expect("metrics", right, "no numbers")
+    return {name: float(value) for name, value in found.items()}

@@ -1,0 +1,237 @@
+"""Names of leaves: a path through the tree ↔ one line of text, without two for one or one for two.
+
+A path is a tuple of *keys*: a dict's own key, the decimal text of an index, the name of a field.
+Its name is their components, joined by "/". The components of str keys are their text, in which
+"~", "/" and "#" and what UTF-8 cannot say are escaped; those of other keys begin with "~" and a
+letter::
+
+    'w'  w       'a/b'  a~1b      ''     ~e      1     ~i1      None      ~n
+    'a.b'  a.b   'a~b'  a~0b      True   ~t      1.5   ~d1.5    b'\\x00'  ~b00
+
+An entry of a data file bears the name of its leaf if it is the whole leaf, else the name, "#" and
+where it begins in the leaf; a process's own value bears "#p" and the process.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+from shoal.errors import UsageError, WrongType
+
+__all__ = [
+    "Entry",
+    "Key",
+    "Path",
+    "component",
+    "entry",
+    "entry_of_process",
+    "key_of",
+    "name_of",
+    "parse_entry",
+    "path_of",
+]
+
+Key: TypeAlias = Any  # str, int, float, bool, bytes, None, or a tuple of these
+Path: TypeAlias = tuple[Key, ...]
+
+ROOT = "~"  # the name of a tree that is a single leaf
+_DEEPEST = 16  # tuples in tuples, as keys
+_RESERVED = "__metadata__"  # safetensors' own key
+_PLAIN_INTS = 1 << 63  # larger ones are written in hex: Python limits long decimals
+_ESCAPES = {"~": "~0", "/": "~1", "#": "~2"}
+_TO_ESCAPE = re.compile("[~/#\ud800-\udfff]")
+_TOKEN = re.compile("~(?:[012]|u(d[89a-f][0-9a-f]{2}))|[^~/#\ud800-\udfff]")
+
+
+def component(key: Key) -> str:
+    """Return the text of one key.
+
+    Raises:
+      UsageTypeError: a key of that type cannot be written down.
+    """
+    # 1, 1.0 and True are equal: a cache by value would mix them up
+    return _of_str(key) if type(key) is str else _of_other(key, _DEEPEST)
+
+
+def key_of(text: str) -> Key:
+    """Return the key of a component.
+
+    Raises:
+      UsageError: it is no component.
+    """
+    key = _key(text)
+    if key is _NONE_SUCH or component(key) != text:
+        raise UsageError(f"{text!r} is not part of a name")
+    return key
+
+
+def name_of(path: Path) -> str:
+    """Return the name of the leaf at a path."""
+    return "/".join([component(key) for key in path]) if path else ROOT
+
+
+def path_of(name: str) -> Path:
+    """Return the path of a name; an index comes back as its text.
+
+    Raises:
+      UsageError: nothing has this name.
+    """
+    return () if name == ROOT else tuple(key_of(text) for text in name.split("/"))
+
+
+class Entry(NamedTuple):
+    """What the name of an entry of a data file says."""
+
+    name: str  # of the leaf
+    origin: tuple[int, ...] | None  # of the box in the leaf; None: the whole leaf
+    process: int | None  # whose own value it is; None: it is nobody's own
+
+
+def entry(name: str, origin: Sequence[int] | None) -> str:
+    """Return the entry name of a box of a leaf, of the whole leaf if `origin` is None."""
+    return name if origin is None else f"{name}#{','.join(map(str, origin))}"
+
+
+def entry_of_process(name: str, process: int) -> str:
+    """Return the entry name of one process's own value."""
+    return f"{name}#p{process}"
+
+
+def parse_entry(text: str) -> Entry:
+    """Return what an entry name says.
+
+    Raises:
+      UsageError: it is none.
+    """
+    name, mark, where = text.partition("#")
+    path_of(name)
+    if not mark:
+        return Entry(name, None, None)
+    number = "(?:0|[1-9][0-9]{0,18})"
+    if re.fullmatch(f"p{number}", where, re.ASCII):
+        return Entry(name, None, int(where[1:]))
+    if re.fullmatch(f"{number}(?:,{number})*", where, re.ASCII):
+        return Entry(name, tuple(map(int, where.split(","))), None)
+    raise UsageError(f"{text!r} is not the name of an entry")
+
+
+_NONE_SUCH = object()
+
+
+@lru_cache(maxsize=1 << 15)
+def _of_str(key: str) -> str:
+    if not key:
+        return "~e"
+    if key == _RESERVED:
+        return "~m"
+    return _TO_ESCAPE.sub(_escape, key)
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match.group()
+    return _ESCAPES.get(character) or f"~u{ord(character):04x}"
+
+
+def _of_other(key: Key, depth: int) -> str:
+    kind = type(key)
+    if key is None:
+        return "~n"
+    if kind is bool:
+        return "~t" if key else "~f"
+    if kind is int:
+        return f"~i{key}" if -_PLAIN_INTS <= key < _PLAIN_INTS else f"~x{key:x}"
+    if kind is float:
+        # of a NaN, the bits: there are many
+        return f"~d{key!r}" if key == key else f"~q{struct.pack('>d', key).hex()}"
+    if kind is bytes:
+        return f"~b{key.hex()}"
+    if kind is tuple:
+        if not depth:
+            raise UsageError(f"has a key of more than {_DEEPEST} tuples in tuples")
+        inner = (_of_str(one) if type(one) is str else _of_other(one, depth - 1) for one in key)
+        return "~T" + "~,".join(inner) + "~."
+    raise _no_key(key)
+
+
+def _no_key(key: Key) -> UsageError:
+    from shoal.errors import UsageTypeError
+
+    what = f"has a key of type {type(key).__name__}"
+    return UsageTypeError(
+        f"{what}; keys are str, int, float, bool, bytes, None or tuples of these",
+        offences=[WrongType(what)],
+    )
+
+
+def _key(text: str) -> Key:
+    """Return the key of a component, or one whose component is another text."""
+    if text[:1] != "~" or text[1:2] in "012u":
+        return _str_key(text)
+    tag, rest = text[1], text[2:]
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    if tag == "T":
+        key, end = _tuple_key(text, 0, _DEEPEST)
+        return key if end == len(text) else _NONE_SUCH
+    return _number_key(tag, rest)
+
+
+_CONSTANTS = {"~e": "", "~m": _RESERVED, "~t": True, "~f": False, "~n": None}
+
+
+def _str_key(text: str) -> Key:
+    parts, end = [], 0
+    while end < len(text):
+        match = _TOKEN.match(text, end)
+        if not match:
+            return _NONE_SUCH
+        token, end = match.group(), match.end()
+        if match.group(1):
+            parts.append(chr(int(match.group(1), 16)))
+        else:
+            parts.append("~/#"[int(token[1])] if len(token) > 1 else token)
+    return "".join(parts) or _NONE_SUCH
+
+
+def _number_key(tag: str, rest: str) -> Key:
+    try:
+        if tag == "i" and len(rest) <= 20:
+            return int(rest)
+        if tag == "x":
+            return int(rest, 16)
+        if tag == "d":
+            return float(rest)
+        if tag == "q" and len(rest) == 16:
+            return struct.unpack(">d", bytes.fromhex(rest))[0]
+        if tag == "b":
+            return bytes.fromhex(rest)
+    except ValueError:
+        pass
+    return _NONE_SUCH
+
+
+def _tuple_key(text: str, begin: int, depth: int) -> tuple[Key, int]:
+    """Return the tuple that begins there, and where it ends."""
+    keys: list[Key] = []
+    end = begin + 2
+    if not depth:
+        return _NONE_SUCH, end
+    if text.startswith("~.", end):
+        return (), end + 2
+    while True:
+        if text.startswith("~T", end):
+            key, end = _tuple_key(text, end, depth - 1)
+        else:
+            match = re.compile("(?:[^~]|~[^,.T])*").match(text, end)
+            assert_end = match.end() if match else end
+            key, end = _key(text[end:assert_end]), assert_end
+        keys.append(key)
+        if key is _NONE_SUCH or text[end : end + 2] not in ("~,", "~."):
+            return _NONE_SUCH, end
+        end += 2
+        if text[end - 2 : end] == "~.":
+            return tuple(keys), end
