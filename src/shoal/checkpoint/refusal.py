@@ -39,7 +39,8 @@ def refused(error: OSError, path: str, doing: str, needed_bytes: int | None = No
     if isinstance(error, StorageError):
         return error
     why = error.strerror or str(error)
-    if error.errno in _FULL:
+    number = error.errno or 0
+    if number in _FULL:
         free_bytes = None
         with contextlib.suppress(OSError):
             free_bytes = free_bytes_at(os.path.dirname(path))
@@ -50,10 +51,10 @@ def refused(error: OSError, path: str, doing: str, needed_bytes: int | None = No
             sizes.append(f"{free_bytes:,} are free")
         return StorageFull(
             f"cannot {doing} {path}: {why}" + "".join(f"; {size}" for size in sizes) + "\n"
-            f"{_FULL[error.errno]}; whatever was committed before is intact",
+            f"{_FULL[number]}; whatever was committed before is intact",
             path=path, errno=error.errno, needed_bytes=needed_bytes, free_bytes=free_bytes,
         )  # fmt: skip
-    hint = _WHAT_TO_DO.get(error.errno or 0)
+    hint = _WHAT_TO_DO.get(number)
     return StorageError(
         f"cannot {doing} {path}: {why}" + (f"\n{hint}" if hint else ""),
         path=path,

@@ -5,50 +5,39 @@ An *image* is a data file as it will be, block by block, filled from the arrays 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
-from shoal.checkpoint.storage import Folder
+from shoal.checkpoint.arena import Arena, pages
+from shoal.checkpoint.format import BLOCK_BYTES
+from shoal.checkpoint.image import Bytes, FileImage, Filler, Piece, padded
+from shoal.checkpoint.storage import Folder, OpenFile
+from shoal.checkpoint.threads import in_threads
+from shoal.errors import ShoalError
 
 __all__ = ["Arena", "FileImage", "Piece", "write_files"]
 
-Array = np.ndarray[Any, Any]
+_WINDOW_BYTES = 8 << 20  # of one write; a multiple of BLOCK_BYTES
+_NUM_THREADS = 4  # one fills and hashes while others wait for the disk
+
+Hashes = NDArray[np.uint64]
 
 
-class Piece(NamedTuple):
-    """Values that fill a box of a chunk in an image: one shard of what a process writes."""
+class _Window(NamedTuple):
+    """A part of a file that one thread writes at a time."""
 
-    begin: int  # of the chunk in the file, bytes
-    extent: tuple[int, ...]  # of the chunk
-    dtype: np.dtype[Any]  # as it lies in memory, unpacked
-    per_byte: int  # 1; 2 or 4 where elements are packed
-    where: tuple[slice, ...]  # the box in the chunk that `values` fills
-    values: Callable[[], Array]  # C order or not; called once, as late as possible
-
-
-class FileImage(NamedTuple):
-    """One data file before it is written."""
-
-    name: str
-    header: bytes
-    num_bytes: int
-    pieces: tuple[Piece, ...]  # by `begin`
-
-
-class Arena:
-    """Memory that begins at a page, is kept from save to save, and holds whole images."""
-
-    def __init__(self) -> None:
-        raise NotImplementedError
-
-    def reserve(self, num_bytes: int) -> None:
-        """Have that much memory, touched, before it is needed."""
-
-    def take(self, images: Sequence[FileImage]) -> None:
-        """Copy all images in, with several threads. Afterwards their arrays are not needed."""
+    file: OpenFile
+    hashes: Hashes  # of the whole file
+    begin: int
+    num_bytes: int  # up to the last page of the file
+    real_bytes: int  # without what is cut at the end
+    filler: Filler | None  # None: `memory` holds it already
+    memory: Bytes
 
 
 def write_files(
@@ -56,12 +45,68 @@ def write_files(
     images: Sequence[FileImage],
     arena: Arena | None,
     progress: Callable[[int], None],
-) -> list[NDArray[np.uint64]]:
+) -> list[Hashes]:
     """Write the files durably, and return the hash of every block of each.
+
+    Their names are durable with `folder.sync()`, which is left to who writes the part. If
+    anything fails, none of the files remains.
 
     Args:
       arena: holds the images already (`take`); None: the arrays are read while the files are
         written, through a few buffers.
       progress: is told how many more bytes are written, from any thread.
     """
-    raise NotImplementedError
+    opened: list[OpenFile] = []
+    hashes = [np.zeros(-(-image.num_bytes // BLOCK_BYTES), np.uint64) for image in images]
+    try:
+        work: list[_Window] = []
+        for image, own in zip(images, hashes, strict=True):
+            opened.append(folder.open_new(image.name, image.num_bytes))
+            work += _windows(image, opened[-1], own, arena)
+
+        def write(windows: Iterator[_Window]) -> None:
+            buffer: Bytes | None = None
+            for window in windows:
+                if window.filler and buffer is None:
+                    buffer = pages(min(_WINDOW_BYTES, max(one.num_bytes for one in work)))
+                _write(window, buffer)
+                progress(window.real_bytes)
+
+        in_threads(write, work, min(_NUM_THREADS, len(work)))
+        for image, file in zip(images, opened, strict=True):
+            file.finish(image.num_bytes)
+    except BaseException:
+        for image, file in zip(images, opened, strict=False):
+            file.discard()
+            with contextlib.suppress(ShoalError, OSError):
+                folder.remove(image.name)
+        raise
+    return hashes
+
+
+def _windows(
+    image: FileImage, file: OpenFile, hashes: Hashes, arena: Arena | None
+) -> Iterator[_Window]:
+    size = padded(image.num_bytes)
+    filler = None if arena else Filler(image)
+    memory = arena.image(image.name) if arena else np.zeros(0, np.uint8)
+    for begin in range(0, size, _WINDOW_BYTES):
+        num_bytes = min(_WINDOW_BYTES, size - begin)
+        real_bytes = min(num_bytes, image.num_bytes - begin)
+        part = memory[begin : begin + num_bytes]
+        yield _Window(file, hashes, begin, num_bytes, real_bytes, filler, part)
+
+
+def _write(window: _Window, buffer: Bytes | None) -> None:
+    memory = window.memory
+    if window.filler and buffer is not None:
+        memory = buffer[: window.num_bytes]
+        window.filler.fill(memory, window.begin)
+    block = window.begin // BLOCK_BYTES
+    view = memoryview(memory)  # type: ignore[arg-type]
+    for at in range(0, window.real_bytes, BLOCK_BYTES):
+        end = min(at + BLOCK_BYTES, window.real_bytes)
+        window.hashes[block] = xxhash.xxh3_64_intdigest(view[at:end])
+        block += 1
+    # The last page goes whole, and is cut when the file is finished.
+    window.file.write(view, window.begin)

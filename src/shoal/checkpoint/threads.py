@@ -1,0 +1,76 @@
+"""Work shared by a few threads, which end before it returns, whatever happens.
+
+No pool of `concurrent.futures`: those take no work while the interpreter ends, and a save that
+was begun before is finished then.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+__all__ = ["in_threads", "num_cores"]
+
+T = TypeVar("T")
+
+
+def num_cores() -> int:
+    """Return how many cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def in_threads(work: Callable[[Iterator[T]], None], items: Iterable[T], most: int) -> None:
+    """Call `work` in up to `most` threads, one of them this one, each with a share of `items`.
+
+    A share is an iterator: a thread takes an item when it has done its last one. The first error
+    ends all shares, and is raised when all threads have come back.
+    """
+    waiting = iter(list(items))
+    lock = threading.Lock()
+    errors: list[BaseException] = []
+
+    def share() -> Iterator[T]:
+        while True:
+            with lock:
+                if errors:
+                    return
+                try:
+                    item = next(waiting)
+                except StopIteration:
+                    return
+            yield item
+
+    def run() -> None:
+        try:
+            work(share())
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
+            errors.append(error)
+
+    others = [
+        threading.Thread(target=run, name="shoal files", daemon=True) for _ in range(most - 1)
+    ]
+    started = []
+    for thread in others:
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads: those that run do it
+            break
+        started.append(thread)
+    run()
+    _join(started, errors)
+    if errors:
+        raise errors[0]
+
+
+def _join(threads: list[threading.Thread], errors: list[BaseException]) -> None:
+    """Wait for all; an interrupt of this thread ends the others' shares, and then this."""
+    for thread in threads:
+        while thread.is_alive():
+            try:
+                thread.join()
+            except BaseException as error:  # noqa: BLE001 - raised when all have come back
+                errors.append(error)
