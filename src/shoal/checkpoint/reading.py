@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shoal.checkpoint.format import BLOCK_BYTES, Chunks, IntArray
+from shoal.checkpoint.records import BLOCK_BYTES, Chunks, IntArray
 
 __all__ = ["GAP_BYTES", "REQUEST_BYTES", "Boxes", "Items", "ReadPlan", "plan_reads", "suffixes"]
 

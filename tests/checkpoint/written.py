@@ -1,0 +1,126 @@
+"""Checkpoints for tests of reading, written without what saves: cut as a test likes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from shoal.checkpoint import attempts, dtypes, values
+from shoal.checkpoint.blobs import blob_of
+from shoal.checkpoint.chunks import Held, lay_out
+from shoal.checkpoint.names import name_of
+from shoal.checkpoint.per_process import PerProcess
+from shoal.checkpoint.records import (
+    BLOCK_BYTES,
+    FileRecord,
+    LeafRecord,
+    Manifest,
+    Part,
+    data_name,
+)
+from shoal.checkpoint.shares import Box, Own
+from shoal.checkpoint.storage import LocalFolder
+from shoal.checkpoint.tree import flatten
+
+ATTEMPT = "00000000000a"
+Cut = Callable[[str, tuple[int, ...]], list[Box]]
+
+
+def whole(name: str, shape: tuple[int, ...]) -> list[Box]:
+    """One chunk."""
+    return [Box((0,) * len(shape), shape)]
+
+
+def grid(*counts: int) -> Cut:
+    """Cut each of the first dims into that many pieces, as even as can be."""
+
+    def cut(name: str, shape: tuple[int, ...]) -> list[Box]:
+        if 0 in shape:
+            return whole(name, shape)
+        spans = []
+        for dim, size in enumerate(shape):
+            count = min(counts[dim] if dim < len(counts) else 1, max(size, 1))
+            edges = [size * k // count for k in range(count + 1)]
+            spans.append(list(itertools.pairwise(edges)))
+        boxes = itertools.product(*spans)
+        return [Box(tuple(a for a, _ in box), tuple(b - a for a, b in box)) for box in boxes]
+
+    return cut
+
+
+def write(
+    path: Path, tree: Any, cut: Cut = whole, *, processes: int = 1, attempt: str = ATTEMPT,
+    step: int | None = None, max_file_bytes: int = 1 << 34,
+) -> None:  # fmt: skip
+    """Write and commit a tree; its chunks are dealt to the processes in turn."""
+    found, structure = flatten(tree)
+    records: list[LeafRecord] = []
+    data: dict[int, np.ndarray] = {}
+    for number, (tree_path, value) in enumerate(found):
+        name = name_of(tree_path)
+        if isinstance(value, PerProcess):
+            records.append(LeafRecord(name, "per_process", "uint8"))
+        elif isinstance(value, np.ndarray):
+            dtype = dtypes.name_of(value.dtype)
+            records.append(LeafRecord(name, "array", dtype, value.shape))
+            data[number] = value
+        elif (bulk := values.bulk_of(value)) is not None:
+            records.append(LeafRecord(name, values.kind_of(value), "uint8", bulk.shape))
+            data[number] = bulk
+        else:
+            record = LeafRecord(name, values.kind_of(value), value=values.to_json(value))
+            records.append(record)
+    manifest = Manifest(attempt, step, 1_700_000_000 * 10**9, processes, structure, tuple(records))
+    folder = LocalFolder(path)
+    attempts.begin(folder, manifest, {"host": "here", "pid": 1})
+    turn = 0
+    shares: list[list[tuple[Own, bytes]]] = [[] for _ in range(processes)]
+    for number, record in enumerate(records):
+        if record.kind == "per_process":
+            for process, share in enumerate(shares):
+                blob = blob_of(found[number][1].value[process])
+                box = Box((process,), (len(blob),))
+                share.append((Own(_held(number, record, is_own=True), box), blob))
+        elif number in data:
+            for box in sorted(cut(record.name, record.shape)):
+                inside = tuple(slice(a, a + n) for a, n in zip(box.origin, box.extent, strict=True))
+                packed = dtypes.pack(data[number][(*inside, ...)]).tobytes()
+                shares[turn % processes].append((Own(_held(number, record), box), packed))
+                turn += 1
+    for process, share in enumerate(shares):
+        _write_part(folder, manifest, process, share, max_file_bytes)
+    attempts.commit(folder, attempt)
+
+
+def _held(number: int, record: LeafRecord, *, is_own: bool = False) -> Held:
+    none = np.zeros((0, 0), np.int64)
+    return Held(
+        number, record.name, record.dtype, record.stored_shape, none, none, (),
+        is_per_process=is_own,
+    )  # fmt: skip
+
+
+def _write_part(
+    folder: LocalFolder, manifest: Manifest, process: int,
+    share: Sequence[tuple[Own, bytes]], max_file_bytes: int,
+) -> None:  # fmt: skip
+    plan = lay_out(
+        [own for own, _ in share], process, manifest.attempt, max_file_bytes=max_file_bytes
+    )
+    files, hashes = [], []
+    for number, file in enumerate(plan.files):
+        content = file.header + b"".join(share[row][1] for row in file.rows)
+        name = data_name(manifest.attempt, process, manifest.num_processes, number)
+        folder.write_new(name, content)
+        files.append(FileRecord(name, len(content), process))
+        hashes += [
+            xxhash.xxh3_64_intdigest(content[at : at + BLOCK_BYTES])
+            for at in range(0, len(content), BLOCK_BYTES)
+        ]
+    part = Part(manifest.attempt, process, tuple(files), plan.chunks, np.array(hashes, np.uint64))
+    attempts.write_part(folder, part)
