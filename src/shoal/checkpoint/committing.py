@@ -16,14 +16,14 @@ from shoal.checkpoint.format import (
     encode_index,
     encode_manifest,
     encode_part,
+    index_name,
+    manifest_name,
+    part_name,
 )
 from shoal.checkpoint.step_folder import (
     COMMIT,
-    index_name,
     listing,
-    manifest_name,
     missing_parts,
-    part_name,
     pending_name,
     see,
     standing,

@@ -11,7 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from shoal.checkpoint.format import Commit, decode_commit, decode_manifest
+from shoal.checkpoint.format import (
+    COMMIT_BYTES,
+    Commit,
+    decode_commit,
+    decode_manifest,
+    manifest_name,
+    part_name,
+)
 from shoal.checkpoint.storage import Folder
 from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
 
@@ -22,15 +29,11 @@ __all__ = [
     "Listing",
     "State",
     "committed",
-    "data_name",
     "in_folder",
-    "index_name",
     "is_complete",
     "listing",
-    "manifest_name",
     "missing_parts",
     "new_attempt",
-    "part_name",
     "pending_name",
     "see",
     "standing",
@@ -40,7 +43,6 @@ __all__ = [
 ]
 
 COMMIT, KEEP = "COMMIT", "KEEP"
-MOST_COMMIT_BYTES = 4096
 _ATTEMPT = "[0-9a-f]{12}"
 _OWNED = re.compile(
     rf"(?:PENDING-|manifest-|part-|index-|data-|tmp-)({_ATTEMPT})"
@@ -57,27 +59,6 @@ def new_attempt() -> str:
 def pending_name(attempt: str) -> str:
     """Name the fence and lease of an attempt."""
     return f"PENDING-{attempt}"
-
-
-def manifest_name(attempt: str) -> str:
-    """Name what says what is saved."""
-    return f"manifest-{attempt}.json"
-
-
-def index_name(attempt: str) -> str:
-    """Name what says where it is."""
-    return f"index-{attempt}.safetensors"
-
-
-def part_name(attempt: str, process: int) -> str:
-    """Name what says that a process has written its data, and where."""
-    return f"part-{attempt}-{process:05d}.safetensors"
-
-
-def data_name(attempt: str, process: int, num_processes: int, number: int = 0) -> str:
-    """Name a data file: the process's only or first one, or the one after `number` others."""
-    more = f"-{number:03d}" if number else ""
-    return f"data-{attempt}-{process:05d}-of-{num_processes:05d}{more}.safetensors"
 
 
 def tombstone_name(attempt: str) -> str:
@@ -155,10 +136,9 @@ def in_folder(folder: Folder) -> Iterator[None]:
 def _read_commit(folder: Folder, name: str) -> Commit | None:
     try:
         size = folder.size(name)
-        if size > MOST_COMMIT_BYTES:
+        if size > COMMIT_BYTES:
             raise CorruptCheckpoint(
-                f"{folder.path}: {name} has {size:,} bytes, at most {MOST_COMMIT_BYTES:,} are "
-                "possible",
+                f"{folder.path}: {name} has {size:,} bytes, at most {COMMIT_BYTES:,} are possible",
                 path=folder.path,
                 file=name,
             )
