@@ -48,10 +48,11 @@ FLOORS = {
     "__main__": _floor(8, 7),
 }
 # Files of a higher floor that know no more than `plan`: its floor, each other, ml_dtypes.
-HELD = {
-    f"checkpoint/{name}.py"
-    for name in "names tree values dtypes header format chunks reading retention".split()
-}
+_HELD = (
+    "names", "tree", "structure", "values", "blobs", "dtypes", "header", "format", "records",
+    "fields", "json_files", "table_files", "tiling", "chunks", "reading", "retention",
+)  # fmt: skip
+HELD = {f"checkpoint/{name}.py" for name in _HELD}
 HELD_TO = ("errors", "settings", "colour", "plan")
 
 

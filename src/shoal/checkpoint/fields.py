@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from shoal.checkpoint.records import FEATURES, LARGEST, VERSION
-from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint
+from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all
 
 __all__ = ["FORMAT", "Fields", "check_json", "check_version", "head"]
 
@@ -118,8 +118,6 @@ def check_json(value: Any, asked: str) -> None:
     """
     offences: list[str] = []
     _check_json(value, "", _DEEPEST, offences)
-    from shoal.errors import raise_all
-
     raise_all(asked, offences)
 
 

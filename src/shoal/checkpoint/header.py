@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from shoal.checkpoint.records import PAGE_BYTES
-from shoal.errors import CorruptCheckpoint
+from shoal.errors import CorruptCheckpoint, UsageError
 
 __all__ = ["Entry", "Header", "arrange", "build", "header_bytes", "parse", "strict_json"]
 
@@ -69,8 +69,6 @@ def build(
     text = ("{" + ",".join(inner) + "}").encode()
     padded = -(-(8 + len(text)) // page_bytes) * page_bytes
     if padded - 8 > MOST_BYTES:
-        from shoal.errors import UsageError
-
         raise UsageError(
             f"the header of a file with {len(entries)} entries has {padded} bytes, and "
             f"safetensors allows {MOST_BYTES}; write more files"
@@ -135,13 +133,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {twice[:100]!r} is there twice")
+        for key, _ in pairs:
+            if key in seen:
+                raise UsageError(f"the key {key[:100]!r} is there twice")
+            seen.add(key)
     return found
 
 
 def _no_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not JSON")
+    raise UsageError(f"{word} is not JSON")
 
 
 def _entry(name: str, said: Any, file: str) -> Entry:

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
-from shoal.errors import UsageError, WrongType
+from shoal.errors import UsageError, UsageTypeError, WrongType
 
 __all__ = [
+    "ROOT",
     "Entry",
     "Key",
     "Path",
@@ -44,6 +45,7 @@ _RESERVED = "__metadata__"  # safetensors' own key
 _PLAIN_INTS = 1 << 63  # larger ones are written in hex: Python limits long decimals
 _ESCAPES = {"~": "~0", "/": "~1", "#": "~2"}
 _TO_ESCAPE = re.compile("[~/#\ud800-\udfff]")
+_INNER = re.compile("(?:[^~]|~[^,.T])*")  # a component within a tuple
 _TOKEN = re.compile("~(?:[012]|u(d[89a-f][0-9a-f]{2}))|[^~/#\ud800-\udfff]")
 
 
@@ -158,8 +160,6 @@ def _of_other(key: Key, depth: int) -> str:
 
 
 def _no_key(key: Key) -> UsageError:
-    from shoal.errors import UsageTypeError
-
     what = f"has a key of type {type(key).__name__}"
     return UsageTypeError(
         f"{what}; keys are str, int, float, bool, bytes, None or tuples of these",
@@ -226,9 +226,9 @@ def _tuple_key(text: str, begin: int, depth: int) -> tuple[Key, int]:
         if text.startswith("~T", end):
             key, end = _tuple_key(text, end, depth - 1)
         else:
-            match = re.compile("(?:[^~]|~[^,.T])*").match(text, end)
-            assert_end = match.end() if match else end
-            key, end = _key(text[end:assert_end]), assert_end
+            match = _INNER.match(text, end)
+            last = match.end() if match else end
+            key, end = _key(text[end:last]), last
         keys.append(key)
         if key is _NONE_SUCH or text[end : end + 2] not in ("~,", "~."):
             return _NONE_SUCH, end

@@ -9,13 +9,26 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
-from shoal.checkpoint.names import Key, Path, component, key_of, name_of
-from shoal.checkpoint.values import plain_json, plain_value
-from shoal.errors import CorruptCheckpoint, UsageError, raise_all
+from shoal.checkpoint.names import Key, Path, component, name_of
+from shoal.checkpoint.structure import (
+    DEEPEST,
+    FACTORIES,
+    KEYLESS,
+    OPAQUE,
+    Branch,
+    Structure,
+    from_json,
+    names_of,
+    num_leaves,
+    paths_of,
+    prune,
+    to_json,
+)
+from shoal.errors import UsageError, raise_all
 
 __all__ = [
     "OPAQUE",
@@ -34,24 +47,6 @@ __all__ = [
     "type_name",
     "unflatten",
 ]
-
-DEEPEST = 200  # nodes in nodes; Python's own limits are not far
-KINDS = ("dict", "list", "tuple", "namedtuple", "OrderedDict", "defaultdict", "node")
-_KEYLESS = ("list", "tuple")
-_TYPED = ("namedtuple", "node")
-_FACTORIES: Mapping[str, Any] = {
-    kind.__name__: kind for kind in (int, float, complex, bool, str, bytes, list, dict, set, tuple)
-} | {"None": None}
-
-
-class _Opaque:
-    """Static data that does not consist of plain values."""
-
-    def __repr__(self) -> str:
-        return "OPAQUE"
-
-
-OPAQUE = _Opaque()
 
 
 class Level(NamedTuple):
@@ -80,24 +75,6 @@ class Node:
     keys: tuple[Key, ...]
     children: tuple[Any, ...]
     static: Any = None  # OPAQUE where it did not consist of plain values
-
-
-@dataclass(frozen=True)
-class Branch:
-    """One node of a structure."""
-
-    kind: str  # one of KINDS
-    keys: tuple[Key, ...]  # of the children; () of lists and tuples
-    children: tuple[Structure, ...]
-    type: str = ""  # "module:QualName" of namedtuples and nodes
-    static: Any = None  # of a node; of a defaultdict: the name of its factory
-
-    def child_keys(self) -> Iterable[Key]:
-        """The keys by which the children are named: of lists, the text of each index."""
-        return map(str, range(len(self.children))) if self.kind in _KEYLESS else self.keys
-
-
-Structure: TypeAlias = int | Branch  # a leaf is its number
 
 
 def type_name(kind: type) -> str:
@@ -144,7 +121,7 @@ class _Walk:
             self.offences.append(f"{name_of(path[:4])}/…: is nested deeper than {DEEPEST} nodes")
             return -1
         kind, type_name, keys, children, static = found
-        named = keys if kind not in _KEYLESS else [str(index) for index in range(len(children))]
+        named = keys if kind not in KEYLESS else [str(index) for index in range(len(children))]
         if self._is_wrong(named, path):
             return -1
         inner = tuple(
@@ -193,7 +170,7 @@ class _Walk:
     def _defaultdict(self, value: Any) -> tuple[str, str, Sequence[Key], Sequence[Any], Any]:
         keys = _sorted(value)
         children = [value[key] for key in keys]
-        for name, factory in _FACTORIES.items():
+        for name, factory in FACTORIES.items():
             if value.default_factory is factory:
                 return "defaultdict", "", keys, children, name
         return "node", "collections:defaultdict", keys, children, OPAQUE
@@ -235,7 +212,7 @@ def unflatten(structure: Structure, leaves: Sequence[Any], nodes: Nodes | None =
         return OrderedDict(zip(structure.keys, children, strict=True))
     if kind == "defaultdict":
         pairs = zip(structure.keys, children, strict=True)
-        return defaultdict(_FACTORIES[structure.static], pairs)
+        return defaultdict(FACTORIES[structure.static], pairs)
     return _built(structure, tuple(children), nodes)
 
 
@@ -259,148 +236,3 @@ def _loaded(name: str) -> type | None:
         names = getattr(found, "__dict__", None) if found is not None else None
         found = names.get(part) if names is not None else None
     return found if isinstance(found, type) else None
-
-
-def num_leaves(structure: Structure) -> int:
-    """Return how many leaves a structure has."""
-    if isinstance(structure, int):
-        return 1
-    return sum(num_leaves(child) for child in structure.children)
-
-
-def names_of(structure: Structure) -> list[str]:
-    """Return the names of all leaves, by number."""
-    found = sorted(_named(structure, ""))
-    return [name or "~" for _, name in found]
-
-
-def _named(structure: Structure, prefix: str) -> Iterator[tuple[int, str]]:
-    if isinstance(structure, int):
-        yield structure, prefix
-        return
-    for key, child in zip(structure.child_keys(), structure.children, strict=True):
-        text = component(key)
-        yield from _named(child, f"{prefix}/{text}" if prefix else text)
-
-
-def paths_of(structure: Structure) -> list[Path]:
-    """Return the paths of all leaves, by number."""
-    return [path for _, path in sorted(_paths(structure, ()), key=lambda pair: pair[0])]
-
-
-def _paths(structure: Structure, path: Path) -> Iterator[tuple[int, Path]]:
-    if isinstance(structure, int):
-        yield structure, path
-        return
-    for key, child in zip(structure.child_keys(), structure.children, strict=True):
-        yield from _paths(child, (*path, key))
-
-
-def prune(structure: Structure, wanted: Iterable[int]) -> Structure:
-    """Return the structure of some of the leaves, numbered anew from 0 in the same order.
-
-    A node other than a dict that loses children becomes a dict of what is left: every leaf keeps
-    its name. With no leaves wanted it is an empty dict.
-    """
-    number = {old: new for new, old in enumerate(sorted(set(wanted)))}
-    return _pruned(structure, number) if number else Branch("dict", (), ())
-
-
-def _pruned(structure: Structure, number: Mapping[int, int]) -> Any:
-    """Return what is left, None if nothing is."""
-    if isinstance(structure, int):
-        return number.get(structure)
-    pairs = zip(structure.child_keys(), structure.children, strict=True)
-    left = [(key, found) for key, child in pairs if (found := _pruned(child, number)) is not None]
-    if not left:
-        return None
-    keys, children = tuple(key for key, _ in left), tuple(found for _, found in left)
-    if len(left) < len(structure.children):
-        kind = structure.kind if structure.kind in ("OrderedDict", "defaultdict") else "dict"
-        static = structure.static if kind == "defaultdict" else None
-        return Branch(kind, keys, children, "", static)
-    keys = () if structure.kind in _KEYLESS else keys
-    return Branch(structure.kind, keys, children, structure.type, structure.static)
-
-
-def to_json(structure: Structure) -> Any:
-    """Return a structure as JSON: a leaf is its number, a node an object."""
-    if isinstance(structure, int):
-        return structure
-    found: dict[str, Any] = {"kind": structure.kind}
-    if structure.kind in _TYPED:
-        found["type"] = structure.type
-    if structure.kind not in _KEYLESS:
-        found["keys"] = [component(key) for key in structure.keys]
-    if structure.static is not None:
-        try:
-            found["static"] = plain_json(structure.static)
-        except UsageError:
-            found["opaque"] = True
-    found["children"] = [to_json(child) for child in structure.children]
-    return found
-
-
-def from_json(found: Any, file: str) -> tuple[Structure, int]:
-    """Return the structure that JSON says, and how many leaves it has.
-
-    Raises:
-      CorruptCheckpoint: it says none.
-    """
-    reading = _Reading()
-    try:
-        return reading.structure(found, DEEPEST), reading.leaves
-    except (UsageError, ValueError) as why:
-        raise CorruptCheckpoint(f"{file} has a tree that is none: {why}", file=file) from None
-
-
-class _Reading:
-    def __init__(self) -> None:
-        self.leaves = 0
-
-    def structure(self, found: Any, depth: int) -> Structure:
-        if type(found) is int:
-            if found != self.leaves:
-                raise ValueError(f"leaf {found} stands where leaf {self.leaves} should")
-            self.leaves += 1
-            return found
-        if not depth:
-            raise ValueError(f"it is nested deeper than {DEEPEST} nodes")
-        if type(found) is not dict:
-            raise ValueError("a node is no object")
-        kind, static = found.get("kind"), plain_value(found.get("static"))
-        if kind not in KINDS or found.keys() != self._wanted(kind, found):
-            raise ValueError(f"a node of kind {str(kind)[:40]!r} has the wrong keys")
-        if "opaque" in found:
-            if found["opaque"] is not True or "static" in found:
-                raise ValueError("a node is opaque and is not")
-            static = OPAQUE
-        if kind == "defaultdict" and (type(static) is not str or static not in _FACTORIES):
-            raise ValueError("a defaultdict has an unknown factory")
-        keys = self._keys(kind, found)
-        children = tuple([self.structure(child, depth - 1) for child in found["children"]])
-        return Branch(kind, keys, children, found.get("type", ""), static)
-
-    def _wanted(self, kind: str, found: Mapping[str, Any]) -> set[str]:
-        wanted = {"kind", "children"}
-        if kind not in _KEYLESS:
-            wanted.add("keys")
-        if kind in _TYPED:
-            wanted.add("type")
-        if kind in ("node", "defaultdict"):
-            wanted |= found.keys() & {"static", "opaque"}
-        return wanted
-
-    def _keys(self, kind: str, found: Mapping[str, Any]) -> tuple[Key, ...]:
-        children, texts, kind_type = found["children"], found.get("keys", []), found.get("type", "")
-        if type(children) is not list or type(texts) is not list or type(kind_type) is not str:
-            raise ValueError("a node's keys, children or type are none")
-        if kind in _KEYLESS:
-            return ()
-        if len(texts) != len(children) or len(set(map(str, texts))) != len(texts):
-            raise ValueError("a node has not as many distinct keys as children")
-        if not all(type(text) is str for text in texts):
-            raise ValueError("a key is no text")
-        if kind in ("dict", "defaultdict") and texts != sorted(texts):
-            raise ValueError("the keys of a dict are not sorted")
-        return tuple([key_of(text) for text in texts])
