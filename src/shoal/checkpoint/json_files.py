@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from shoal.checkpoint import dtypes
@@ -122,57 +123,63 @@ def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
 
 
 def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
-    fields = Fields(found, file)
-    name = fields.text("name")
-    fields.where = f", leaf {name[:100]!r},"
-    if knows_all:
-        fields.only(_LEAF_KEYS)
-    leaf = LeafRecord(
-        name=name,
-        kind=fields.text("kind"),
-        dtype=fields.text("dtype", ""),
-        shape=fields.sizes("shape"),
-        words=fields.sizes("words"),
-        impl=fields.text("impl", ""),
-        layout=fields.text("layout", ""),
-        value=found.get("value"),
-    )
-    try:
+    name = found.get("name") if type(found) is dict else None
+    if type(name) is not str:
+        raise CorruptCheckpoint(f"{file} lists a leaf without a name", file=file)
+    extra = found.keys() - _LEAF_KEYS if knows_all else ()
+    texts = [found.get(key, "") for key in ("kind", "dtype", "impl", "layout")]
+    shape, words = found.get("shape", []), found.get("words", [])
+    if extra or any(type(one) is not str for one in texts) or type(shape) is not list:
+        why = "has unknown fields, or a field of the wrong type"
+    elif type(words) is not list or not all(type(one) is int for one in (*shape, *words)):
+        why = "has a shape that is no list of sizes"
+    else:
+        kind, dtype, impl, layout = texts
+        leaf = LeafRecord(
+            name, kind, dtype, tuple(shape), tuple(words), impl, layout, found.get("value")
+        )
         why = _why_no_leaf(leaf)
-    except UsageError as error:
-        why = str(error)
     if why:
-        raise CorruptCheckpoint(f"{file}: leaf {name[:100]!r}: {why}", file=file, leaf=name)
+        raise CorruptCheckpoint(f"{file}: leaf {name[:100]!r} {why}", file=file, leaf=name)
     return leaf
 
 
 def _why_no_leaf(leaf: LeafRecord) -> str:
     """Return what is wrong with a leaf, in words."""
-    if leaf.has_data:
-        dtype = dtypes.dtype_of(leaf.dtype)
-        most = math.prod(max(1, size) for size in leaf.stored_shape) * max(1, dtype.itemsize)
-        if most >= LARGEST or len(leaf.stored_shape) > 64:
-            return "is larger than anything"
-        if leaf.value is not None:
-            return "has both a value here and data in files"
-        return _why_no_data(leaf)
-    if leaf.kind not in _INLINE:
-        return f"is of kind {leaf.kind[:40]!r} and has no dtype"
-    if leaf.shape or leaf.words or leaf.impl:
-        return f"is of kind {leaf.kind} and has a shape"
-    value_of(leaf.kind, leaf.value)
+    try:
+        if leaf.has_data:
+            if leaf.value is not None:
+                return "has both a value here and data in files"
+            return _why_no_data(leaf.kind, leaf.dtype, leaf.shape, leaf.words, leaf.impl)
+        if leaf.kind not in _INLINE:
+            return f"is of kind {leaf.kind[:40]!r} and has no dtype"
+        if leaf.shape or leaf.words or leaf.impl:
+            return f"is of kind {leaf.kind} and has a shape"
+        value_of(leaf.kind, leaf.value)
+    except UsageError as why:
+        return f"is none: {why}"
     return ""
 
 
-def _why_no_data(leaf: LeafRecord) -> str:
-    is_key = leaf.kind == "key"
-    if is_key != bool(leaf.impl) or (leaf.words and not is_key):
+@lru_cache(maxsize=1024)
+def _why_no_data(
+    kind: str, dtype: str, shape: tuple[int, ...], words: tuple[int, ...], impl: str
+) -> str:
+    """Return what is wrong with a leaf that has data in files, in words."""
+    stored = shape + words
+    if min(stored, default=0) < 0:
+        return "has a shape that is no list of sizes"
+    item_bytes = max(1, dtypes.dtype_of(dtype).itemsize)
+    if len(stored) > 64 or math.prod(max(1, size) for size in stored) * item_bytes >= LARGEST:
+        return "is larger than anything"
+    is_key = kind == "key"
+    if is_key != bool(impl) or (words and not is_key):
         return "is half a key"
-    if leaf.kind in ("array", "key"):
+    if kind in ("array", "key"):
         return ""
-    rank = {"str": 1, "bytes": 1, "per_process": 0}.get(leaf.kind)
-    if leaf.dtype != "uint8" or rank != len(leaf.shape):
-        return f"is of kind {leaf.kind[:40]!r}, which has no {leaf.dtype}{list(leaf.shape)}"
+    rank = {"str": 1, "bytes": 1, "per_process": 0}.get(kind)
+    if dtype != "uint8" or rank != len(shape):
+        return f"is of kind {kind[:40]!r}, which has no {dtype}{list(shape)}"
     return ""
 
 

@@ -46,6 +46,7 @@ _PLAIN_INTS = 1 << 63  # larger ones are written in hex: Python limits long deci
 _ESCAPES = {"~": "~0", "/": "~1", "#": "~2"}
 _TO_ESCAPE = re.compile("[~/#\ud800-\udfff]")
 _INNER = re.compile("(?:[^~]|~[^,.T])*")  # a component within a tuple
+_PLAIN = re.compile("[^~/#\ud800-\udfff]+")
 _TOKEN = re.compile("~(?:[012]|u(d[89a-f][0-9a-f]{2}))|[^~/#\ud800-\udfff]")
 
 
@@ -184,6 +185,8 @@ _CONSTANTS = {"~e": "", "~m": _RESERVED, "~t": True, "~f": False, "~n": None}
 
 
 def _str_key(text: str) -> Key:
+    if _PLAIN.fullmatch(text):
+        return text
     parts, end = [], 0
     while end < len(text):
         match = _TOKEN.match(text, end)
