@@ -1,26 +1,24 @@
-"""Who writes which box of which leaf, and where in its files. Decided alike by all processes."""
+"""Where each box that a process writes lies in its files. Decided before any value is known."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
 
-from shoal.checkpoint.format import Chunks, IntArray
+import numpy as np
 
-__all__ = ["FilePlan", "Held", "PartPlan", "plan_parts"]
+from shoal.checkpoint import header, names
+from shoal.checkpoint.dtypes import Storage, dtype_of, entry_shape, storage_of
+from shoal.checkpoint.format import Chunks, data_metadata
+from shoal.checkpoint.records import IntArray
+from shoal.checkpoint.shares import Held, Own, bytes_of, own_boxes
 
+__all__ = ["FilePlan", "Held", "PartPlan", "lay_out", "plan_parts"]
 
-class Held(NamedTuple):
-    """What is known of one leaf with data: its distinct boxes, and who holds each."""
-
-    leaf: int  # number in the manifest
-    name: str
-    dtype: str
-    stored_shape: tuple[int, ...]
-    origin: IntArray  # [boxes, rank]
-    extent: IntArray  # [boxes, rank]
-    holders: tuple[tuple[int, ...], ...]  # the processes that hold each box, in order
+_MAX_ENTRIES = 500_000  # of one file, and
+_MAX_NAME_BYTES = 20 << 20  # of their names: safetensors reads headers of up to 100 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,4 +51,93 @@ def plan_parts(
 
     It is impossible that an element is written twice or not at all, or by who does not hold it.
     """
-    raise NotImplementedError
+    return lay_out(own_boxes(held, process), process, attempt, max_file_bytes=max_file_bytes)
+
+
+def lay_out(own: Sequence[Own], process: int, attempt: str, *, max_file_bytes: int) -> PartPlan:
+    """Return the files that hold the boxes of `own`, which come by leaf and origin.
+
+    A file holds up to `max_file_bytes` of data, or one box.
+    """
+    chunks = _rows(own)
+    files: list[FilePlan] = []
+    storages = [_storage(one.held.dtype) for one in own]
+    sizes = [bytes_of(one.held.dtype, one.box.extent) for one in own]
+    entries = [_entry(one, process) for one in own]
+    order = sorted(range(len(own)), key=lambda row: -storages[row].align)  # stable
+    for rows in _files(order, sizes, entries, max_file_bytes):
+        ends = np.cumsum([0, *(sizes[row] for row in rows)])
+        places = ends.tolist()
+        described = [
+            header.Entry(entries[row], storages[row].entry, _shape(own[row]), begin, end)
+            for row, begin, end in zip(rows, places[:-1], places[1:], strict=True)
+        ]
+        head = header.build(described, data_metadata(attempt))
+        chunks.file[rows] = len(files)
+        chunks.begin[rows], chunks.end[rows] = ends[:-1] + len(head), ends[1:] + len(head)
+        files.append(FilePlan(head, len(head) + places[-1], tuple(rows)))
+    return PartPlan(process, tuple(files), chunks)
+
+
+def _files(
+    order: Sequence[int], sizes: Sequence[int], entries: Sequence[str], max_bytes: int
+) -> Iterator[list[int]]:
+    rows: list[int] = []
+    held_bytes = name_bytes = 0
+    for row in order:
+        held_bytes += sizes[row]
+        name_bytes += len(entries[row])
+        is_full = held_bytes > max_bytes or name_bytes > _MAX_NAME_BYTES
+        if rows and (is_full or len(rows) >= _MAX_ENTRIES):
+            yield rows
+            rows, held_bytes, name_bytes = [], sizes[row], len(entries[row])
+        rows.append(row)
+    if rows:
+        yield rows
+
+
+def _rows(own: Sequence[Own]) -> Chunks:
+    """Return the table without places: origins and extents padded to the highest rank."""
+    rank = max((len(one.box.origin) for one in own), default=1) or 1
+    pad: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
+        at: ((0,) * (rank - at), (1,) * (rank - at)) for at in range(rank + 1)
+    }
+    origins = itertools.chain.from_iterable(
+        one.box.origin + pad[len(one.box.origin)][0] for one in own
+    )
+    extents = itertools.chain.from_iterable(
+        one.box.extent + pad[len(one.box.extent)][1] for one in own
+    )
+    return Chunks(
+        np.array([one.held.leaf for one in own], np.int64),
+        np.zeros(len(own), np.int64),
+        np.zeros(len(own), np.int64),
+        np.zeros(len(own), np.int64),
+        _table(origins, len(own), rank),
+        _table(extents, len(own), rank),
+    )
+
+
+def _table(numbers: Iterator[int], rows: int, rank: int) -> IntArray:
+    return np.fromiter(numbers, np.int64, rows * rank).reshape(rows, rank)
+
+
+def _entry(one: Own, process: int) -> str:
+    held, box = one
+    if held.is_per_process:
+        return names.entry_of_process(held.name, process)
+    return names.entry(held.name, None if box.extent == held.stored_shape else box.origin)
+
+
+def _shape(one: Own) -> tuple[int, ...]:
+    return _entry_shape(one.held.dtype, one.box.extent)
+
+
+@lru_cache(maxsize=1 << 12)
+def _entry_shape(dtype: str, extent: tuple[int, ...]) -> tuple[int, ...]:
+    return entry_shape(dtype_of(dtype), extent)
+
+
+@lru_cache(maxsize=256)
+def _storage(dtype: str) -> Storage:
+    return storage_of(dtype_of(dtype))

@@ -1,0 +1,23 @@
+"""A leaf that every process has a value of its own for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["PerProcess"]
+
+
+@dataclass(frozen=True)
+class PerProcess:
+    """Marks a leaf whose value is this process's own: where its data loader stands, its seed.
+
+    `shoal.save` stores the value of every process; each gets its own back where the process count
+    is the same. The value is a tree of plain values and NumPy arrays: dicts, lists, tuples,
+    numbers, str, bytes, None.
+
+    >>> PerProcess({"row": 17}).value
+    {'row': 17}
+    """
+
+    value: Any

@@ -1,0 +1,168 @@
+"""Save a tree of sharded values: committed on all processes, or on none."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.checkpoint.fields import check_json
+from shoal.checkpoint.protocol import Request, Save, Waits
+from shoal.checkpoint.state import read_state
+from shoal.checkpoint.storage import Folder, LocalFolder
+from shoal.checkpoint.writer import Arena
+from shoal.colour import collective
+from shoal.errors import UsageError, UsageTypeError
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator
+
+__all__ = ["request_of", "save", "save_with"]
+
+
+@collective("processes")
+def save(
+    path: str | os.PathLike[str],
+    tree: Any,
+    *,
+    step: int | None = None,
+    user: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    name: str | None = None,
+    timeout_s: float | None = None,
+) -> None:
+    """Save a tree of values at `path`, durably.
+
+    Collective over processes.
+
+    When it returns, the checkpoint is committed: it survives a crash of any process or host. It is
+    impossible that a part of it is ever taken for the whole, that something saved before is
+    overwritten, or that it is saved for one process and not for another. Each distinct box of an
+    array is written once, by one of the processes that hold it, checked by hashes; replicas share
+    the work. Values are read in place where they are in this host's memory.
+
+    Device arrays may lie in any way over the devices of all processes. NumPy arrays, Python values
+    and arrays on devices of one process alone must be equal on all processes. `PerProcess` marks
+    values that are not.
+
+    No device takes part, and no wait is without deadline. If a process is lost, fails or is late,
+    the save is ended on all others, which may go on; but once every process has written its data,
+    nobody's end can undo it.
+
+    Args:
+      path: a folder that all processes share; nothing may be saved there yet.
+      tree: dicts, lists, tuples, namedtuples and nodes registered with JAX, of arrays of JAX and
+        NumPy of any dtype, PRNG keys, numbers, str, bytes, None, PerProcess.
+      step: the step that this is, kept with it.
+      user: JSON that is kept with it, equal on all processes.
+      metrics: numbers by which it may be chosen, equal on all processes; 1 KiB at most.
+      name: declares that calls at different places are one and the same; None: the place counts.
+      timeout_s: deadline of the save, in seconds; None: each wait for others in it has a deadline
+        of SHOAL_TIMEOUT_S (600). The earliest of all ends the wait for all.
+
+    Raises:
+      StepAlreadyCommitted: on all: something is saved there.
+      DivergenceError: on all that came: trees, layouts, values or the calls differ.
+      SaveAborted: on all that live: a process was lost, failed or was late.
+      StorageFull, StorageError: on all: the file system of one process refused.
+      NotShared: on all: processes do not see one another's files.
+      UsageError: on the caller alone: an argument is wrong, leaves cannot be saved (all are named);
+        nothing was sent.
+
+    >>> import tempfile, numpy as np, shoal
+    >>> shoal.save(tempfile.mkdtemp() + "/model", {"w": np.ones(3), "epoch": 2})
+    """
+    from shoal.runtime.process import coordinator
+
+    save_with(
+        coordinator(),
+        path,
+        tree,
+        step=step,
+        user=user,
+        metrics=metrics,
+        name=name,
+        timeout_s=timeout_s,
+    )
+
+
+def save_with(
+    coordinator: Coordinator,
+    path: str | os.PathLike[str] | Folder,
+    tree: Any,
+    *,
+    step: int | None = None,
+    user: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    arena: Arena | None = None,
+) -> None:
+    """Do what `save` does, with the coordinator given, and memory to copy the values to first."""
+    request = request_of(path, step, user, metrics, name, timeout_s)
+    state = read_state(tree, coordinator.num_processes, request.asked)
+    one = Save(coordinator, request)
+    one.agree(state)
+    one.snapshot(state, arena)
+    one.complete(arena)
+
+
+def request_of(
+    path: str | os.PathLike[str] | Folder,
+    step: int | None,
+    user: Mapping[str, Any] | None,
+    metrics: Mapping[str, float] | None,
+    name: str | None,
+    timeout_s: float | None,
+) -> Request:
+    """Check the arguments of a save.
+
+    Raises:
+      UsageError: one is wrong.
+    """
+    if isinstance(path, str | os.PathLike):
+        folder: Folder = LocalFolder(os.fsdecode(path))
+    elif hasattr(path, "open_new"):
+        folder = path
+    else:
+        raise UsageTypeError(f"save: path={path!r} must be text or a pathlib.Path")
+    asked = f"save({folder.path!r})"
+    if name is not None and (not isinstance(name, str) or not name):
+        raise UsageTypeError(f"{asked}: name={name!r} must be text that is not empty")
+    check_json(dict(user or {}), f"{asked}: user")
+    waits = Waits.of(asked, timeout_s)
+    return Request(
+        folder,
+        _step(asked, step),
+        dict(user or {}),
+        _metrics(asked, metrics),
+        name,
+        callsite(),
+        waits,
+    )
+
+
+def _step(asked: str, step: object) -> int | None:
+    if step is None:
+        return None
+    try:
+        number = operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(step, bool):
+        raise UsageTypeError(f"{asked}: step={step!r} must be a whole number")
+    if not 0 <= number < 1 << 62:
+        raise UsageError(f"{asked}: step={number} must not be negative, and below 2**62")
+    return number
+
+
+def _metrics(asked: str, metrics: Mapping[str, float] | None) -> dict[str, float]:
+    found = {}
+    for name, value in (metrics or {}).items():
+        if not isinstance(name, str):
+            raise UsageTypeError(f"{asked}: metrics: the name {name!r} must be text")
+        try:
+            found[name] = float(value)
+        except (TypeError, ValueError):
+            raise UsageTypeError(f"{asked}: metrics: {name}={value!r} must be a number") from None
+    return found
