@@ -17,7 +17,7 @@ from typing import Any
 from shoal.checkpoint.retention import AnyOf, EverySeconds, EverySteps, Keep
 from shoal.errors import UsageTypeError
 
-__all__ = ["Cadence", "due_by_steps", "steps_to_look"]
+__all__ = ["Cadence", "due_by_steps", "rule_text", "rules_of", "steps_to_look"]
 
 Rule = EverySteps | EverySeconds | Callable[[int], Any]
 
@@ -131,3 +131,8 @@ def rules_of(every: object) -> tuple[Rule, ...] | None:
         f"every={every!r} must be a number of steps, a timedelta, EverySteps, EverySeconds, "
         "or a function of the step"
     )
+
+
+def rule_text(every: object) -> str:
+    """Name a rule such that two processes name it alike."""
+    return str(getattr(every, "__qualname__", "")) or repr(every)

@@ -21,6 +21,7 @@ class Command(NamedTuple):
     module: str
     function: str
     settings: Mapping[str, Any] = {}
+    is_group: bool = False  # the function returns an application of its own
 
 
 COMMANDS: Mapping[str, Command] = {
@@ -31,6 +32,7 @@ COMMANDS: Mapping[str, Command] = {
     "coordinator": Command("shoal.cli.coordinator", "coordinator"),
     "mesh": Command("shoal.cli.mesh", "mesh"),
     "layout": Command("shoal.cli.layout", "layout"),
+    "ckpt": Command("shoal.cli.ckpt", "ckpt", is_group=True),
 }
 
 
@@ -49,7 +51,10 @@ def build(names: Iterable[str]) -> typer.Typer:
     for name in names:
         command = COMMANDS[name]
         function = getattr(importlib.import_module(command.module), command.function)
-        app.command(name, context_settings=dict(command.settings))(function)
+        if command.is_group:
+            app.add_typer(function(), name=name)
+        else:
+            app.command(name, context_settings=dict(command.settings))(function)
     return app
 
 

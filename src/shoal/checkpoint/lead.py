@@ -1,0 +1,51 @@
+"""What one process does, or finds on disk, and all hear: the lead's answer is everybody's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from shoal.checkpoint.told import told, untold
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.verdicts import Self
+
+__all__ = ["LEAD", "lead_says"]
+
+LEAD = 0
+
+
+def lead_says(
+    coordinator: Coordinator,
+    operation: str,
+    spec: tuple[str, ...],
+    act: Callable[[], Any],
+    *,
+    timeout_s: float,
+    name: str | None = None,
+    lane: str = "main",
+) -> Any:
+    """Call `act` on the lead; return what it returned (JSON), or raise what it raised, on all.
+
+    Args:
+      spec: what must be equal on all processes, a line each.
+      name: declares calls at different places to be the same one.
+
+    Raises, besides: as `agree`.
+    """
+    payload, raised = b"", None
+    if coordinator.process == LEAD:
+        try:
+            payload = json.dumps({"said": act()}).encode()
+        except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it is
+            payload, raised = json.dumps({"error": told(error)}).encode(), error
+    call = Call(operation, name, callsite(), spec)
+    answers = agree(coordinator, call, payload, timeout_s=timeout_s, lane=lane)
+    if raised is not None:
+        raise raised
+    answer = json.loads(answers[LEAD])
+    if "error" in answer:
+        raise untold(answer["error"], LEAD, Self(coordinator.process, coordinator.hosts))
+    return answer["said"]

@@ -1,0 +1,34 @@
+"""`shoal ckpt`: look at checkpoints, check them, and tidy up after a crash. Needs no JAX."""
+
+from __future__ import annotations
+
+import typer
+
+from shoal.cli.ckpt_diff import diff
+from shoal.cli.ckpt_ls import ls
+from shoal.cli.ckpt_show import show
+from shoal.cli.ckpt_tend import gc, recover
+from shoal.cli.ckpt_verify import verify
+
+__all__ = ["ckpt"]
+
+
+def ckpt() -> typer.Typer:
+    """Look at checkpoints, check them, tidy up after a crash; PATH is a history or one of them.
+
+    \b
+    Exit code:
+      0   it is as asked: committed, whole, equal
+      1   nothing is committed there; diff: they differ
+      2   wrong usage
+      76  bytes are not those that were saved
+    """
+    app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    app.callback(help=ckpt.__doc__)(_about)
+    for command in (ls, show, verify, diff, recover, gc):
+        app.command()(command)
+    return app
+
+
+def _about() -> None:
+    """Only the group."""

@@ -1,0 +1,133 @@
+"""`shoal ckpt ls`: what is saved, and what was begun."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from typing import Annotated, Any
+
+import typer
+
+from shoal.checkpoint import attempts
+from shoal.checkpoint.format import decode_manifest, manifest_name, part_name
+from shoal.checkpoint.step_folder import KEEP
+from shoal.cli.ckpt_paths import Entry, look_at
+from shoal.cli.ckpt_tables import print_table, safe
+from shoal.draw.amounts import in_bytes, in_seconds
+from shoal.errors import CheckpointError, CorruptCheckpoint
+
+__all__ = ["ls"]
+
+_MOST_SHOWN = 6
+
+
+def ls(
+    path: Annotated[str, typer.Argument(help="A history of steps, or one checkpoint.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """List the steps: which are committed, and what was begun and waits for what.
+
+    \b
+    Example:
+      shoal ckpt ls run/
+    """
+    found = [_facts(entry) for entry in look_at(path).entries]
+    if as_json:
+        print(json.dumps(found))
+    else:
+        _show(found)
+    if any(one["state"] == "damaged" for one in found):
+        raise typer.Exit(CorruptCheckpoint.exit_code)
+
+
+def _facts(entry: Entry) -> dict[str, Any]:
+    """Return what is known of one checkpoint, as JSON."""
+    facts: dict[str, Any] = {
+        "step": entry.step,
+        "path": entry.folder.path,
+        "state": "damaged",
+        "pinned": KEEP in entry.folder.names(),
+    }
+    try:
+        state = attempts.state_of(entry.folder)
+    except CorruptCheckpoint as error:
+        return {**facts, "problem": str(error)}
+    begun = [_begun(entry, attempt) for attempt in state.attempts]
+    facts["attempts"] = begun
+    if (commit := state.commit) is None:
+        facts["state"] = "deleting" if state.tombstones else "incomplete" if begun else "empty"
+        return facts
+    return {
+        **facts,
+        "state": "committed",
+        "attempt": commit.attempt,
+        "bytes": commit.data_bytes,
+        "files": commit.num_files,
+        "saved_ns": commit.created_ns,
+        "age_s": time.time() - commit.created_ns / 1e9,
+        "metrics": dict(commit.metrics),
+    }
+
+
+def _begun(entry: Entry, attempt: attempts.Attempt) -> dict[str, Any]:
+    """Return what is known of an attempt that is not committed, and what it waits for."""
+    missing, count = None, None
+    name = manifest_name(attempt.id)
+    with contextlib.suppress(FileNotFoundError, CheckpointError):
+        count = decode_manifest(entry.folder.read(name), name).num_processes
+        there = set(attempt.names)
+        missing = [p for p in range(count) if part_name(attempt.id, p) not in there]
+    return {
+        "attempt": attempt.id,
+        "live": attempt.is_live,
+        "complete": attempt.is_complete,
+        "idle_s": None if math.isinf(attempt.idle_s) else attempt.idle_s,
+        "owner": dict(attempt.owner),
+        "processes": count,
+        "missing": missing,
+    }
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    rows = []
+    for one in found:
+        is_saved = one["state"] == "committed"
+        rows.append(
+            [
+                "-" if one["step"] is None else str(one["step"]),
+                one["state"] + (", pinned" if one["pinned"] else ""),
+                in_bytes(one["bytes"]) if is_saved else "",
+                str(one["files"]) if is_saved else "",
+                in_seconds(max(0.0, one["age_s"])) if is_saved else "",
+                " ".join(f"{name}={value:.6g}" for name, value in one["metrics"].items())
+                if is_saved
+                else "",
+            ]
+        )
+    print_table(("step", "state", "size", "files", "age", "metrics"), rows, "step size files age")
+    for one in found:
+        name = one["path"] if one["step"] is None else f"step {one['step']}"
+        for attempt in one.get("attempts", ()):
+            print(safe(f"{name}: attempt {attempt['attempt']} {_words(attempt)}"))
+        if "problem" in one:
+            print(safe(f"{name}: {one['problem']}"))
+
+
+def _words(attempt: dict[str, Any]) -> str:
+    """Say what an attempt waits for."""
+    if not attempt["live"]:
+        return "was ended, or never begun: `shoal ckpt gc` removes its files"
+    owner, idle_s = attempt["owner"], attempt["idle_s"] or 0.0
+    by = f"by {owner.get('host', '?')} (pid {owner.get('pid', '?')}), "
+    idle = f"touched {in_seconds(idle_s)} ago"
+    if attempt["complete"]:
+        return f"{by}{idle}, is complete: `shoal ckpt recover` commits it"
+    if attempt["missing"] is None:
+        return f"{by}{idle}, has no manifest yet"
+    missing = attempt["missing"]
+    listed = ", ".join(map(str, missing[:_MOST_SHOWN])) + (
+        f" and {len(missing) - _MOST_SHOWN} more" if len(missing) > _MOST_SHOWN else ""
+    )
+    return f"{by}{idle}, waits for {len(missing)} of {attempt['processes']} parts: of {listed}"

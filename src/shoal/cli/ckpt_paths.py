@@ -1,0 +1,88 @@
+"""What a path given to `shoal ckpt` is: a history of steps, or one checkpoint."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shoal.checkpoint.attempts import committed
+from shoal.checkpoint.steps import folders, step_of
+from shoal.checkpoint.storage import Folder, LocalFolder
+from shoal.errors import NotCommitted, UsageError
+
+__all__ = ["Entry", "Place", "look_at", "one_of"]
+
+_OWN = re.compile(r"COMMIT|(PENDING|DELETING|data|manifest|part|index)-[0-9a-f]{12}.*")
+
+
+class Entry(NamedTuple):
+    """One checkpoint of what was asked about."""
+
+    step: int | None  # None: it is no step of a history
+    folder: Folder
+
+    @property
+    def name(self) -> str:
+        """How it is called in messages."""
+        return self.folder.path if self.step is None else f"step {self.step}"
+
+
+class Place(NamedTuple):
+    """What is at a path."""
+
+    path: str
+    is_history: bool
+    entries: Sequence[Entry]  # in the order of their steps
+
+
+def look_at(path: str, step: int | None = None) -> Place:
+    """Return what is at `path`; with `step`, that step of the history alone.
+
+    Raises:
+      NotCommitted: nothing is there.
+      UsageError: `step` of what is no history, or that is not there.
+    """
+    folder = LocalFolder(path)
+    names = folder.names()
+    is_one = any(_OWN.fullmatch(name) for name in names)
+    steps = [] if is_one else [Entry(*pair) for pair in folders(folder)]
+    if not is_one and not steps:
+        raise NotCommitted(_nothing(path, names), path=path)
+    if step is None:
+        return Place(path, not is_one, steps or [Entry(_own_step(path), folder)])
+    if is_one:
+        raise UsageError(f"{path} is one checkpoint, not a history: leave --step out")
+    chosen = [entry for entry in steps if entry.step == step]
+    if not chosen:
+        raise UsageError(f"{path} has no step {step}; it has {_listed(steps)}")
+    return Place(path, True, chosen)
+
+
+def one_of(place: Place) -> Entry:
+    """Return one checkpoint: that, or the newest step of the history that is committed.
+
+    Raises:
+      NotCommitted: none is.
+    """
+    for entry in reversed(place.entries):
+        if not place.is_history or committed(entry.folder) is not None:
+            return entry
+    raise NotCommitted(f"{place.path}: no step is committed; see `shoal ckpt ls`", path=place.path)
+
+
+def _own_step(path: str) -> int | None:
+    return step_of(os.path.basename(os.path.abspath(path)))
+
+
+def _nothing(path: str, names: Sequence[str]) -> str:
+    if not os.path.exists(path):
+        return f"{path} does not exist"
+    held = f"{len(names)} names that belong to none" if names else "nothing"
+    return f"{path} is neither a checkpoint nor a history of steps: it holds {held}"
+
+
+def _listed(entries: Sequence[Entry]) -> str:
+    steps = [str(entry.step) for entry in entries]
+    return ", ".join(steps if len(steps) <= 8 else [*steps[:3], "…", *steps[-3:]])

@@ -1,0 +1,43 @@
+"""Tables of `shoal ckpt`: drawn on a terminal, plain columns where they are piped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["print_table", "safe"]
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
+    """Print a table. The columns whose heads are in `right` (with spaces) are numbers."""
+    numbers = right.split()
+    rows = [[safe(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        for row in (head, *rows):
+            cells = [
+                cell.rjust(width) if name in numbers else cell.ljust(width)
+                for name, cell, width in zip(head, row, widths, strict=True)
+            ]
+            print("  ".join(cells).rstrip())
+        return
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in head:
+        table.add_column(Text(name), justify="right" if name in numbers else "left")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)
+
+
+def safe(text: str) -> str:
+    r"""Return text from a file without what would steer a terminal, or not be encoded.
+
+    >>> safe("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,0 +1,142 @@
+"""`shoal ckpt recover` and `gc`: after a crash."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from shoal.checkpoint import attempts
+from shoal.cli.ckpt_paths import Entry, look_at
+from shoal.cli.ckpt_tables import safe
+from shoal.draw.amounts import in_bytes
+from shoal.errors import CorruptCheckpoint, NotCommitted, UsageError
+
+__all__ = ["gc", "recover"]
+
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+def recover(
+    path: Annotated[str, typer.Argument(help="A history of steps, or one checkpoint.")],
+    as_json: _Json = False,
+) -> None:
+    """Commit what is complete and was not committed; finish deletions that were interrupted.
+
+    A save of which all processes had written their parts is as good as saved. Programs do the same
+    when they begin (`shoal.Checkpoints`).
+
+    \b
+    Example:
+      shoal ckpt recover run/
+
+    Exit code: 1 if nothing is committed there afterwards, 76 if something is damaged.
+    """
+    results, is_damaged = [], False
+    place = look_at(path)
+    for entry in place.entries:
+        result = {"step": entry.step, "path": entry.folder.path}
+        try:
+            before = attempts.committed(entry.folder)
+            after = attempts.recover(entry.folder)
+        except CorruptCheckpoint as error:
+            is_damaged = True
+            results.append({**result, "state": "damaged", "problem": str(error)})
+            continue
+        state = "absent" if after is None else "recovered" if before is None else "committed"
+        results.append({**result, "state": state})
+    if as_json:
+        print(json.dumps(results))
+    for entry, result in zip(place.entries, () if as_json else results, strict=False):
+        print(safe(f"{entry.name}: {result.get('problem') or _WORDS[str(result['state'])]}"))
+    if is_damaged:
+        raise typer.Exit(CorruptCheckpoint.exit_code)
+    if not any(result["state"] in ("committed", "recovered") for result in results):
+        raise typer.Exit(NotCommitted.exit_code)
+
+
+_WORDS = {
+    "absent": "nothing complete is there",
+    "recovered": "was complete, is committed now",
+    "committed": "was committed already",
+}
+
+
+def gc(
+    path: Annotated[str, typer.Argument(help="A history of steps, or one checkpoint.")],
+    older: Annotated[
+        float, typer.Option(metavar="SECONDS", help="End attempts that rested so long.")
+    ] = 60.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say it, remove nothing.")] = False,
+    as_json: _Json = False,
+) -> None:
+    """Remove what is left of saves that never came to their end.
+
+    What is committed stays, and so does what somebody still writes: a save that runs touches its
+    files every few seconds. One that is complete is committed, as `recover` does.
+
+    \b
+    Examples:
+      shoal ckpt gc run/ --dry-run
+      shoal ckpt gc run/ --older 3600
+    """
+    if not older >= 0:
+        raise UsageError(f"--older {older} must be a number of seconds, not negative")
+    results, is_damaged = [], False
+    for entry in look_at(path).entries:
+        try:
+            gone = _collected(entry, older, is_dry=dry_run)
+        except CorruptCheckpoint as error:
+            is_damaged = True
+            results.append({"step": entry.step, "path": entry.folder.path, "problem": str(error)})
+            continue
+        results.append({"step": entry.step, "path": entry.folder.path, **gone})
+    if as_json:
+        print(json.dumps(results))
+    else:
+        _tell(results, "would go" if dry_run else "are gone")
+    if is_damaged:
+        raise typer.Exit(CorruptCheckpoint.exit_code)
+
+
+def _collected(entry: Entry, older: float, *, is_dry: bool) -> dict[str, Any]:
+    """Remove what is left in one folder, or say what would be; return what, as JSON."""
+    folder = entry.folder
+    state = attempts.state_of(folder)
+    over = [
+        one
+        for one in state.attempts
+        if one.idle_s >= older and not (one.is_live and one.is_complete and state.commit is None)
+    ]
+    sizes = {name: _size(entry, name) for one in state.attempts for name in one.names}
+    if is_dry:
+        names = [name for one in over for name in one.names]
+    else:
+        names = attempts.collect(folder, idle_s=older)
+    spared = [one.id for one in state.attempts if one.idle_s < older]
+    return {
+        "removed": names,
+        "bytes": sum(sizes.get(name, 0) for name in names),
+        "spared": spared,
+    }
+
+
+def _size(entry: Entry, name: str) -> int:
+    try:
+        return entry.folder.size(name)
+    except FileNotFoundError:  # somebody else tidies, too
+        return 0
+
+
+def _tell(results: list[dict[str, Any]], verb: str) -> None:
+    for one in results:
+        name = one["path"] if one["step"] is None else f"step {one['step']}"
+        if "problem" in one:
+            print(safe(f"{name}: {one['problem']}"))
+        elif one["removed"]:
+            print(f"{name}: {len(one['removed'])} files, {in_bytes(one['bytes'])}, {verb}")
+        for attempt in one.get("spared", ()):
+            print(f"{name}: attempt {attempt} is spared: it was touched a moment ago")
+    if not any(one.get("removed") or one.get("spared") or "problem" in one for one in results):
+        print("nothing is left to remove")

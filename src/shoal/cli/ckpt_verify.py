@@ -1,0 +1,109 @@
+"""`shoal ckpt verify`: read every byte."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from shoal.checkpoint import reader
+from shoal.checkpoint.attempts import committed
+from shoal.cli.ckpt_paths import Entry, Place, look_at
+from shoal.cli.ckpt_tables import safe
+from shoal.draw.amounts import in_bytes
+from shoal.errors import CorruptCheckpoint, NotCommitted, StorageError, UnsupportedCheckpoint
+
+__all__ = ["verify"]
+
+
+def verify(
+    path: Annotated[str, typer.Argument(help="A checkpoint, or a history: all of its steps.")],
+    step: Annotated[int | None, typer.Option(help="Only this step of a history.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Read every byte of what is committed, and say what is wrong.
+
+    \b
+    Examples:
+      shoal ckpt verify run/
+      shoal ckpt verify run/ --step 40
+
+    \b
+    Exit code:
+      0   every byte is the one that was saved
+      1   nothing is committed there
+      76  bytes are damaged or missing
+    """
+    results = [_verified(entry) for entry in _committed(look_at(path, step))]
+    if as_json:
+        print(json.dumps(results))
+    for one in [] if as_json else results:
+        name = one["path"] if one["step"] is None else f"step {one['step']}"
+        if not one["problems"]:
+            rate = in_bytes(one["bytes"] / max(one["took_s"], 1e-9))
+            print(f"{name}: {in_bytes(one['bytes'])} in {one['files']} files are whole, {rate}/s")
+        for problem in one["problems"]:
+            print(safe(f"{name}: {problem}"))
+    if any(one["problems"] for one in results):
+        raise typer.Exit(CorruptCheckpoint.exit_code)
+
+
+def _committed(place: Place) -> list[Entry]:
+    """Return those of which COMMIT is there, right or wrong."""
+    found = []
+    for entry in place.entries:
+        try:
+            is_there = committed(entry.folder) is not None
+        except CorruptCheckpoint:
+            is_there = True
+        found += [entry] if is_there else []
+    if not found:
+        raise NotCommitted(f"{place.path}: nothing is committed there", path=place.path)
+    return found
+
+
+def _verified(entry: Entry) -> dict[str, Any]:
+    """Return what was found, as JSON."""
+    facts = {"step": entry.step, "path": entry.folder.path, "bytes": 0, "files": 0, "took_s": 0.0}
+    began = time.monotonic()
+    try:
+        checkpoint = reader.open_folder(entry.folder)
+        facts |= {"bytes": checkpoint.commit.data_bytes, "files": checkpoint.commit.num_files}
+        with _bar(entry.name, checkpoint.commit.data_bytes) as advance:
+            problems = reader.verify(checkpoint, advance)
+    except (CorruptCheckpoint, UnsupportedCheckpoint, StorageError) as error:
+        problems = [str(error)]
+    return {**facts, "took_s": time.monotonic() - began, "problems": problems}
+
+
+@contextmanager
+def _bar(name: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Draw how far it is, on a terminal; yield what takes each number of bytes more."""
+    if not sys.stderr.isatty():
+        yield lambda more: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task(name, total=num_bytes)
+        yield lambda more: progress.advance(bar, more)

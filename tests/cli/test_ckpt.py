@@ -1,0 +1,259 @@
+"""`shoal ckpt`, as a person runs it."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from cli import checkpoints
+from shoal.checkpoint.step_folder import KEEP
+from shoal.checkpoint.steps import step_name
+from shoal.cli.ckpt_tables import print_table
+from shoal.cli.main import build
+from shoal.errors import NotCommitted, UsageError
+
+RUNNER = CliRunner()
+
+
+def ckpt(*arguments, code=0):
+    result = RUNNER.invoke(build(["ckpt"]), ["ckpt", *map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def as_json(*arguments, code=0):
+    return json.loads(ckpt(*arguments, "--json", code=code))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return checkpoints.run_of_two(tmp_path_factory.mktemp("saved") / "run")
+
+
+@pytest.fixture
+def run(saved, tmp_path):
+    """A history of its own for a test that changes it."""
+    return shutil.copytree(saved, tmp_path / "run")
+
+
+def data_of(folder):
+    (path,) = folder.glob("data-*")
+    return path
+
+
+def test_ls_lists_what_is_committed(saved):
+    lines = ckpt("ls", saved).splitlines()
+    assert lines[0].split() == ["step", "state", "size", "files", "age", "metrics"]
+    assert lines[2].split()[:2] == ["20", "committed"]
+    assert lines[2].endswith("loss=0.05")
+    first, second = as_json("ls", saved)
+    assert (first["step"], first["state"], first["files"]) == (10, "committed", 1)
+    assert second["metrics"] == {"loss": 0.05}
+    assert second["bytes"] == data_of(saved / step_name(20)).stat().st_size
+    assert second["age_s"] >= 0
+
+
+def test_ls_takes_one_checkpoint(saved, tmp_path):
+    assert [one["step"] for one in as_json("ls", saved / step_name(20))] == [20]
+    checkpoints.save(tmp_path / "model", {"w": np.ones(3)})
+    assert ckpt("ls", tmp_path / "model").splitlines()[1].split()[:2] == ["-", "committed"]
+
+
+def test_ls_says_what_an_attempt_waits_for(run):
+    attempt = checkpoints.begun(run)
+    (run / step_name(10) / KEEP).touch()
+    told = ckpt("ls", run)
+    assert re.search(rf"step 25: attempt {attempt} by h7 \(pid 123\), touched .* ago, waits", told)
+    assert "waits for 3 of 3 parts: of 0, 1, 2" in told
+    assert "committed, pinned" in told
+    (begun,) = as_json("ls", run)[2]["attempts"]
+    assert (begun["live"], begun["complete"], begun["missing"]) == (True, False, [0, 1, 2])
+
+
+def test_show_shows_the_leaves(saved):
+    told = ckpt("show", saved)
+    assert "params/w  float64   3x4" in told
+    assert 'user: {"run": "blue"}' in told
+    assert "\x1b" not in told
+    facts = as_json("show", saved, "--step", 10, "--leaf", "params/**")
+    assert (facts["step"], facts["user"], facts["processes"]) == (10, {"run": "blue"}, 1)
+    assert [(leaf["name"], leaf["dtype"], leaf["bytes"]) for leaf in facts["leaves"]] == [
+        ("params/b", "bfloat16", 8),
+        ("params/w", "float64", 96),
+    ]
+
+
+def test_verify_reads_every_byte(run):
+    assert "are whole" in ckpt("verify", run)
+    path = data_of(run / step_name(20))
+    checkpoints.flip(path)
+    told = ckpt("verify", run, code=76)
+    assert "step 10: " in told
+    assert path.name in told
+    assert [bool(one["problems"]) for one in as_json("verify", run, code=76)] == [False, True]
+    assert as_json("verify", run, "--step", 10)[0]["problems"] == []
+
+
+@pytest.mark.parametrize("name", ["COMMIT", "manifest-*", "index-*"])
+def test_what_is_damaged_is_said_and_76(run, name):
+    (path,) = (run / step_name(20)).glob(name)
+    checkpoints.flip(path, 20)
+    (whole, damaged) = as_json("verify", run, code=76)
+    assert (len(whole["problems"]), len(damaged["problems"])) == (0, 1)
+    if name == "COMMIT":
+        assert [one["state"] for one in as_json("ls", run, code=76)] == ["committed", "damaged"]
+        assert [one["state"] for one in as_json("recover", run, code=76)][1] == "damaged"
+        assert "problem" in as_json("gc", run, code=76)[1]
+
+
+def test_a_missing_file_is_damage(run):
+    data_of(run / step_name(20)).unlink()
+    assert as_json("verify", run, "--step", 20, code=76)[0]["problems"]
+
+
+def test_diff_of_equal_ones(saved, tmp_path):
+    checkpoints.save(tmp_path / "again", checkpoints.tree(20))
+    assert ckpt("diff", saved, tmp_path / "again") == "equal: 5 leaves, bit by bit\n"
+    assert as_json("diff", saved, tmp_path / "again") == {"equal": True, "differences": []}
+
+
+def test_diff_says_where_values_differ(saved):
+    pair = saved / step_name(10), saved / step_name(20)
+    told = ckpt("diff", *pair, code=1)
+    assert (
+        "params/w: 12 of 12 values differ, first at [0, 0]: 10.0 | 20.0, at most 10 apart" in told
+    )
+    assert "step: 10 | 20" in told.replace('"', "")
+    assert "4 leaves differ" not in told
+    assert "3 leaves differ" in told
+    assert as_json("diff", *pair, "--leaf", "params/b")["equal"]
+    (one,) = as_json("diff", *pair, "--leaf", "opt/**", code=1)["differences"]
+    assert (one["leaf"], one["count"], one["at"], one["max_abs"]) == ("opt/0/mu", 4, [0, 0], 10.0)
+
+
+def test_diff_sees_every_bit_and_all_that_is_missing(tmp_path):
+    left = {"zero": np.array([0.0, 1.0]), "nan": np.array([np.nan]), "gone": 1, "s": np.ones(3)}
+    right = {"zero": np.array([-0.0, 1.0]), "nan": np.array([np.nan]), "s": np.ones((3, 1))}
+    right |= {"new": None, "t": 0.5}
+    left |= {"t": 1}
+    checkpoints.save(tmp_path / "a", left)
+    checkpoints.save(tmp_path / "b", right)
+    found = as_json("diff", tmp_path / "a", tmp_path / "b", code=1)["differences"]
+    assert {one["leaf"]: one["kind"] for one in found} == {
+        "zero": "values",
+        "gone": "missing",
+        "s": "shape",
+        "new": "missing",
+        "t": "kind",
+    }
+    assert {one["leaf"]: one["words"] for one in found}["new"] == f"only in {tmp_path / 'b'}"
+
+
+def test_diff_compares_large_leaves_in_bands(tmp_path, monkeypatch):
+    monkeypatch.setattr("shoal.cli.ckpt_diff._BAND_BYTES", 64)
+    values = np.arange(300, dtype=np.int16).reshape(30, 10)
+    changed = values.copy()
+    changed[17, 3] = -1
+    changed[29, 9] = 0
+    checkpoints.save(tmp_path / "a", values)
+    checkpoints.save(tmp_path / "b", changed)
+    (one,) = as_json("diff", tmp_path / "a", tmp_path / "b", code=1)["differences"]
+    assert (one["at"], one["count"], one["first"], one["second"]) == ([17, 3], 2, "173", "-1")
+    assert one["max_abs"] == 299
+
+
+def test_recover_commits_what_is_complete(run, child_env):
+    path = run / step_name(30)
+    checkpoints.killed_before_commit(path, child_env)
+    assert "is complete: `shoal ckpt recover` commits it" in ckpt("ls", run)
+    states = [one["state"] for one in as_json("recover", run)]
+    assert states == ["committed", "committed", "recovered"]
+    assert as_json("verify", path)[0]["problems"] == []
+    assert "was committed already" in ckpt("recover", path)
+
+
+def test_nothing_to_recover_is_1(run):
+    checkpoints.begun(run)
+    assert "nothing complete" in ckpt("recover", run / step_name(25), code=1)
+
+
+def test_gc_removes_what_is_stale_and_spares_what_is_not(run):
+    attempt = checkpoints.begun(run)
+    before = sorted((run / step_name(25)).iterdir())
+    assert f"attempt {attempt} is spared" in ckpt("gc", run)
+    assert "2 files" in ckpt("gc", run, "--older", 0, "--dry-run")
+    assert sorted((run / step_name(25)).iterdir()) == before
+    gone = as_json("gc", run, "--older", 0)[2]
+    assert sorted(gone["removed"]) == [path.name for path in before]
+    assert gone["bytes"] > 0
+    assert not (run / step_name(25)).exists()
+    assert ckpt("gc", run, "--older", 0) == "nothing is left to remove\n"
+    assert "are whole" in ckpt("verify", run)
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify", "recover", "gc"])
+def test_where_nothing_is_is_not_committed(command, tmp_path):
+    with pytest.raises(NotCommitted, match="does not exist"):
+        ckpt(command, tmp_path / "none")
+    (tmp_path / "file.txt").touch()
+    with pytest.raises(NotCommitted, match="neither a checkpoint nor a history"):
+        ckpt(command, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show", "RUN", "--step", 11], "has no step 11; it has 10, 20"),
+        (["verify", "RUN/step_000000000010", "--step", 10], "is one checkpoint"),
+        (["show", "RUN", "--leaf", "params/ww"], "did you mean 'params/w'"),
+        (["gc", "RUN", "--older", "-1"], "not negative"),
+    ],
+)
+def test_wrong_usage(arguments, words, saved):
+    with pytest.raises(UsageError, match=words):
+        ckpt(*(str(one).replace("RUN", str(saved)) for one in arguments))
+
+
+def test_a_step_that_is_not_committed_is_not_shown(run):
+    checkpoints.begun(run)
+    with pytest.raises(NotCommitted):
+        ckpt("show", run, "--step", 25)
+    with pytest.raises(NotCommitted):
+        ckpt("verify", run / step_name(25))
+
+
+WITHOUT_JAX = """
+import sys
+sys.modules["jax"] = sys.modules["jaxlib"] = None  # importing them fails
+from shoal.cli.main import main
+for arguments in (["ls"], ["show"], ["verify"], ["diff", sys.argv[1]], ["recover"], ["gc"]):
+    sys.argv = ["shoal", "ckpt", *arguments, sys.argv[-1]]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, (arguments, ended.code)
+"""
+
+
+def test_all_of_it_works_without_jax(run, child_env):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_JAX, str(run)],
+        env=child_env, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "equal: 5 leaves" in done.stdout
+
+
+def test_a_terminal_gets_a_drawn_table(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_table(("leaf", "size"), [["[red]w", "8 B"]], "size")
+    told = capsys.readouterr().out
+    assert "─" in told
+    assert "[red]w" in told
