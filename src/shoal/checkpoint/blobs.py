@@ -92,7 +92,9 @@ def _leaf(said: Any, entry: header.Entry | None, data: memoryview) -> Any:
         return value_of(said[0], said[1])
     if type(said) is not list or len(said) != 3 or said[0] != "array" or entry is None:
         raise UsageError("is neither an array nor a plain value")
-    dtype, shape = dtypes.dtype_of(str(said[1])), tuple(said[2])
+    if type(said[1]) is not str or type(said[2]) is not list or {*map(type, said[2])} - {int}:
+        raise UsageError("has no dtype or no shape")
+    dtype, shape = dtypes.dtype_of(said[1]), tuple(said[2])
     wanted = dtypes.entry_shape(dtype, shape)
     if entry.dtype != dtypes.storage_of(dtype).entry or entry.shape != wanted:
         raise UsageError("is not the array that its entry says")

@@ -141,7 +141,7 @@ def unpack(data: Any, dtype: Any, shape: Sequence[int]) -> Array:
     """
     dtype = np.dtype(dtype)
     how = storage_of(dtype)
-    found = np.frombuffer(data, np.uint8)
+    found = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     if found.size != num_bytes(dtype, shape):
         raise UsageError(
             f"{found.size} bytes are no {name_of(dtype)}{list(shape)}: "

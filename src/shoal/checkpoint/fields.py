@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from shoal.checkpoint.records import FEATURES, LARGEST, VERSION
+from shoal.checkpoint.values import shown
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all
 
 __all__ = ["FORMAT", "Fields", "check_json", "check_version", "head"]
@@ -32,7 +33,7 @@ class Fields:
 
     def expect(self, key: str, is_right: bool, what: str) -> None:
         if not is_right:
-            self.refuse(f"has {key!r} that is {what}: {str(self.found.get(key))[:80]!r}")
+            self.refuse(f"has {key!r} that is {what}: {shown(self.found.get(key))}")
 
     def only(self, known: frozenset[str]) -> None:
         """Refuse keys that are not known."""
@@ -64,7 +65,7 @@ class Fields:
 
     def mapping(self, key: str) -> dict[str, Any]:
         value = self.found.get(key, {})
-        self.expect(key, type(value) is dict, "no object")
+        self.expect(key, type(value) is dict and not _is_deep(value), "no object, or too deep")
         return dict(value)
 
     def step(self) -> int | None:
@@ -81,6 +82,17 @@ class Fields:
         value = self.text(key)
         self.expect(key, bool(_SHA256.fullmatch(value)), "no SHA-256")
         return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Are there more than `_DEEPEST` levels? Asked without recursion."""
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = [one.values() if type(one) is dict else one for one in level]
+        level = [one for many in inner for one in many if type(one) in (dict, list)]
+        if not level:
+            return False
+    return True
 
 
 def head(kind: str) -> dict[str, Any]:

@@ -47,7 +47,13 @@ from shoal.checkpoint.table_files import (
     encode_part,
     first_blocks,
 )
-from shoal.checkpoint.tiling import check_index, check_places, check_tiling, join_chunks
+from shoal.checkpoint.tiling import (
+    check_index,
+    check_places,
+    check_tiling,
+    check_whole,
+    join_chunks,
+)
 from shoal.errors import CorruptCheckpoint
 
 __all__ = [
@@ -68,6 +74,7 @@ __all__ = [
     "check_index",
     "check_places",
     "check_tiling",
+    "check_whole",
     "data_metadata",
     "data_name",
     "decode_commit",

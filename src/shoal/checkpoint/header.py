@@ -149,7 +149,7 @@ def _entry(name: str, said: Any, file: str) -> Entry:
         _refuse(file, f"has an entry {name[:100]!r} that is none")
     dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
     if type(dtype) is not str or dtype not in _BITS:
-        _refuse(file, f"has an entry {name[:100]!r} of no known dtype: {str(dtype)[:100]!r}")
+        _refuse(file, f"has an entry {name[:100]!r} of no known dtype")
     if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
         _refuse(file, f"has an entry {name[:100]!r} whose shape or offsets are no sizes")
     begin, end = offsets

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from shoal.checkpoint import dtypes
 from shoal.checkpoint.fields import Fields, check_json, check_version, head
 from shoal.checkpoint.header import strict_json
@@ -16,6 +18,7 @@ from shoal.checkpoint.records import (
     COMMIT_BYTES,
     LARGEST,
     METRICS_BYTES,
+    MOST_DIMS,
     Blob,
     Commit,
     LeafRecord,
@@ -67,7 +70,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     lines = [f"{_line(key)}: {_line(value)}," for key, value in first.items()]
     leaves = ",\n".join([_line(_leaf_json(leaf)) for leaf in manifest.leaves])
     text = "{\n" + "\n".join(lines) + '\n"leaves": [\n' + leaves + "\n]\n}\n"
-    return text.encode()
+    return text.encode("utf-8", "replace")  # of what is information only
 
 
 def _leaf_json(leaf: LeafRecord) -> dict[str, Any]:
@@ -170,7 +173,10 @@ def _why_no_data(
     if min(stored, default=0) < 0:
         return "has a shape that is no list of sizes"
     item_bytes = max(1, dtypes.dtype_of(dtype).itemsize)
-    if len(stored) > 64 or math.prod(max(1, size) for size in stored) * item_bytes >= LARGEST:
+    if (
+        len(stored) > MOST_DIMS
+        or math.prod(max(1, size) for size in stored) * item_bytes >= LARGEST
+    ):
         return "is larger than anything"
     is_key = kind == "key"
     if is_key != bool(impl) or (words and not is_key):
@@ -214,9 +220,12 @@ def _metrics_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
 
 
 def _metric(name: str, value: Any) -> float | str:
-    if type(value) not in (int, float):
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise UsageError(f"metrics: {name!r} is a {type(value).__name__}; give a float")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        raise UsageError(f"metrics: {name!r} is too large for a float") from None
     return number if math.isfinite(number) else str(number)
 
 

@@ -37,6 +37,7 @@ PAGE_BYTES = 4096  # headers of data files are padded to a multiple of it
 
 COMMIT_BYTES = 4096  # of COMMIT at most
 METRICS_BYTES = 1024  # of its metrics, as JSON
+MOST_DIMS = 64  # of what lies in files: NumPy's own limit
 LARGEST = 1 << 62  # sizes and offsets stay below: sums of two fit into 64 bits
 
 IntArray = NDArray[np.int64]

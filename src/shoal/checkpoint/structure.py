@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from shoal.checkpoint.names import ROOT, Key, Path, component, key_of
-from shoal.checkpoint.values import plain_json, plain_value
+from shoal.checkpoint.values import plain_json, plain_value, shown
 from shoal.errors import CorruptCheckpoint, UsageError
 
 __all__ = [
@@ -175,7 +175,7 @@ class _Reading:
             raise UsageError("a node is no object")
         kind, static = found.get("kind"), plain_value(found.get("static"))
         if kind not in _KINDS or found.keys() != self._wanted(kind, found):
-            raise UsageError(f"a node of kind {str(kind)[:40]!r} has the wrong keys")
+            raise UsageError(f"a node of kind {shown(kind)} has the wrong keys")
         if "opaque" in found:
             if found["opaque"] is not True or "static" in found:
                 raise UsageError("a node is opaque and is not")

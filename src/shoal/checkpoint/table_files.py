@@ -19,6 +19,7 @@ from shoal.checkpoint.header import strict_json
 from shoal.checkpoint.records import (
     BLOCK_BYTES,
     LARGEST,
+    MOST_DIMS,
     Chunks,
     FileRecord,
     Index,
@@ -140,7 +141,7 @@ def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]
         fields.only(_KEYS)
     tables: dict[str, Array] = {}
     for entry in found.entries:
-        if entry.dtype not in ("I64", "U64"):
+        if entry.dtype not in ("I64", "U64") or max(entry.shape, default=0) > len(data):
             continue
         at = found.num_bytes + entry.begin
         dtype = np.dtype("<i8" if entry.dtype == "I64" else "<u8")
@@ -182,6 +183,8 @@ def _checked(
         rank = 2 if key in ("origin", "extent") else 1
         if table is None or table.dtype.kind != "i" or table.ndim != rank:
             fields.refuse(f"has no table {key!r}")
+        if rank == 2 and table.shape[1] > MOST_DIMS:
+            fields.refuse(f"has a table {key!r} of {table.shape[1]} dims")
         if table.shape[:1] != count or (rank == 2 and table.shape != tables["origin"].shape):
             fields.refuse(f"has a table {key!r} of another length")
         columns.append(table.astype(np.int64, copy=False))

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from shoal.checkpoint import dtypes
 from shoal.checkpoint.records import (
     LARGEST,
+    MOST_DIMS,
     Chunks,
+    Commit,
     FileRecord,
     Index,
     IntArray,
@@ -22,7 +24,7 @@ from shoal.checkpoint.records import (
 )
 from shoal.errors import CorruptCheckpoint
 
-__all__ = ["check_index", "check_places", "check_tiling", "join_chunks"]
+__all__ = ["check_index", "check_places", "check_tiling", "check_whole", "join_chunks"]
 
 _PRIME = (1 << 31) - 1  # numbers below it multiply within 64 bits
 Bools = NDArray[np.bool_]
@@ -110,7 +112,9 @@ def check_tiling(manifest: Manifest, chunks: Chunks, file: str = "the index") ->
     )
     own = leaves.is_own[leaf]
     refuse_rows(~own & (origin + extent > leaves.dims[leaf]).any(axis=1), "has a chunk outside")
-    refuse_rows(own & _not_own(chunks, manifest.num_processes), "has a value of no process")
+    if own.any():
+        wrong = _not_own(chunks, manifest.num_processes)
+        refuse_rows(own & wrong, "has a value of no process")
     elements = extent.prod(axis=1)
     packed = -(-elements // leaves.per_byte[leaf])
     wanted = np.where(leaves.per_byte[leaf] > 1, packed, elements * leaves.item_bytes[leaf])
@@ -134,7 +138,8 @@ def _leaves(manifest: Manifest, chunks: Chunks, file: str) -> _Leaves:
     records = manifest.leaves
     shapes = [one.stored_shape for one in records]
     widest = max(map(len, shapes), default=0)
-    if rank < max(widest, 1):
+    widest = max(widest, any(one.kind == "per_process" for one in records))
+    if not widest <= rank <= MOST_DIMS:
         _refuse(file, f"has {rank} dims, and the widest leaf {widest}")
     dims = np.array([shape + (1,) * (rank - len(shape)) for shape in shapes], np.int64)
     how = {
@@ -211,6 +216,20 @@ def check_index(manifest: Manifest, index: Index, file: str = "the index") -> No
     process = np.array([one.process for one in index.files], np.int64)
     if (process[index.chunks.file[rows]] != index.chunks.origin[rows, 0]).any():
         _refuse(file, "has a process's own value in a file of another")
+
+
+def check_whole(commit: Commit, manifest: Manifest, index: Index) -> None:
+    """Refuse files of a checkpoint that contradict one another, or do not fill every leaf.
+
+    Raises:
+      CorruptCheckpoint: says why.
+    """
+    if (commit.attempt, commit.step) != (manifest.attempt, manifest.step):
+        _refuse(commit.manifest.name, "is of another attempt or step than COMMIT")
+    totals = (sum(one.bytes for one in index.files), len(index.files))
+    if totals != (commit.data_bytes, commit.num_files):
+        _refuse(commit.index.name, "lists other files than COMMIT counts")
+    check_index(manifest, index, commit.index.name)
 
 
 def join_chunks(parts: Sequence[Part]) -> Chunks:

@@ -11,6 +11,7 @@ import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from shoal.checkpoint.names import Key, Path, component, name_of
@@ -111,25 +112,25 @@ class _Walk:
         self.is_leaf = is_leaf
         self.leaves: list[tuple[Path, Any]] = []
         self.offences: list[str] = []
+        self.above: set[int] = set()  # the nodes that this one lies in, by id
 
     def structure(self, value: Any, path: Path, depth: int) -> Structure:
         found = None if self.is_leaf and self.is_leaf(value) else self._branch(value)
         if found is None:
             self.leaves.append((path, value))
             return len(self.leaves) - 1
-        if not depth:
-            self.offences.append(f"{name_of(path[:4])}/…: is nested deeper than {DEEPEST} nodes")
+        if not depth or id(value) in self.above:
+            what = f"is nested deeper than {DEEPEST} nodes" if not depth else "contains itself"
+            self.offences.append(f"{name_of(path[:8])}{'/…' if path[8:] else ''}: {what}")
             return -1
         kind, type_name, keys, children, static = found
         named = keys if kind not in KEYLESS else [str(index) for index in range(len(children))]
         if self._is_wrong(named, path):
             return -1
-        inner = tuple(
-            [
-                self.structure(child, (*path, key), depth - 1)
-                for key, child in zip(named, children, strict=True)
-            ]
-        )
+        self.above.add(id(value))
+        pairs = zip(named, children, strict=True)
+        inner = tuple([self.structure(child, (*path, key), depth - 1) for key, child in pairs])
+        self.above.remove(id(value))
         return Branch(kind, tuple(keys), inner, type_name, static)
 
     def _is_wrong(self, keys: Sequence[Key], path: Path) -> bool:
@@ -217,11 +218,10 @@ def unflatten(structure: Structure, leaves: Sequence[Any], nodes: Nodes | None =
 
 
 def _built(branch: Branch, children: tuple[Any, ...], nodes: Nodes | None) -> Any:
-    if branch.kind == "namedtuple":
-        kind = _loaded(branch.type)
-        if kind and issubclass(kind, tuple) and _fields(kind) == branch.keys:
-            return tuple.__new__(kind, children)  # runs no code of the class
-    elif nodes:
+    kind = _loaded(branch.type)
+    if kind and issubclass(kind, tuple) and _fields(kind) == branch.keys:
+        return tuple.__new__(kind, children)  # runs no code of the class
+    if branch.kind == "node" and nodes:
         built = nodes.build(branch.type, Level(branch.keys, children, branch.static))
         if built is not None:
             return built
@@ -233,6 +233,5 @@ def _loaded(name: str) -> type | None:
     module, _, qualified = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in qualified.split("."):
-        names = getattr(found, "__dict__", None) if found is not None else None
-        found = names.get(part) if names is not None else None
+        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
     return found if isinstance(found, type) else None

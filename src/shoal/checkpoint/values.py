@@ -22,6 +22,7 @@ __all__ = [
     "kind_of",
     "plain_json",
     "plain_value",
+    "shown",
     "to_json",
     "value_of",
     "value_of_bulk",
@@ -73,7 +74,14 @@ def value_of(kind: str, found: Any) -> Any:
                 return value
     except (ValueError, TypeError, LookupError, OverflowError, AttributeError, struct.error):
         pass
-    raise UsageError(f"{str(found)[:100]!r} is not the text of any {kind}")
+    raise UsageError(f"{shown(found)} is not the text of any {kind}")
+
+
+def shown(found: Any) -> str:
+    """Return JSON from anywhere as a few words: it may be long, or nested without end."""
+    if type(found) in (list, dict):
+        return f"a {type(found).__name__} of {len(found)}"
+    return repr(found)[:80]
 
 
 def bulk_of(value: Any) -> NDArray[np.uint8] | None:
