@@ -92,7 +92,6 @@ def delete(folder: Folder, attempt: str) -> None:
     if found and found[0] == COMMIT and found[1].attempt == attempt:
         # A PENDING that a crash left behind could be committed again without COMMIT.
         folder.remove(pending_name(attempt))
-        folder.sync()
         with contextlib.suppress(FileNotFoundError):  # others delete it, too
             folder.rename(COMMIT, tombstone_name(attempt))
     _finish_deletions(folder)
@@ -111,17 +110,18 @@ def _finish_deletions(folder: Folder) -> None:
 
 def _finish_deletion(folder: Folder, attempt: str) -> None:
     name = tombstone_name(attempt)
+    folder.remove(pending_name(attempt))
+    # COMMIT and PENDING are gone for good before anything else is.
+    folder.sync()
     try:
-        # Whoever renamed COMMIT may not have come to this.
-        folder.sync()
         said = decode_commit(folder.read(name), name).attempt
     except FileNotFoundError:
         return None
     except CorruptCheckpoint:
         said = attempt  # damaged since; its name tells what it was
-    found = standing(folder)
     if said != attempt:
         return give_back(folder)
+    found = standing(folder)
     if found is None or found[1].attempt != attempt:  # COMMIT wins over every tombstone
         fault_points.reach("delete.marked", None)
         _remove_files(folder, attempt)

@@ -22,8 +22,9 @@ from shoal.errors import ShoalError
 
 __all__ = ["Arena", "FileImage", "Piece", "write_files"]
 
-_WINDOW_BYTES = 8 << 20  # of one write; a multiple of BLOCK_BYTES
-_NUM_THREADS = 4  # one fills and hashes while others wait for the disk
+# Buffers are fresh memory, whose first touch costs as much as a write: small and few is fast.
+_WINDOW_BYTES = 4 << 20  # of one write; a multiple of BLOCK_BYTES
+_NUM_THREADS = 3  # one fills and hashes while others wait for the disk
 
 Hashes = NDArray[np.uint64]
 
