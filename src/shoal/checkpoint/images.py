@@ -44,7 +44,7 @@ def start_copies(state: State, own: Sequence[Own]) -> None:
     """Let what lies on accelerators set out for the host, the largest first."""
     leaves = [state.leaves[one.held.leaf] for one in own]
     pieces = {
-        (id(leaf.value), lies.index): (leaf, lies)
+        (id(leaf.value), lies.place): (leaf, lies)
         for one, leaf in zip(own, leaves, strict=True)
         for lies in leaf.here
         if lies.device.platform != "cpu" and _overlap(lies.box, one.box)
@@ -101,8 +101,8 @@ def _reader(leaf: Saved, lies: Lies, cut: tuple[slice, ...]) -> Callable[[], Arr
 def _data(leaf: Saved, lies: Lies) -> Any:
     """Return the array on one device."""
     if leaf.record.kind == "key":
-        return leaf.value.addressable_shards[lies.index].data
-    data = leaf.value.addressable_data(lies.index)
+        return leaf.value.addressable_shards[lies.place].data
+    data = leaf.value.addressable_data(lies.place)
     if data.device == lies.device:
         return data
     shards = leaf.value.addressable_shards  # as the order is nowhere promised

@@ -5,17 +5,25 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.checkpoint.attempts import committed
 from shoal.checkpoint.refusal import refused
-from shoal.checkpoint.storage import Folder
+from shoal.checkpoint.shares import Own, bytes_of
+from shoal.checkpoint.storage import PAGE_BYTES, Folder
 from shoal.errors import StepAlreadyCommitted, StorageFull
 
-__all__ = ["check_folder", "check_space"]
+__all__ = ["bytes_needed", "check_folder", "check_space"]
 
+_ENTRY_BYTES = 100  # of a header, beside the name
 _SPARE = 1.05  # headers, indexes, and what else is written at the same time
+
+
+def bytes_needed(own: Sequence[Own]) -> int:
+    """Return about how many bytes the files of these boxes have."""
+    data_bytes = sum(bytes_of(one.held.dtype, one.box.extent) for one in own)
+    return data_bytes + sum(_ENTRY_BYTES + len(one.held.name) for one in own) + PAGE_BYTES
 
 
 def check_folder(folder: Folder) -> int:
@@ -50,9 +58,8 @@ def _check_writable(path: str) -> None:
     else:
         is_read_only = os.statvfs(there).f_flag & os.ST_RDONLY
         why = errno.EROFS if is_read_only else errno.EACCES
-    raise refused(
-        OSError(why, os.strerror(why)), there, "write to" if there == path else "make a folder in"
-    )
+    doing = "write to" if there == path else "make a folder in"
+    raise refused(OSError(why, os.strerror(why)), there, doing)
 
 
 def check_space(folder: Folder, answers: Mapping[int, bytes]) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.checkpoint.fields import check_json
-from shoal.checkpoint.protocol import Request, Save, Waits
+from shoal.checkpoint.protocol import Save
+from shoal.checkpoint.request import Request, Waits
 from shoal.checkpoint.state import read_state
 from shoal.checkpoint.storage import Folder, LocalFolder
 from shoal.checkpoint.writer import Arena

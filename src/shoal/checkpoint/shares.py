@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,12 +64,12 @@ def own_boxes(held: Sequence[Held], process: int) -> list[Own]:
     Every process decides by the same rule from the same `held`. It is impossible that an element
     is written twice or not at all, or by who does not hold it.
     """
-    patterns: dict[object, _Pattern] = {}
-    counts: dict[object, int] = {}
+    patterns: dict[tuple[Any, ...], _Pattern] = {}
+    counts: dict[tuple[Any, ...], int] = {}
     own: list[Own] = []
     classes: dict[tuple[int, ...], list[Own]] = {}
     for one in held:
-        key = one[2:4] + (one.origin.tobytes(), one.extent.tobytes(), one.holders)
+        key = (*one[2:4], one.origin.tobytes(), one.extent.tobytes(), one.holders)
         pattern = patterns.get(key)
         if pattern is None:
             pattern = patterns[key] = _pattern(one)
@@ -79,11 +79,10 @@ def own_boxes(held: Sequence[Held], process: int) -> list[Own]:
         for holders, boxes in pattern.shared:
             classes.setdefault(holders, []).extend(Own(one, box) for box in boxes)
     if classes:
-        dtypes: dict[object, str] = {key: key[0] for key in patterns}  # type: ignore[index]
         loads: dict[int, int] = {}
         for key, pattern in patterns.items():
             for writer, boxes in pattern.alone.items():
-                size = sum(bytes_of(dtypes[key], box.extent) for box in boxes) * counts[key]
+                size = sum(bytes_of(key[0], box.extent) for box in boxes) * counts[key]
                 loads[writer] = loads.get(writer, 0) + size
         for holders in sorted(classes, key=lambda names: (len(names), names)):
             own += _Deal(holders, loads).deal(classes[holders], process)
@@ -120,14 +119,12 @@ def merge(boxes: Iterable[Box]) -> list[Box]:
     for dim in reversed(range(len(boxes[0].origin) if len(boxes) > 1 else 0)):
         rows = sorted((_others(box, dim), box) for box in boxes)
         boxes = []
-        for others, run in itertools.groupby(rows, key=lambda row: row[0]):
-            del others
+        for _, run in itertools.groupby(rows, key=lambda row: row[0]):
             last: Box | None = None
             for _, box in run:
                 if last is not None and last.origin[dim] + last.extent[dim] == box.origin[dim]:
-                    last = Box(
-                        last.origin, _put(last.extent, dim, last.extent[dim] + box.extent[dim])
-                    )
+                    size = last.extent[dim] + box.extent[dim]
+                    last = Box(last.origin, _put(last.extent, dim, size))
                     boxes[-1] = last
                 else:
                     boxes.append(last := box)
@@ -160,9 +157,8 @@ class _Deal:
             box: Box | None = one.box
             while box is not None:
                 writer = self._rest[0]
-                first, box = self._take(
-                    box, size, one.held.dtype, self._level - self._loads.get(writer, 0)
-                )
+                room = self._level - self._loads.get(writer, 0)
+                first, box = self._take(box, size, one.held.dtype, room)
                 given = 0 if first is None else bytes_of(one.held.dtype, first.extent)
                 left, size = left - given, size - given
                 if first is not None:

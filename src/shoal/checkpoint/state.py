@@ -1,4 +1,4 @@
-"""A tree of values as it is saved: what each leaf is, who holds which box of it, and how to read it.
+"""A tree of values as it is saved: what each leaf is, and who holds which box of it.
 
 Device arrays that span processes lie as their sharding says; JAX's own numbers name the processes.
 Whatever else has a value is the same on all processes, and all of them hold it.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -21,11 +21,21 @@ from shoal.checkpoint.blobs import blob_of
 from shoal.checkpoint.jax_nodes import JaxNodes
 from shoal.checkpoint.per_process import PerProcess
 from shoal.checkpoint.records import IntArray, LeafRecord
-from shoal.checkpoint.shares import Box, Held
+from shoal.checkpoint.shares import Box, Held, Own, own_boxes
 from shoal.collectives import leaves as wire
 from shoal.errors import UsageError, WrongType, raise_all
 
-__all__ = ["Array", "Lies", "PerProcess", "Saved", "Spread", "State", "held_of", "read_state"]
+__all__ = [
+    "Array",
+    "Lies",
+    "PerProcess",
+    "Saved",
+    "Spread",
+    "State",
+    "held_of",
+    "own_of",
+    "read_state",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -43,7 +53,7 @@ class Lies(NamedTuple):
     """A box of an array that is on this host, and where."""
 
     box: Box
-    index: int  # of the device, among those of this process that the array is on
+    place: int  # of the device, among those of this process that the array is on
     device: Any  # that one
 
 
@@ -124,6 +134,25 @@ def held_of(state: State, num_processes: int) -> list[Held]:
     return held
 
 
+def own_of(state: State, number: int, process: int, num_processes: int) -> list[Own]:
+    """Return what one process writes, by leaf and origin.
+
+    Args:
+      number: of this process, as the holders of what is spread are numbered; `process` in the job.
+    """
+    own = own_boxes(held_of(state, num_processes), number)
+    if not state.blobs:
+        return own
+    for leaf, blob in state.blobs.items():
+        name = state.leaves[leaf].record.name
+        held = Held(leaf, name, "uint8", (), _NO_BOXES, _NO_BOXES, (), True)
+        own.append(Own(held, Box((process,), (blob.size,))))
+    return sorted(own, key=lambda one: (one.held.leaf, one.box.origin))
+
+
+_NO_BOXES = np.zeros((0, 0), np.int64)
+
+
 class _Reading:
     """What the leaves of a tree have in common is found once."""
 
@@ -183,11 +212,11 @@ def _of_numpy(name: str, value: Any) -> Saved:
         _refuse("stands for an array, but its value is saved; give the array")
     kind = type(value).__name__
     told = "give arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)"
-    _refuse(WrongType(f"is a {kind}; {told}"))
-    raise AssertionError
+    what = WrongType(f"is a {kind}; {told}")
+    raise UsageError(what, offences=[what])
 
 
-def _refuse(what: str) -> None:
+def _refuse(what: str) -> NoReturn:
     raise UsageError(what, offences=[what])
 
 
@@ -195,7 +224,8 @@ def _refuse(what: str) -> None:
 def _key(dtype: Any) -> tuple[str, tuple[int, ...], np.dtype[Any]]:
     """Return the implementation of keys, and the shape and dtype of a key's words."""
     leaf = wire.leaf_of("", jax.ShapeDtypeStruct((), dtype))
-    assert isinstance(leaf, wire.Leaf) and leaf.dtype is not None  # noqa: S101
+    if isinstance(leaf, str) or leaf.dtype is None:
+        raise UsageError(f"has dtype {dtype}, whose words nobody knows")
     return str(leaf.impl), leaf.words, leaf.dtype
 
 
@@ -230,9 +260,9 @@ def _spread(sharding: Any, shape: tuple[int, ...], words: tuple[int, ...]) -> Sp
 def _lies(value: jax.Array, words: tuple[int, ...]) -> tuple[Lies, ...]:
     """Return the distinct boxes on this process's devices."""
     found: dict[Box, Lies] = {}
-    for index, shard in enumerate(value.addressable_shards):
+    for place, shard in enumerate(value.addressable_shards):
         box = _box(shard.index, value.shape + words)
-        found.setdefault(box, Lies(box, index, shard.device))
+        found.setdefault(box, Lies(box, place, shard.device))
     return tuple(found[box] for box in sorted(found))
 
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal import errors
-from shoal.errors import PeerFailedError, SaveAborted, ShoalError
+from shoal.errors import PeerFailedError, ShoalError
 from shoal.runtime.verdicts import Self
 
-__all__ = ["first_told", "told", "untold"]
+__all__ = ["tellers", "told", "untold"]
 
 _KNOWN: Mapping[str, type[ShoalError]] = {
     kind.__name__: kind
@@ -29,52 +29,44 @@ _KNOWN: Mapping[str, type[ShoalError]] = {
         errors.NotShared,
     )
 }
+_MARK = b"\0"
 _MOST_CHARACTERS = 8_000  # of a message, or of a traceback
 
 
-def told(error: Exception) -> dict[str, Any]:
-    """Return what the others are told of an error, as JSON."""
+def told(error: Exception) -> bytes:
+    """Return what others are told of an error: a payload that no other begins like."""
     kind = type(error).__name__
-    if kind not in _KNOWN or type(error) is not _KNOWN[kind]:
-        lines = traceback.format_exception(error)
-        message = f"{kind}: {error}"
-        return {"message": message[:_MOST_CHARACTERS], "trace": "".join(lines)[-_MOST_CHARACTERS:]}
+    if _KNOWN.get(kind) is not type(error):
+        message = f"{kind}: {error}"[:_MOST_CHARACTERS]
+        trace = "".join(traceback.format_exception(error))[-_MOST_CHARACTERS:]
+        return _MARK + json.dumps({"message": message, "trace": trace}).encode()
     fields = {key: value for key, value in vars(error).items() if _is_plain(value)}
     if isinstance(error, OSError) and error.errno is not None:
         fields["errno"] = error.errno
-    return {"type": kind, "message": str(error)[:_MOST_CHARACTERS], "fields": fields}
+    message = str(error)[:_MOST_CHARACTERS]
+    return _MARK + json.dumps({"type": kind, "message": message, "fields": fields}).encode()
 
 
-def untold(said: Mapping[str, Any], process: int, me: Self) -> ShoalError:
-    """Return the error that `process` told of; what no process of shoal raises, as that it failed."""
+def tellers(answers: Mapping[int, bytes]) -> tuple[int, ...]:
+    """Return the processes that tell of an error, in order."""
+    return tuple(sorted(p for p, payload in answers.items() if payload.startswith(_MARK)))
+
+
+def untold(payload: bytes, process: int, me: Self) -> ShoalError:
+    """Return the error that `process` told of; one that is not of shoal's says that it failed."""
+    said = json.loads(payload.removeprefix(_MARK))
     who = f"process {process} of {len(me.hosts)} ({me.hosts[process]})"
     message = f"{who}: {said['message']}"
     kind = _KNOWN.get(said.get("type", ""))
     if kind is None:
-        return PeerFailedError(message, failed={process: said.get("trace", "")})
-    fields = {key: _untupled(value) for key, value in said["fields"].items()}
-    exit_code = fields.pop("exit_code", 1)
-    error = kind(message, **fields)
-    if isinstance(error, SaveAborted):
-        error.exit_code = exit_code
+        return PeerFailedError(message, failed={process: said["trace"]})
+    error = kind(message)
+    for key, value in said["fields"].items():
+        setattr(error, key, tuple(value) if isinstance(value, list) else value)
     return error
-
-
-def first_told(answers: Mapping[int, bytes]) -> tuple[int, Mapping[str, Any]] | None:
-    """Return the lowest process whose payload (JSON) tells of an "error", and what it tells."""
-    for process in sorted(answers):
-        if answers[process]:
-            said = json.loads(answers[process]).get("error")
-            if said:
-                return process, said
-    return None
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_plain, value))
     return value is None or type(value) in (str, int, float, bool)
-
-
-def _untupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
