@@ -50,7 +50,7 @@ FLOORS = {
 # Files of a higher floor that know no more than `plan`: its floor, each other, ml_dtypes.
 _HELD = (
     "names", "tree", "structure", "values", "blobs", "dtypes", "header", "format", "records",
-    "fields", "json_files", "table_files", "tiling", "chunks", "reading", "retention",
+    "fields", "json_files", "table_files", "tiling", "shares", "chunks", "reading", "retention",
 )  # fmt: skip
 HELD = {f"checkpoint/{name}.py" for name in _HELD}
 HELD_TO = ("errors", "settings", "colour", "plan")
