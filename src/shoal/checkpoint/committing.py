@@ -25,9 +25,11 @@ from shoal.checkpoint.step_folder import (
     listing,
     missing_parts,
     pending_name,
+    read_commit,
     see,
     standing,
     temporary_name,
+    tombstone_name,
 )
 from shoal.checkpoint.storage import Folder
 from shoal.errors import CorruptCheckpoint, SaveAborted, ShoalError, StepAlreadyCommitted
@@ -218,12 +220,15 @@ def _incomplete(folder: Folder, attempt: str) -> SaveAborted:
 
 def give_back(folder: Folder) -> None:
     """Give COMMIT its name back if it was renamed to delete an attempt that it does not name."""
-    found = standing(folder)
-    if found and found[0] != COMMIT:
-        with contextlib.suppress(FileExistsError, FileNotFoundError):  # others do it, too
-            folder.link(found[0], COMMIT)
-        folder.sync()
-        folder.remove(found[0])
+    for attempt in listing(folder).tombstones:
+        name = tombstone_name(attempt)
+        with contextlib.suppress(CorruptCheckpoint):
+            said = read_commit(folder, name)
+            if said and said.attempt != attempt:
+                with contextlib.suppress(FileExistsError, FileNotFoundError):  # others do it, too
+                    folder.link(name, COMMIT)
+                folder.sync()
+                folder.remove(name)
 
 
 def tidy(folder: Folder, commit: Commit) -> None:

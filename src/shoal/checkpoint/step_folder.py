@@ -35,6 +35,7 @@ __all__ = [
     "missing_parts",
     "new_attempt",
     "pending_name",
+    "read_commit",
     "see",
     "standing",
     "state_of",
@@ -133,7 +134,12 @@ def in_folder(folder: Folder) -> Iterator[None]:
         raise
 
 
-def _read_commit(folder: Folder, name: str) -> Commit | None:
+def read_commit(folder: Folder, name: str) -> Commit | None:
+    """Return what COMMIT says, or a tombstone that it became; None if there is none.
+
+    Raises:
+      CorruptCheckpoint: it contradicts itself.
+    """
     try:
         size = folder.size(name)
         if size > COMMIT_BYTES:
@@ -157,17 +163,17 @@ def standing(folder: Folder) -> tuple[str, Commit] | None:
     Raises:
       CorruptCheckpoint: COMMIT contradicts itself.
     """
-    if commit := _read_commit(folder, COMMIT):
+    if commit := read_commit(folder, COMMIT):
         return COMMIT, commit
     tombstones = listing(folder).tombstones
     for attempt in tombstones:
         name = tombstone_name(attempt)
         with contextlib.suppress(CorruptCheckpoint):
-            commit = _read_commit(folder, name)
+            commit = read_commit(folder, name)
             if commit and commit.attempt != attempt:
                 return name, commit
     # It may have been given back since it was looked for.
-    if commit := _read_commit(folder, COMMIT):
+    if commit := read_commit(folder, COMMIT):
         return COMMIT, commit
     return None
 

@@ -10,7 +10,7 @@ from shoal.checkpoint.committing import (
     give_back,
     tidy,
 )
-from shoal.checkpoint.format import Commit, decode_commit
+from shoal.checkpoint.format import Commit
 from shoal.checkpoint.step_folder import (
     COMMIT,
     KEEP,
@@ -18,6 +18,7 @@ from shoal.checkpoint.step_folder import (
     committed,
     listing,
     pending_name,
+    read_commit,
     see,
     standing,
     state_of,
@@ -113,20 +114,15 @@ def _finish_deletion(folder: Folder, attempt: str) -> None:
     folder.remove(pending_name(attempt))
     # COMMIT and PENDING are gone for good before anything else is.
     folder.sync()
-    try:
-        said = decode_commit(folder.read(name), name).attempt
-    except FileNotFoundError:
-        return None
-    except CorruptCheckpoint:
-        said = attempt  # damaged since; its name tells what it was
-    if said != attempt:
-        return give_back(folder)
+    with contextlib.suppress(CorruptCheckpoint):  # damaged since; its name tells what it was
+        said = read_commit(folder, name)
+        if said is None or said.attempt != attempt:
+            return  # another process finished it, or it is to be given back
     found = standing(folder)
     if found is None or found[1].attempt != attempt:  # COMMIT wins over every tombstone
         fault_points.reach("delete.marked", None)
         _remove_files(folder, attempt)
     folder.remove(name)
-    return None
 
 
 def _remove_files(folder: Folder, attempt: str) -> None:

@@ -1,0 +1,114 @@
+"""A small save of several processes at the level of files, and the look whether it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+
+from shoal.checkpoint import attempts
+from shoal.checkpoint import format as files
+from shoal.checkpoint.chunks import Chunks
+from shoal.checkpoint.header import Entry, build
+from shoal.checkpoint.names import entry
+from shoal.checkpoint.storage import Folder
+from shoal.checkpoint.tree import flatten
+from shoal.checkpoint.writer import FileImage, Piece, write_files
+
+ROWS, COLUMNS = 3, 1000  # of each process
+OWNER = {"host": "here", "pid": 1}
+
+
+@dataclass(frozen=True)
+class Save:
+    """One attempt; every byte of its only leaf is `value`."""
+
+    attempt: str
+    value: int = 7
+    processes: int = 2
+    step: int = 5
+
+    @property
+    def manifest(self) -> files.Manifest:
+        shape = (ROWS * self.processes, COLUMNS)
+        _, structure = flatten({"w": np.zeros(0)})
+        leaves = (files.LeafRecord("w", "array", "uint8", shape),)
+        return files.Manifest(
+            self.attempt, self.step, 1_700_000_000 * 10**9 + self.value, self.processes,
+            structure, leaves, metrics={"loss": 0.5},
+        )  # fmt: skip
+
+    def begin(self, folder: Folder) -> None:
+        attempts.begin(folder, self.manifest, OWNER)
+
+    def image(self, process: int) -> FileImage:
+        extent = (ROWS, COLUMNS)
+        size = ROWS * COLUMNS
+        name = entry("w", (ROWS * process, 0))
+        header = build([Entry(name, "U8", extent, 0, size)], files.data_metadata(self.attempt))
+        where = (slice(0, ROWS), slice(0, COLUMNS))
+
+        def values():
+            return np.full(extent, self.value, np.uint8)
+
+        piece = Piece(len(header), extent, np.dtype(np.uint8), 1, where, values)
+        name = files.data_name(self.attempt, process, self.processes)
+        return FileImage(name, header, len(header) + size, (piece,))
+
+    def write(self, folder: Folder, process: int) -> None:
+        """Write the data of a process, and its part."""
+        image = self.image(process)
+        (hashes,) = write_files(folder, [image], None, lambda _: None)
+        row = np.array([0])
+        chunks = Chunks(
+            row, row, row + len(image.header), row + image.num_bytes,
+            np.array([[ROWS * process, 0]]), np.array([[ROWS, COLUMNS]]),
+        )  # fmt: skip
+        record = files.FileRecord(image.name, image.num_bytes, process)
+        part = files.Part(self.attempt, process, (record,), chunks, hashes)
+        attempts.write_part(folder, part)
+
+    def prepare(self, folder: Folder) -> Save:
+        """Do all but the commit."""
+        self.begin(folder)
+        for process in range(self.processes):
+            self.write(folder, process)
+        return self
+
+    def save(self, folder: Folder) -> files.Commit:
+        """Do all."""
+        self.prepare(folder)
+        return attempts.commit(folder, self.attempt)
+
+
+def value_of(folder: Folder, commit: files.Commit) -> int:
+    """Check every byte that a commit vouches for; return the value of the leaf."""
+    blobs = []
+    for blob in (commit.manifest, commit.index):
+        data = folder.read(blob.name)
+        assert len(data) == blob.bytes
+        assert hashlib.sha256(data).hexdigest() == blob.sha256
+        blobs.append(data)
+    manifest, index = files.decode_manifest(blobs[0]), files.decode_index(blobs[1])
+    files.check_index(manifest, index)
+    values = set()
+    for number, file in enumerate(index.files):
+        data = folder.read(file.name)
+        assert len(data) == file.bytes
+        first = int(index.first_block[number])
+        for block, at in enumerate(range(0, len(data), files.BLOCK_BYTES)):
+            digest = xxhash.xxh3_64_intdigest(data[at : at + files.BLOCK_BYTES])
+            assert digest == int(index.block_hash[first + block])
+        (row,) = np.flatnonzero(index.chunks.file == number)
+        values |= set(data[index.chunks.begin[row] : index.chunks.end[row]])
+    (value,) = values
+    return value
+
+
+def names_of(folder: Folder, commit: files.Commit) -> list[str]:
+    """Return the files that remain of a save: COMMIT and what it vouches for."""
+    index = files.decode_index(folder.read(commit.index.name))
+    data = [file.name for file in index.files]
+    return sorted(["COMMIT", commit.manifest.name, commit.index.name, *data])
