@@ -150,8 +150,6 @@ def unpack(data: Any, dtype: Any, shape: Sequence[int]) -> Array:
     if how.per_byte > 1:
         elements = _unpack(found, how.per_byte, math.prod(shape))
         return np.ndarray(shape, dtype, elements)
-    if not how.item_bytes:
-        return np.empty(shape, dtype)
     return np.ndarray(shape, dtype.newbyteorder("<"), found)
 
 

@@ -163,10 +163,8 @@ def _read_bytes(found: Any) -> bytes:
 
 
 def _write_scalar(value: np.generic) -> dict[str, str]:
-    return {
-        "dtype": dtypes.name_of(value.dtype),
-        "bits": dtypes.pack(np.asarray(value)).tobytes().hex(),
-    }
+    array = np.asarray(value)  # an empty str has another dtype there
+    return {"dtype": dtypes.name_of(array.dtype), "bits": dtypes.pack(array).tobytes().hex()}
 
 
 def _read_scalar(found: Any) -> Any:

@@ -1,0 +1,130 @@
+"""Names of leaves: no two for one path, no two paths with one name, whatever the keys."""
+
+import json
+import struct
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shoal.checkpoint import names
+from shoal.errors import UsageError, UsageTypeError
+
+ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=6) | st.sampled_from(
+    [
+        "",
+        "~",
+        "/",
+        "#",
+        "~0",
+        "~e",
+        "a.b",
+        "a/b",
+        "__metadata__",
+        "\0",
+        "..",
+        "~T~.",
+        "~,",
+        "\ud800",
+    ]
+)
+PLAIN_KEYS = (
+    ANY_TEXT | st.integers() | st.booleans() | st.floats() | st.binary(max_size=4) | st.none()
+)
+KEYS = st.recursive(PLAIN_KEYS, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=5)
+
+
+def same(left, right):
+    """Are keys the same, 1 and True apart, NaNs by their bits?"""
+    if type(left) is not type(right):
+        return False
+    if type(left) is float:
+        return struct.pack(">d", left) == struct.pack(">d", right)
+    if type(left) is tuple:
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right
+
+
+@given(st.lists(KEYS, max_size=4).map(tuple))
+@example(("\ud800\udc00",))
+@example(("~T~.", ("", "~,", ("~.",))))
+@example((10**5000, -(10**5000), -(1 << 63), 1 << 63))
+def test_every_path_comes_back(path):
+    name = names.name_of(path)
+    assert same(names.path_of(name), path)
+    assert json.loads(json.dumps(name, ensure_ascii=False).encode()) == name  # it is real text
+    assert name != "__metadata__"
+    assert "#" not in name
+
+
+@given(st.lists(KEYS, max_size=3).map(tuple), st.lists(KEYS, max_size=3).map(tuple))
+def test_other_paths_have_other_names(left, right):
+    assert (names.name_of(left) == names.name_of(right)) == same(left, right)
+
+
+NAMES = (
+    ((), "~"), (("",), "~e"), (("params", "0", "w"), "params/0/w"), (("a.b",), "a.b"),
+    (("a/b",), "a~1b"), (("a", "b"), "a/b"), (("a#b~",), "a~2b~0"), (("__metadata__",), "~m"),
+    ((1,), "~i1"), (("1",), "1"), ((True,), "~t"), ((1.0,), "~d1.0"), ((None,), "~n"),
+    ((b"\0\xff",), "~b00ff"), (((1, "a"),), "~T~i1~,a~."), (((),), "~T~."),
+    (("\ud800",), "~ud800"), (("größe",), "größe"), ((float("inf"), -0.0), "~dinf/~d-0.0"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "name"), NAMES, ids=repr)
+def test_what_names_look_like(path, name):
+    assert names.name_of(path) == name
+
+
+@pytest.mark.parametrize("key", [1 + 2j, frozenset(), range(3), object, [1]])
+def test_other_keys_are_refused(key):
+    with pytest.raises(UsageTypeError, match=f"has a key of type {type(key).__name__}"):
+        names.component(key)
+
+
+class Text(str):
+    __slots__ = ()
+
+
+def test_a_subclass_would_come_back_as_another_type():
+    with pytest.raises(UsageTypeError, match="has a key of type Text"):
+        names.component(Text("a"))
+
+
+def test_tuples_without_end_are_refused():
+    key = ()
+    for _ in range(50):
+        key = (key,)
+    with pytest.raises(UsageError, match="tuples in tuples"):
+        names.component(key)
+    with pytest.raises(UsageError, match="not part of a name"):
+        names.key_of("~T" * 5000 + "~." * 5000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "~", "a~", "~3", "#", "a#", "a/b", "~i", "~i01", "~i+1", "~i1_0", "~i 1", "~x5", "~d1",
+     "~dnan", "~d1e3", "~b0", "~bFF", "~q7ff", "~q0000000000000000", "~T", "~T~i1", "~Ta~,", "~ue",
+     "~u0041", "~uD800", "\ud800", "__metadata__", "~z", "~ta", "~T~,~.", "~i" + "9" * 5000],
+)  # fmt: skip
+def test_what_is_no_component(text):
+    with pytest.raises(UsageError, match="not part of a name"):
+        names.key_of(text)
+
+
+ORIGINS = st.none() | st.lists(st.integers(0, 1 << 50), min_size=1, max_size=4).map(tuple)
+
+
+@given(st.lists(KEYS, max_size=3).map(tuple), ORIGINS, st.integers(0, 1 << 20))
+def test_entries_come_back(path, origin, process):
+    name = names.name_of(path)
+    assert names.parse_entry(names.entry(name, origin)) == (name, origin, None)
+    assert names.parse_entry(names.entry_of_process(name, process)) == (name, None, process)
+
+
+@pytest.mark.parametrize(
+    "text", ["a#", "a#p", "a#q1", "a#1,", "a#01", "a#-1", "a##1", "~~#1", "#1"]
+)
+def test_what_is_no_entry(text):
+    with pytest.raises(UsageError):
+        names.parse_entry(text)
