@@ -221,7 +221,7 @@ def _wrong(
     hashes = checkpoint.index.block_hash
     block = int(checkpoint.index.first_block[file]) + begin // BLOCK_BYTES
     for number, at in enumerate(range(0, len(buffer), BLOCK_BYTES)):
-        digest = xxhash.xxh3_64_intdigest(buffer[at : at + BLOCK_BYTES])
+        digest = xxhash.xxh3_64_intdigest(buffer[at : at + BLOCK_BYTES].data)
         if digest != int(hashes[block + number]):
             told = f"the block at byte {begin + at:,} is not what was saved: its hash differs"
             yield _damaged(checkpoint, file, begin + at, told)

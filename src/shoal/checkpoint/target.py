@@ -97,6 +97,8 @@ class Wishes:
     wishes: tuple[Wish, ...]
     of_asked: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """For each leaf of the target that is restored, its wishes: several for a whole subtree."""
+    below: Mapping[int, str] = field(default_factory=dict)
+    """The leaves of the target that stand for a subtree, and its name in the checkpoint."""
 
 
 def options_of(
@@ -161,7 +163,7 @@ def match(
             matching.find(number, one)
     matching.rest(asked)
     matching.finish()
-    return Wishes(tuple(matching.wishes), matching.of_asked)
+    return Wishes(tuple(matching.wishes), matching.of_asked, matching.below)
 
 
 class _Matching:
@@ -172,6 +174,7 @@ class _Matching:
         self.number = {leaf.name: number for number, leaf in enumerate(manifest.leaves)}
         self.wishes: list[Wish] = []
         self.of_asked: dict[int, tuple[int, ...]] = {}
+        self.below: dict[int, str] = {}
         self.used: set[int] = set()
         self.offences: list[str] = []
         self.missing: list[tuple[str, str]] = []
@@ -195,7 +198,9 @@ class _Matching:
         skip = 0 if stored == ROOT else len(stored) + 1
         taken = [n for n in below if self.options.takes(before + self.leaves[n].name[skip:])]
         self.used |= set(below)
-        self._take(number, asked, taken)
+        if taken:
+            self.below[number] = stored
+            self._take(number, asked, taken)
 
     def _take(self, number: int, asked: Asked, leaves: Sequence[int]) -> None:
         first = len(self.wishes)

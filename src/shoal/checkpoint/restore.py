@@ -1,0 +1,212 @@
+"""Restore a tree of values: any layout, on any mesh and process count; on all or on none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from shoal.checkpoint.memory import extra_bytes
+from shoal.checkpoint.records import BLOCK_BYTES
+from shoal.checkpoint.restoring import Request, Restore, open_for, understand
+from shoal.checkpoint.storage import Folder, LocalFolder
+from shoal.checkpoint.target import options_of
+from shoal.checkpoint.ways import RestorePlan, check_mode, plan_all
+from shoal.collectives.arguments import deadline_of
+from shoal.colour import collective, local
+from shoal.errors import UsageError, UsageTypeError
+from shoal.runtime.agreement import Call
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator
+
+__all__ = ["RestorePlan", "plan_restore", "restore", "restore_with"]
+
+Path = str | os.PathLike[str]
+
+
+@collective("processes")
+def restore(
+    path: Path,
+    target: Any = None,
+    *,
+    only: str | Iterable[str] | None = None,
+    rename: Mapping[str, str] | Callable[[str], str] | None = None,
+    dtype: str = "exact",
+    mode: str = "auto",
+    most_bytes: int | None = None,
+    merge: Callable[[list[Any]], Any] | None = None,
+    name: str | None = None,
+    timeout_s: float | None = None,
+) -> Any:
+    """Return what was saved at `path`, laid out as asked.
+
+    Collective over processes.
+
+    Every block that is read is checked against its hash before a value is returned, and each
+    block is read once on a process. It is impossible that a part is restored and another not, or
+    that processes restore different saves. Any layout on any mesh restores what any other saved.
+    Each process reads what its own devices hold; where that would be more than 1.5 times the
+    bytes of a leaf, because processes hold replicas or short rows, the processes share the
+    reading, and the devices exchange what was read.
+
+    Without `target` it works where JAX is missing.
+
+    Args:
+      path: of one checkpoint.
+      target: what shall come back. None: all leaves as NumPy arrays, whole, on every process.
+        A tree of Layouts or shardings, which may stand for whole subtrees; of
+        `jax.ShapeDtypeStruct`s (with a sharding; else NumPy arrays come back); of arrays, as
+        which it shall lie; other values, and leaves that were no arrays, come back as saved. One
+        layout for all arrays. A function of (name, shape and dtype) that returns a layout, or
+        None for a NumPy array. "stored": the layouts that were saved, where they fit.
+      only: patterns of names, such as "params/**" or "opt/*/mu": other leaves come back as the
+        target has them; without target they are left out.
+      rename: prefixes of names of the target → those in the checkpoint, or a function.
+      dtype: "exact"; "safe": arrays are cast to the target's dtype if nothing can be lost;
+        "any": they are cast. On the host, before they are placed.
+      mode: "direct", "exchange", or "auto".
+      most_bytes: of memory beside the result, on each process; None: a quarter of what is free,
+        at most 2 GiB.
+      merge: makes one value of the list of all processes' own values, where the job has another
+        number of processes than the one that saved them.
+      name: declares that calls at different places are one and the same; None: the place counts.
+      timeout_s: deadline in seconds of each wait for other processes; None: SHOAL_TIMEOUT_S (600).
+
+    Returns:
+      The tree of the target; without one, that which was saved. Nodes of classes that are not
+      loaded come back as `Node`s.
+
+    Raises:
+      NotCommitted: on all: nothing is saved there.
+      RestoreMismatch: on all: leaves are missing, unexpected, or of another shape or dtype; all
+        are named, nothing was read.
+      CorruptCheckpoint: on all: bytes are not those that were saved; names file and leaf.
+      UnsupportedCheckpoint: on all: it needs a newer shoal.
+      StorageError: on all: the file system refused; `NotShared`: processes see no checkpoint
+        where others do.
+      DivergenceError: on all that came: targets, options, or the checkpoints that they see differ.
+      DeadlineError: on all that came: somebody did not come in time.
+      ProcessLostError: on all that came: a process is dead or unreachable.
+      PeerFailedError: on all that came: a process raised an exception, or left the job.
+      UsageError: on the caller alone: an argument is wrong; nothing was sent.
+
+    >>> import tempfile, numpy as np, shoal
+    >>> path = tempfile.mkdtemp() + "/model"
+    >>> shoal.save(path, {"w": np.ones(3), "epoch": 2})
+    >>> shoal.restore(path)
+    {'epoch': 2, 'w': array([1., 1., 1.])}
+    """
+    from shoal.runtime.process import coordinator
+
+    return restore_with(
+        coordinator(),
+        path,
+        target,
+        only=only,
+        rename=rename,
+        dtype=dtype,
+        mode=mode,
+        most_bytes=most_bytes,
+        merge=merge,
+        name=name,
+        timeout_s=timeout_s,
+    )
+
+
+def restore_with(
+    coordinator: Coordinator,
+    path: Path | Folder,
+    target: Any = None,
+    *,
+    only: str | Iterable[str] | None = None,
+    rename: Mapping[str, str] | Callable[[str], str] | None = None,
+    dtype: str = "exact",
+    mode: str = "auto",
+    most_bytes: int | None = None,
+    merge: Callable[[list[Any]], Any] | None = None,
+    name: str | None = None,
+    timeout_s: float | None = None,
+) -> Any:
+    """Do what `restore` does, with the coordinator given."""
+    deadline = deadline_of("restore", name, timeout_s, "main")
+    request = _request("restore", path, target, only, rename, dtype, mode)
+    if merge is not None and not callable(merge):
+        raise UsageTypeError(f"restore: merge={merge!r} must be a function of a list of values")
+    most = _most("restore", most_bytes)
+    request = request._replace(merge=merge)
+    call = Call("restore", name, callsite(), request.lines)
+    return Restore(coordinator, request, call, deadline).run(most)
+
+
+@local
+def plan_restore(
+    path: Path,
+    target: Any = None,
+    *,
+    only: str | Iterable[str] | None = None,
+    rename: Mapping[str, str] | Callable[[str], str] | None = None,
+    dtype: str = "exact",
+    mode: str = "auto",
+) -> RestorePlan:
+    """Return what `restore` would cost each process: bytes, files, requests, memory.
+
+    Local.
+
+    Reads the description of the checkpoint, and no data. `print` it: it is a table.
+
+    Args:
+      path: of one checkpoint.
+      target: as for `restore`.
+      only: as for `restore`.
+      rename: as for `restore`.
+      dtype: as for `restore`.
+      mode: as for `restore`.
+
+    Raises:
+      NotCommitted: nothing is saved there.
+      RestoreMismatch: the target is not what was saved.
+      CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
+      UsageError: an argument is wrong.
+
+    >>> import tempfile, numpy as np, shoal
+    >>> path = tempfile.mkdtemp() + "/model"
+    >>> shoal.save(path, {"w": np.ones(3)})
+    >>> shoal.plan_restore(path).needed_bytes
+    24
+    """
+    from shoal.runtime.process import coordinator
+
+    request = _request("plan_restore", path, target, only, rename, dtype, mode)
+    opened = open_for(request)
+    wishes = opened.wishes.wishes
+    count = coordinator().num_processes
+    return plan_all(opened.checkpoint, wishes, opened.ways, opened.geometry, range(count))
+
+
+def _request(
+    asked: str, path: object, target: Any, only: object, rename: object, dtype: object, mode: object
+) -> Request:
+    """Check the arguments.
+
+    Raises:
+      UsageError: one is wrong.
+    """
+    if isinstance(path, str | os.PathLike):
+        folder: Folder = LocalFolder(os.fsdecode(path))
+    elif hasattr(path, "read_at"):
+        folder = path  # type: ignore[assignment]
+    else:
+        raise UsageTypeError(f"{asked}: path={path!r} must be text or a pathlib.Path")
+    options = options_of(asked, only, rename, dtype, has_target=target is not None)
+    return understand(folder, target, options, check_mode(asked, mode))
+
+
+def _most(asked: str, most_bytes: object) -> int:
+    if most_bytes is None:
+        return extra_bytes(None)
+    if isinstance(most_bytes, bool) or not isinstance(most_bytes, int):
+        raise UsageTypeError(f"{asked}: most_bytes={most_bytes!r} must be a number of bytes")
+    if most_bytes < BLOCK_BYTES:
+        told = f"at least a block of {BLOCK_BYTES} bytes is read at a time"
+        raise UsageError(f"{asked}: most_bytes={most_bytes}: {told}")
+    return most_bytes
