@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from shoal.checkpoint.told import told, untold
+from shoal.checkpoint.told import tellers, told, untold
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
@@ -38,14 +38,13 @@ def lead_says(
     payload, raised = b"", None
     if coordinator.process == LEAD:
         try:
-            payload = json.dumps({"said": act()}).encode()
+            payload = json.dumps(act()).encode()
         except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it is
-            payload, raised = json.dumps({"error": told(error)}).encode(), error
+            payload, raised = told(error), error
     call = Call(operation, name, callsite(), spec)
     answers = agree(coordinator, call, payload, timeout_s=timeout_s, lane=lane)
     if raised is not None:
         raise raised
-    answer = json.loads(answers[LEAD])
-    if "error" in answer:
-        raise untold(answer["error"], LEAD, Self(coordinator.process, coordinator.hosts))
-    return answer["said"]
+    if tellers(answers):
+        raise untold(answers[LEAD], LEAD, Self(coordinator.process, coordinator.hosts))
+    return json.loads(answers[LEAD])

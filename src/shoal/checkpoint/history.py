@@ -1,0 +1,401 @@
+"""The steps of a run: saved while it trains, kept by a policy, resumed after whatever happened."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from shoal import settings
+from shoal.checkpoint import steps
+from shoal.checkpoint.cadence import Cadence, rule_text, rules_of
+from shoal.checkpoint.lead import lead_says
+from shoal.checkpoint.retention import Keep, policy_of
+from shoal.checkpoint.saving import Saver, bytes_of
+from shoal.checkpoint.steps import checked_step
+from shoal.checkpoint.storage import LocalFolder
+from shoal.colour import collective, local
+from shoal.errors import CheckpointError, NotCommitted, UsageError, UsageTypeError
+from shoal.runtime import process
+from shoal.runtime.coordinator import Coordinator
+
+__all__ = ["Checkpoints"]
+
+_LOG = logging.getLogger("shoal")
+
+
+@collective("processes")
+class Checkpoints:
+    """The saved steps of a run, in one folder: `<path>/step_000000001000/`.
+
+    Collective over processes.
+
+    All processes make it, and leave its `with` block, together. It finishes what a crash left
+    behind: an attempt that is complete is committed, one that nobody has touched for `lease_s` is
+    ended, one that is still written is spared. Steps are always listed from storage. It is
+    impossible that a step which was committed is overwritten, or that the newest one is deleted
+    by `keep`.
+
+    Args:
+      path: of the folder; all processes must see the same one.
+      keep: which steps stay: a number (the newest so many), or policies such as
+        `Last(2) | EverySteps(1000) | Best(1, "loss")`; None: all. Pinned ones stay in any case.
+      every: which steps `save` saves: a number of steps, a `datetime.timedelta`, `EverySteps`,
+        `EverySeconds`, several joined by `|`, or a function of the step that answers alike on
+        all processes; None: each that it is given.
+      asynchronous: `save` returns when the state is copied, and the rest happens in a thread.
+      recover: finish what a crash left; False: change nothing, for who only reads.
+      lease_s: seconds after which an attempt that nobody touches is stale.
+      timeout_s: deadline of each call in seconds; None: each wait for others in it has a deadline
+        of SHOAL_TIMEOUT_S (600).
+      coordinator: of which job; None: this process's. For tests.
+
+    Raises:
+      UsageError: an argument is wrong, on the caller alone.
+      DivergenceError: on all: the arguments differ.
+      StorageError: on all: the lead cannot list the folder.
+
+    Example:
+      >>> import numpy as np, tempfile
+      >>> with Checkpoints(tempfile.mkdtemp(), keep=2) as ckpts:
+      ...     state, first = ckpts.resume(None, {"w": np.zeros(3)})
+      ...     for step in range(first, 5):
+      ...         state["w"] += 1.0
+      ...         saved = ckpts.save(step, state)
+      >>> ckpts.all_steps()
+      (3, 4)
+      >>> ckpts.restore()["w"]
+      array([5., 5., 5.])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep: int | Keep | None = None,
+        every: object = None,
+        asynchronous: bool = True,
+        recover: bool = True,
+        lease_s: float = 60.0,
+        timeout_s: float | None = None,
+        coordinator: Coordinator | None = None,
+    ) -> None:
+        self._path = _checked_path(path)
+        self._root = LocalFolder(self._path)
+        self._timeout_s = timeout_s  # None: each wait for others has a deadline of its own
+        if not settings.timeout("Checkpoints", timeout_s, "SHOAL_TIMEOUT_S") > 0 or not lease_s > 0:
+            told = f"timeout_s={timeout_s!r} and lease_s={lease_s!r}"
+            raise UsageError(f"Checkpoints: {told} must be positive numbers of seconds")
+        policy = policy_of(keep)
+        rules_of(every)
+        self._coordinator = coordinator or process.coordinator()
+        self._saver = Saver(
+            self._coordinator, self._root, policy, asynchronous=asynchronous, lease_s=lease_s
+        )
+        self._is_closed = False
+
+        def begin() -> int | None:
+            if recover:
+                steps.tend(self._root, idle_s=lease_s)
+            found = steps.newest(self._root, skip_corrupt=True)
+            return None if found is None else found.step
+
+        options: dict[str, object] = {"path": self._path, "keep": policy, "every": rule_text(every)}
+        options |= {"asynchronous": asynchronous, "recover": recover}
+        spec = tuple(f"{name}={value}" for name, value in options.items())
+        last = self._lead_says("Checkpoints", spec, begin)
+        self._cadence = Cadence(every, self._ask_clock, last=-1 if last is None else last)
+
+    # ---- what is there
+
+    @property
+    def path(self) -> str:
+        """The folder of all steps."""
+        return self._path
+
+    @local
+    def path_of(self, step: int) -> str:
+        """Return the path of a step, whether it exists or not: for `shoal.restore`, and others.
+
+        Local.
+        """
+        return self._root.folder(steps.step_name(checked_step("path_of", step))).path
+
+    @local
+    def all_steps(self, *, skip_corrupt: bool = False) -> tuple[int, ...]:
+        """Return the steps that are committed, in order, as storage lists them now.
+
+        Local.
+
+        Raises:
+          CorruptCheckpoint: a COMMIT is damaged, unless `skip_corrupt`.
+        """
+        return tuple(one.step for one in steps.commits(self._root, skip_corrupt=skip_corrupt))
+
+    @local
+    def latest(self, *, skip_corrupt: bool = False) -> int | None:
+        """Return the newest step that is committed, as storage lists it now; None: there is none.
+
+        Local.
+
+        Raises:
+          CorruptCheckpoint: the newest COMMIT is damaged, unless `skip_corrupt`.
+        """
+        found = steps.newest(self._root, skip_corrupt=skip_corrupt)
+        return None if found is None else found.step
+
+    # ---- saving
+
+    @collective("processes")
+    def should_save(self, step: int) -> bool:
+        """Say whether `every` wants this step saved; the same answer on all processes.
+
+        Collective over processes.
+
+        A number of steps needs no message. The lead's clock decides on seconds: the processes meet
+        to hear it, at few of the steps.
+        """
+        return self._cadence.wants(checked_step("should_save", step))
+
+    @collective("processes")
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        force: bool = False,
+        user: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """Save the state after a step, if `should_save` says so.
+
+        Collective over processes.
+
+        It waits for the save before it, agrees with all processes on what is saved, copies it, and
+        returns; the state may be changed or donated from then on. When it is committed, the steps
+        that `keep` does not keep are deleted. An error after that is raised once, by the next
+        call that saves or waits, or at the end of the `with` block.
+
+        With an open notice (`shoal.notice`) it returns when the step is committed, or not: the
+        deadline of the notice is its deadline, and if the rate of the last save says that it will
+        not be met, a warning says so before anything is written.
+
+        Args:
+          step: its number, 0 or greater; no step is ever overwritten.
+          state: any tree of arrays and values, as for `shoal.save`.
+          force: save whatever `every` says.
+          user: JSON that is stored with it.
+          metrics: numbers by name, for `Best`.
+          timeout_s: deadline of the whole save in seconds; None: that of this history.
+
+        Returns:
+          False if `every` does not want this step, else True.
+
+        Raises:
+          StepAlreadyCommitted: on all: the step is saved already.
+          UsageError, DivergenceError, StorageError, SaveAborted, …: as `shoal.save`, on all.
+        """
+        step = checked_step("save", step)
+        self._refuse_if_closed("save")
+        if not (force or self._cadence.wants(step)):
+            return False
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        self._saver.save(step, state, user=user, metrics=metrics, timeout_s=limit_s)
+        self._cadence.begin(step)
+        return True
+
+    @collective("processes")
+    def wait(self, *, timeout_s: float | None = None) -> None:
+        """Wait until the save that runs, if one does, is committed.
+
+        Collective over processes.
+
+        Raises:
+          SaveAborted, StorageError, …: on all: it was not; each such error is raised once.
+          DeadlineError: it is not done after `timeout_s`; it goes on.
+        """
+        self._saver.settle(timeout_s)
+
+    # ---- restoring
+
+    @collective("processes")
+    def restore(
+        self,
+        step: int | None = None,
+        target: Any = None,
+        *,
+        skip_corrupt: bool = False,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> Any:
+        """Restore a step; all processes restore the one that the lead finds.
+
+        Collective over processes.
+
+        Args:
+          step: None: the newest that is committed.
+          target: what it becomes, as for `shoal.restore`: layouts, shapes, arrays, or None.
+          skip_corrupt: pass over steps whose COMMIT is damaged.
+          timeout_s: deadline in seconds; None: that of this history.
+          options: as for `shoal.restore`: only, rename, dtype, mode, most_bytes, merge.
+
+        Raises:
+          NotCommitted: on all: nothing is saved, or not that step.
+          NotShared: on all: a process does not see what the lead sees.
+          CorruptCheckpoint, RestoreMismatch, …: as `shoal.restore`, on all.
+        """
+        found = self._agreed_step("restore", step, skip_corrupt)
+        if found is None:
+            raise NotCommitted(f"{self._path}: no step is saved", path=self._path)
+        return self._restore(found, target, timeout_s, options)
+
+    @collective("processes")
+    def resume(
+        self,
+        target: Any,
+        init: Any,
+        *,
+        skip_corrupt: bool = False,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> tuple[Any, int]:
+        """Restore the newest step, or begin: return the state and the step to go on with.
+
+        Collective over processes.
+
+        Memory for the copies that `save` makes is taken meanwhile.
+
+        Args:
+          target: what a restored state becomes: layouts, as for `restore`.
+          init: what makes the state if nothing is saved: a function without arguments
+            (`lambda: shoal.create(…, layouts=layouts)`), or the state. It is used as it is.
+          skip_corrupt, timeout_s, options: as for `restore`.
+
+        Returns:
+          The state and the step after the one that was restored; 0 if nothing was.
+
+        Raises: as `restore`, but for NotCommitted.
+        """
+        found = self._agreed_step("resume", None, skip_corrupt)
+        if found is None:
+            state = init() if callable(init) else init
+            self._saver.reserve(bytes_of(state))
+            return state, 0
+        self._saver.reserve(self._bytes_of(found))
+        return self._restore(found, target, timeout_s, options), found + 1
+
+    # ---- tidying
+
+    @local
+    def pin(self, step: int) -> None:
+        """Keep a step whatever `keep` says, until `unpin`. It is enough that one process says it.
+
+        Local.
+
+        Raises:
+          NotCommitted: the step is not saved.
+        """
+        steps.pin(self._root, checked_step("pin", step))
+
+    @local
+    def unpin(self, step: int) -> None:
+        """Let `keep` decide on a step again.
+
+        Local.
+        """
+        steps.unpin(self._root, checked_step("unpin", step))
+
+    @collective("processes")
+    def delete(self, step: int) -> None:
+        """Delete a step; a crash meanwhile leaves it deleted.
+
+        Collective over processes.
+
+        Raises:
+          NotCommitted: on all: it is not saved.
+          UsageError: on all: it is pinned.
+        """
+        number = checked_step("delete", step)
+        self._lead_says("delete", (f"step={number}",), lambda: steps.delete(self._root, number))
+
+    # ---- the block
+
+    @collective("processes")
+    def close(self) -> None:
+        """Wait as `wait` does; nothing can be saved afterwards. Leaving the block does this.
+
+        Collective over processes.
+        """
+        self._is_closed = True
+        self._saver.settle(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            self.close()
+        except Exception as late:
+            if error is None:
+                raise
+            _LOG.warning("beside %s, which ended the block: %s", type(error).__name__, late)
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({self._path!r})"
+
+    # ---- inside
+
+    def _agreed_step(self, operation: str, step: int | None, skip_corrupt: bool) -> int | None:
+        """Return the step that all restore; what the lead sees on storage decides."""
+
+        def look() -> int | None:
+            if step is not None:
+                return steps.require(self._root, step).step
+            found = steps.newest(self._root, skip_corrupt=skip_corrupt)
+            return None if found is None else found.step
+
+        step = None if step is None else checked_step(operation, step)
+        found = self._lead_says(operation, (f"step={step}", f"skip_corrupt={skip_corrupt}"), look)
+        return None if found is None else int(found)
+
+    def _bytes_of(self, step: int) -> int:
+        try:
+            return steps.require(self._root, step).commit.data_bytes
+        except CheckpointError:  # not seen here: that is for the restore to say
+            return 0
+
+    def _restore(
+        self, step: int, target: Any, timeout_s: float | None, options: Mapping[str, Any]
+    ) -> Any:
+        from shoal.checkpoint.restore import restore_with
+
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        return restore_with(
+            self._coordinator, self.path_of(step), target, timeout_s=limit_s, **options
+        )
+
+    def _ask_clock(self, look: Callable[[], str]) -> str:
+        return str(self._lead_says("should_save", (), look))
+
+    def _lead_says(self, operation: str, spec: tuple[str, ...], act: Callable[[], Any]) -> Any:
+        limit_s = settings.timeout(operation, self._timeout_s, "SHOAL_TIMEOUT_S")
+        return lead_says(self._coordinator, operation, spec, act, timeout_s=limit_s)
+
+    def _refuse_if_closed(self, asked: str) -> None:
+        if self._is_closed:
+            raise UsageError(f"{asked}: {self!r} is closed: its `with` block has ended")
+
+
+def _checked_path(path: object) -> str:
+    try:
+        return os.path.abspath(os.fsdecode(path))  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageTypeError(f"Checkpoints({path!r}): the path must be a str or PathLike") from None

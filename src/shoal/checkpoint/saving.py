@@ -1,0 +1,195 @@
+"""The save that runs for a history, one at a time, and what follows its commit."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal import settings
+from shoal.checkpoint import steps
+from shoal.checkpoint.arena import Arena
+from shoal.checkpoint.format import Commit
+from shoal.checkpoint.lead import LEAD, lead_says
+from shoal.checkpoint.retention import Keep
+from shoal.checkpoint.storage import Folder
+from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.leaving import Notice
+
+if TYPE_CHECKING:
+    from shoal.checkpoint.background import Saving
+
+__all__ = ["Rate", "Saver", "seconds_needed"]
+
+_LOG = logging.getLogger("shoal")
+_BLOCKED_S = 1.0  # a save that waits this long for the one before it says so
+_LEAST_S = 1.0  # what a save may take even if the notice says that no time is left
+
+
+class Rate(NamedTuple):
+    """How fast the last save was, from its call to its commit."""
+
+    num_bytes: int
+    took_s: float
+
+
+class _Running(NamedTuple):
+    step: int
+    saving: Saving
+
+
+def seconds_needed(num_bytes: int, rate: Rate) -> float:
+    """Return how long a save is expected to take.
+
+    >>> seconds_needed(3000, Rate(1000, 2.0))
+    6.0
+    """
+    return rate.took_s * num_bytes / max(1, rate.num_bytes)
+
+
+class Saver:
+    """Saves steps one after the other."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        root: Folder,
+        keep: Keep | None,
+        *,
+        asynchronous: bool,
+        lease_s: float,
+    ) -> None:
+        self._coordinator, self._root, self._keep = coordinator, root, keep
+        self._asynchronous, self._lease_s = asynchronous, lease_s
+        self._arena = Arena()
+        self._reserving: threading.Thread | None = None
+        self._running: _Running | None = None
+        self._trouble: Exception | None = None  # of what followed the commit
+        self._rate: Rate | None = None
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        user: Mapping[str, Any] | None,
+        metrics: Mapping[str, float] | None,
+        timeout_s: float | None,
+    ) -> None:
+        """Begin to save a step, after the one before; synchronously if that is asked for.
+
+        Raises: what went wrong before, once; whatever goes wrong until the state is copied.
+        """
+        from shoal.checkpoint.background import start_save_with
+
+        self._wait_for_the_last(step, timeout_s)
+        timeout_s = self._in_time(step, state, timeout_s)
+        self._await_memory()
+        began = time.monotonic()
+
+        def committed(commit: Commit) -> None:
+            self._rate = Rate(commit.data_bytes, time.monotonic() - began)
+            self._retain(step)
+
+        saving = start_save_with(
+            self._coordinator,
+            self._root.folder(steps.step_name(step)).path,
+            state,
+            step=step,
+            user=user,
+            metrics=metrics,
+            arena=self._arena,
+            on_done=committed,
+            timeout_s=timeout_s,
+        )
+        self._running = _Running(step, saving)
+        if not self._asynchronous or self._coordinator.stop.notice() is not None:
+            self.settle(None)
+
+    def settle(self, timeout_s: float | None) -> None:
+        """Wait until nothing runs; raise, once, what went wrong."""
+        running = self._running
+        if running is not None:
+            try:
+                running.saving.wait(timeout_s)
+            finally:
+                self._running = None if running.saving.done else running
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            raise trouble
+
+    def reserve(self, num_bytes: int) -> None:
+        """Take memory for copies of so many bytes of all processes, in a thread."""
+        if not self._asynchronous or num_bytes <= 0:
+            return
+        share = num_bytes // self._coordinator.num_processes + 1
+        self._reserving = threading.Thread(
+            target=self._arena.reserve, args=(share,), name="shoal arena", daemon=True
+        )
+        self._reserving.start()
+
+    def _await_memory(self) -> None:
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
+
+    def _wait_for_the_last(self, step: int, timeout_s: float | None) -> None:
+        running, began = self._running, time.monotonic()
+        self.settle(timeout_s)
+        blocked_s = time.monotonic() - began
+        if running is not None and blocked_s > _BLOCKED_S:
+            _LOG.warning(
+                "save(%d): blocked on the previous save, of step %d, for %.1f s",
+                step,
+                running.step,
+                blocked_s,
+            )
+
+    def _in_time(self, step: int, state: Any, timeout_s: float | None) -> float | None:
+        """Return the deadline of a save; say so if it cannot be done before the job is ended."""
+        notice = self._coordinator.stop.notice()
+        if notice is None or notice.deadline_s is None:
+            return timeout_s
+        if self._rate is not None and self._coordinator.process == LEAD:
+            needed_s = seconds_needed(bytes_of(state), self._rate)
+            if needed_s > notice.deadline_s:
+                _LOG.warning("%s", _too_late(step, needed_s, notice))
+        left_s = max(notice.deadline_s, _LEAST_S)
+        return left_s if timeout_s is None else min(timeout_s, left_s)
+
+    def _retain(self, step: int) -> None:
+        """After the commit: the lead deletes what is not kept, and all hear how it went."""
+
+        def act() -> list[int]:
+            return steps.retain(self._root, self._keep, idle_s=self._lease_s, process=LEAD)
+
+        path, limit_s = self._root.path, settings.seconds("SHOAL_TIMEOUT_S")
+        try:
+            gone = lead_says(
+                self._coordinator, "retain", (), act,
+                timeout_s=limit_s, name=f"retain {path}", lane=f"retain {path}",
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - the save has succeeded, whatever it is
+            _LOG.warning("step %d is saved; deleting old steps failed: %s", step, error)
+            self._trouble = error
+        else:
+            if gone and self._coordinator.process == LEAD:
+                _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
+
+
+def bytes_of(state: Any) -> int:
+    """Return how many bytes the arrays of a tree have, over all processes."""
+    import jax
+
+    return sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree.leaves(state))
+
+
+def _too_late(step: int, needed_s: float, notice: Notice) -> str:
+    return (
+        f"save({step}): at the rate of the last save it takes about {needed_s:.1f} s, and the "
+        f"notice of process {notice.process} ({notice.source}: {notice.reason}) leaves "
+        f"{notice.deadline_s:.1f} s: it may not be finished. It is tried all the same; earlier "
+        "steps stand"
+    )

@@ -1,0 +1,303 @@
+"""A history of steps: saved, kept, listed, resumed, tidied."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.retention import Best, EverySteps, Last
+from shoal.checkpoint.step_folder import KEEP
+from shoal.checkpoint.steps import step_name
+from shoal.errors import (
+    CorruptCheckpoint,
+    DeadlineError,
+    NotCommitted,
+    StepAlreadyCommitted,
+    UsageError,
+    UsageTypeError,
+)
+from shoal.runtime.coordinator_local import LocalJob
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def alone():
+    return LocalJob(1).coordinators[0]
+
+
+def state(step):
+    return {"w": np.full(4, float(step)), "step": step}
+
+
+def restored(ckpts, step=None):
+    return ckpts.restore(step)["step"]
+
+
+def names(root):
+    return sorted(path.name for path in root.iterdir())
+
+
+def save_and_fail(ckpts):
+    ckpts.save(1, state(1))
+    raise KeyError("of the block")
+
+
+def test_what_is_saved_is_listed_and_comes_back(tmp_path, alone):
+    with Checkpoints(tmp_path / "run", coordinator=alone) as ckpts:
+        assert ckpts.latest() is None
+        assert ckpts.all_steps() == ()
+        assert ckpts.save(3, state(3), user={"run": "blue"}) is True
+        assert ckpts.save(7, state(7))
+        ckpts.wait()
+        assert ckpts.all_steps() == (3, 7)
+        assert (restored(ckpts), restored(ckpts, 3)) == (7, 3)
+        np.testing.assert_array_equal(ckpts.restore(3)["w"], np.full(4, 3.0))
+    assert names(tmp_path / "run") == [step_name(3), step_name(7)]
+    assert ckpts.path_of(3) == str(tmp_path / "run" / step_name(3))
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_the_state_may_change_right_after(tmp_path, alone, asynchronous):
+    value = state(0)
+    with Checkpoints(tmp_path, asynchronous=asynchronous, coordinator=alone) as ckpts:
+        for step in range(5):
+            value["w"][:] = step
+            ckpts.save(step, value)
+            value["w"][:] = -1
+    for step in range(5):
+        assert ckpts.restore(step)["w"].tolist() == [step] * 4
+
+
+def test_every_says_which_steps(tmp_path, alone):
+    with Checkpoints(tmp_path, every=10, coordinator=alone) as ckpts:
+        done = [step for step in range(25) if ckpts.save(step, state(step))]
+        assert done == [9, 19]
+        assert not ckpts.should_save(24)
+        assert ckpts.save(24, state(24), force=True)
+    with Checkpoints(tmp_path, every=10, coordinator=alone) as ckpts:
+        _, first = ckpts.resume(None, None)
+        assert [step for step in range(first, 41) if ckpts.save(step, state(step))] == [29, 39]
+
+
+def test_old_steps_go_and_chosen_ones_stay(tmp_path, alone):
+    keep = Last(2) | Best(1, "loss") | EverySteps(10)
+    losses = {0: 0.9, 4: 0.1, 8: 0.5, 12: 0.4, 16: 0.3, 20: 0.2}
+    with Checkpoints(tmp_path, keep=keep, coordinator=alone) as ckpts:
+        for step, loss in losses.items():
+            ckpts.save(step, state(step), metrics={"loss": loss})
+            if step == 8:
+                ckpts.wait()
+                ckpts.pin(8)
+    assert ckpts.all_steps() == (0, 4, 8, 12, 16, 20)
+    ckpts.unpin(8)
+    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+        ckpts.save(21, state(21))
+    assert ckpts.all_steps() == (21,)
+    assert names(tmp_path) == [step_name(21)]
+
+
+def test_nothing_is_overwritten(tmp_path, alone):
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        ckpts.save(5, state(5))
+        with pytest.raises(StepAlreadyCommitted):
+            ckpts.save(5, state(6), force=True)
+    assert restored(ckpts) == 5
+
+
+def test_resume_begins_or_goes_on(tmp_path, alone):
+    made = []
+
+    def init():
+        made.append(1)
+        return state(-1)
+
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        value, first = ckpts.resume(None, init)
+        assert (value["step"], first, made) == (-1, 0, [1])
+        assert ckpts.resume(None, state(-2))[0]["step"] == -2
+        ckpts.save(11, state(11))
+        ckpts.wait()
+        value, first = ckpts.resume(None, init)
+        assert (value["step"], first, made) == (11, 12, [1])
+
+
+def test_nothing_saved_is_an_error_of_restore(tmp_path, alone):
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        with pytest.raises(NotCommitted, match="no step is saved"):
+            ckpts.restore()
+        ckpts.save(5, state(5))
+        ckpts.wait()
+        with pytest.raises(NotCommitted, match="step 4 is not saved; saved are 5"):
+            ckpts.restore(4)
+
+
+def test_a_damaged_step_is_an_error_unless_it_may_be_skipped(tmp_path, alone):
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        ckpts.save(1, state(1))
+        ckpts.save(2, state(2))
+    (tmp_path / step_name(2) / "COMMIT").write_text("{}")
+    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+        for ask in (ckpts.latest, ckpts.all_steps, ckpts.restore, lambda: ckpts.resume(None, 0)):
+            with pytest.raises(CorruptCheckpoint):
+                ask()
+        assert ckpts.latest(skip_corrupt=True) == 1
+        assert ckpts.all_steps(skip_corrupt=True) == (1,)
+        assert ckpts.resume(None, 0, skip_corrupt=True)[1] == 2
+        ckpts.save(3, state(3))
+        ckpts.wait()
+        assert ckpts.all_steps(skip_corrupt=True) == (3,)
+    assert (tmp_path / step_name(2)).exists(), "what is damaged is nobody's to delete"
+
+
+def test_steps_come_from_storage_alone(tmp_path, alone):
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        ckpts.save(1, state(1))
+        ckpts.save(2, state(2))
+        ckpts.wait()
+        other = Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0])
+        other.delete(2)
+        assert ckpts.all_steps() == (1,)
+        assert restored(ckpts) == 1
+        (tmp_path / "step_5").mkdir()
+        (tmp_path / step_name(9)).mkdir()
+        assert ckpts.latest() == 1
+
+
+def test_what_is_pinned_is_not_deleted(tmp_path, alone):
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        ckpts.save(1, state(1))
+        ckpts.wait()
+        ckpts.pin(1)
+        ckpts.pin(1)
+        assert KEEP in names(tmp_path / step_name(1))
+        with pytest.raises(UsageError, match="pinned"):
+            ckpts.delete(1)
+        ckpts.unpin(1)
+        ckpts.unpin(1)
+        ckpts.delete(1)
+        for act in (ckpts.delete, ckpts.pin):
+            with pytest.raises(NotCommitted):
+                act(1)
+    assert names(tmp_path) == []
+
+
+def test_a_background_error_surfaces_once_at_the_next_call(tmp_path, alone, monkeypatch):
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        for surface in (ckpts.wait, lambda: ckpts.save(2, state(2))):
+            monkeypatch.setenv("SHOAL_FAULTS", "save.write:raise")
+            ckpts.save(1, state(1))
+            with pytest.raises(Exception, match=r"save\.write"):
+                surface()
+            ckpts.wait()
+            assert ckpts.all_steps() == ()
+        ckpts.save(2, state(2))
+    assert ckpts.all_steps() == (2,)
+
+
+def test_the_end_of_the_block_raises_it(tmp_path, alone, monkeypatch):
+    monkeypatch.setenv("SHOAL_FAULTS", "save.write:raise")
+    with pytest.raises(Exception, match=r"save\.write"):  # noqa: SIM117
+        with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+            ckpts.save(1, state(1))
+    with pytest.raises(UsageError, match="is closed"):
+        ckpts.save(2, state(2))
+
+
+def test_an_exception_of_the_block_wins_and_the_save_is_finished(tmp_path, alone):
+    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    with pytest.raises(KeyError), ckpts:
+        save_and_fail(ckpts)
+    assert ckpts.all_steps() == (1,)
+
+
+def test_an_exception_of_the_block_wins_over_that_of_a_save(tmp_path, alone, monkeypatch, caplog):
+    monkeypatch.setenv("SHOAL_FAULTS", "save.write:raise")
+    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    with pytest.raises(KeyError), ckpts:
+        save_and_fail(ckpts)
+    assert "beside KeyError" in caplog.text
+
+
+def test_a_failed_deletion_never_loses_the_save(tmp_path, alone, monkeypatch, caplog):
+    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+        ckpts.save(1, state(1))
+        ckpts.wait()
+        monkeypatch.setenv("SHOAL_FAULTS", "retain.before:raise")
+        ckpts.save(2, state(2))
+        with pytest.raises(Exception, match=r"retain\.before"):
+            ckpts.wait()
+        assert ckpts.all_steps() == (1, 2)
+        assert "step 2 is saved; deleting old steps failed" in caplog.text
+        ckpts.save(3, state(3))
+    assert ckpts.all_steps() == (3,)
+
+
+@pytest.mark.parametrize("point", ["delete.marked", "delete.half"])
+def test_a_deletion_that_was_interrupted_is_finished(tmp_path, alone, monkeypatch, point):
+    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+        ckpts.save(1, state(1))
+        ckpts.wait()
+        monkeypatch.setenv("SHOAL_FAULTS", f"{point}:raise")
+        ckpts.save(2, state(2))
+        with pytest.raises(Exception, match=point):
+            ckpts.wait()
+    assert ckpts.all_steps() == (2,)
+    assert step_name(1) in names(tmp_path)
+    Checkpoints(tmp_path, coordinator=alone)
+    assert names(tmp_path) == [step_name(2)]
+
+
+def test_two_at_once_are_one_after_the_other(tmp_path, alone, caplog, monkeypatch):
+    monkeypatch.setattr("shoal.checkpoint.saving._BLOCKED_S", 0.0)
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        ckpts.save(1, state(1))
+        ckpts.save(2, state(2))
+    assert "save(2): blocked on the previous save, of step 1, for" in caplog.text
+    assert ckpts.all_steps() == (1, 2)
+
+
+def test_a_wait_has_a_deadline_and_the_save_goes_on(tmp_path, alone, monkeypatch):
+    go_on = threading.Event()
+    monkeypatch.setattr("shoal.checkpoint.steps.retain", lambda *_, **__: [go_on.wait(PATIENCE_S)])
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        ckpts.save(1, state(1))
+        with pytest.raises(DeadlineError):
+            ckpts.wait(timeout_s=0.01)
+        go_on.set()
+        ckpts.wait()
+    assert ckpts.all_steps() == (1,)
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({"keep": 0}, UsageError),
+        ({"keep": "2"}, UsageTypeError),
+        ({"every": 1.5}, UsageTypeError),
+        ({"timeout_s": 0}, UsageError),
+        ({"lease_s": -1}, UsageError),
+    ],
+)
+def test_wrong_options_are_refused(tmp_path, options, kind):
+    with pytest.raises(kind):
+        Checkpoints(tmp_path, **options)
+    assert names(tmp_path) == []
+
+
+def test_wrong_steps_and_paths_are_refused(tmp_path, alone):
+    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    with pytest.raises(UsageTypeError):
+        Checkpoints(7, coordinator=alone)
+    for step in (True, 1.0, "1", None):
+        with pytest.raises(UsageTypeError):
+            ckpts.save(step, state(1))
+    for step in (-1, 1 << 62):
+        with pytest.raises(UsageError):
+            ckpts.save(step, state(1))
+    assert ckpts.save(np.int64(3), state(3))
+    ckpts.close()
+    assert ckpts.latest() == 3

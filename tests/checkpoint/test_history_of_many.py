@@ -1,0 +1,252 @@
+"""A history shared by several processes, and by jobs that follow each other or run at once."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from cli import checkpoints
+from collectives.jobs import run_all
+from shoal.checkpoint import saving
+from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.reader import open_checkpoint, verify
+from shoal.checkpoint.retention import EverySeconds
+from shoal.checkpoint.saving import Rate, seconds_needed
+from shoal.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    DivergenceError,
+    NotCommitted,
+    SaveAborted,
+    StorageError,
+)
+from shoal.runtime import fault_points
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.leaving import Given
+from shoal.runtime.preemption import exit_code_with, preempted_with
+
+
+def state(step):
+    return {"w": np.full(4, float(step)), "step": step}
+
+
+def together(count, function):
+    """Run a function in all processes of a job, which agree in what they raise."""
+    results = run_all(LocalJob(count), function)
+    kinds = {type(result) for result in results if isinstance(result, BaseException)}
+    assert not kinds or all(isinstance(result, BaseException) for result in results), results
+    return results
+
+
+def raised(results):
+    (kind,) = {type(result) for result in results}
+    return kind
+
+
+def test_all_processes_save_and_see_the_same(tmp_path):
+    def run(coordinator):
+        with Checkpoints(tmp_path, keep=2, every=2, coordinator=coordinator) as ckpts:
+            _, first = ckpts.resume(None, state(-1))
+            done = [ckpts.save(step, state(step)) for step in range(first, 8)]
+            ckpts.wait()
+            return first, done, ckpts.all_steps(), ckpts.restore()["step"]
+
+    assert together(3, run) == [(0, [False, True] * 4, (5, 7), 7)] * 3
+    assert together(2, run) == [(8, [], (5, 7), 7)] * 2
+    files = sorted(path.name[:4] for path in (tmp_path / "step_000000000007").iterdir())
+    assert set(files) == {"COMM", "data", "inde", "mani"}
+
+
+def test_processes_that_ask_for_different_histories_are_told(tmp_path):
+    def run(coordinator):
+        Checkpoints(tmp_path, keep=1 + coordinator.process, coordinator=coordinator)
+
+    results = together(2, run)
+    assert raised(results) is DivergenceError
+    assert "keep=" in str(results[0])
+
+
+def test_what_the_lead_finds_is_everybodys(tmp_path):
+    (tmp_path / "file").touch()
+
+    def on_a_file(coordinator):
+        Checkpoints(tmp_path / "file", coordinator=coordinator)
+
+    results = together(2, on_a_file)
+    assert raised(results) is StorageError
+    assert results[1].path == results[0].path
+
+    def on_nothing(coordinator):
+        Checkpoints(tmp_path / "run", coordinator=coordinator).restore()
+
+    assert raised(together(2, on_nothing)) is NotCommitted
+
+    def with_one_damaged(coordinator):
+        with Checkpoints(tmp_path / "run", coordinator=coordinator) as ckpts:
+            ckpts.save(1, state(1))
+            ckpts.wait()
+            (tmp_path / "run" / "step_000000000001" / "COMMIT").write_text("{}")
+            ckpts.restore()
+
+    assert raised(together(2, with_one_damaged)) is CorruptCheckpoint
+
+
+def test_seconds_are_the_leads(tmp_path):
+    def run(coordinator):
+        ckpts = Checkpoints(tmp_path, every=timedelta(days=1), coordinator=coordinator)
+        if coordinator.process == 1:  # its clock is a week ahead
+            ckpts._cadence._began -= 7 * 86_400
+        later = [ckpts.should_save(step) for step in range(5)]
+        if coordinator.process == 0:
+            ckpts._cadence._began -= 7 * 86_400
+        return later, [ckpts.should_save(step) for step in range(5, 100)]
+
+    results = together(3, run)
+    assert results == [results[0]] * 3
+    assert results[0][0] == [False] * 5
+    assert True in results[0][1]
+
+
+def test_always_due_is_always_saved(tmp_path):
+    def run(coordinator):
+        with Checkpoints(tmp_path, every=EverySeconds(1e-9), coordinator=coordinator) as ckpts:
+            return [ckpts.save(step, state(step)) for step in range(3)]
+
+    assert together(2, run) == [[True] * 3] * 2
+
+
+def test_a_failed_deletion_is_told_to_all_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOAL_FAULTS", "retain.before:raise")
+
+    def run(coordinator):
+        with Checkpoints(tmp_path, keep=1, coordinator=coordinator) as ckpts:
+            ckpts.save(1, state(1))
+            try:
+                ckpts.wait()
+            except Exception as error:  # noqa: BLE001 - compared below
+                found = error
+            ckpts.wait()
+            assert ckpts.save(2, state(2))
+            ckpts.wait()
+            return type(found).__name__, ckpts.all_steps()
+
+    assert together(2, run) == [("InjectedError", (2,)), ("PeerFailedError", (2,))]
+
+
+def test_who_is_lost_while_a_save_runs_aborts_it_on_all_others_once(tmp_path, monkeypatch):
+    job = LocalJob(3)
+    reach = fault_points.reach
+
+    def dying(point, process=None):
+        if point == "save.write" and process == 2 and (tmp_path / "step_000000000001").exists():
+            job.lose(2)
+            raise KeyError("it is dead")
+        reach(point, process)
+
+    def run(coordinator):
+        ckpts = Checkpoints(tmp_path, coordinator=coordinator)
+        ckpts.save(1, state(1))
+        ckpts.wait()
+        if coordinator.process == 0:
+            monkeypatch.setattr(fault_points, "reach", dying)
+        assert ckpts.all_steps() == (1,)
+        ckpts.save(2, state(2))
+        with pytest.raises(CheckpointError if coordinator.process < 2 else Exception) as caught:
+            ckpts.wait()
+        ckpts.wait()
+        return type(caught.value), getattr(caught.value, "exit_code", 1), ckpts.all_steps()
+
+    results = run_all(job, run)
+    assert results[:2] == [(SaveAborted, 71, (1,))] * 2
+
+
+def test_a_notice_makes_a_save_synchronous_and_its_deadline_counts(tmp_path, caplog, monkeypatch):
+    job = LocalJob(2)
+    limits = []
+    start = saving_of(monkeypatch, limits)
+
+    def run(coordinator):
+        ckpts = Checkpoints(tmp_path, coordinator=coordinator)
+        ckpts.save(1, state(1))
+        ckpts.wait()
+        if coordinator.process == 1:
+            coordinator.give_notice(Given("maintenance", "a test", deadline_s=500.0))
+        step = 2
+        while not preempted_with(coordinator, step):
+            step += 1
+        ckpts._saver._rate = Rate(1, 1000.0)  # a very slow disk
+        ckpts.save(step, state(step))
+        latest = ckpts.latest()  # nobody waited
+        ckpts.close()
+        return latest == step, exit_code_with(coordinator)
+
+    with caplog.at_level(logging.WARNING, "shoal"):
+        assert run_all(job, run) == [(True, 75)] * 2
+    assert start is not None
+    assert sorted(limit is None for limit in limits) == [False, False, True, True]
+    assert all(0 < limit <= 500.0 for limit in limits if limit is not None)
+    told = [record.message for record in caplog.records if "may not be finished" in record.message]
+    assert len(told) == 1
+    assert "notice of process 1 (a test: maintenance) leaves" in told[0]
+
+
+def saving_of(monkeypatch, limits):
+    """Note the deadline of each save that begins."""
+    from shoal.checkpoint import background
+
+    start = background.start_save_with
+
+    def noting(*arguments, **named):
+        limits.append(named["timeout_s"])
+        return start(*arguments, **named)
+
+    monkeypatch.setattr(background, "start_save_with", noting)
+    return start
+
+
+def test_the_loop_of_the_documents_survives_preemption(tmp_path):
+    """Until somebody is told to leave; then another job, of another size, goes on."""
+
+    def train(coordinator, told_at):
+        with Checkpoints(tmp_path, keep=2, coordinator=coordinator) as ckpts:
+            value, first = ckpts.resume(None, lambda: {"w": np.zeros(4)})
+            for step in range(first, 50):
+                value = {"w": value["w"] + step}
+                if step == told_at and coordinator.process == 0:
+                    coordinator.give_notice(Given("drained", "a test", None))
+                stop = preempted_with(coordinator, step)
+                if stop or step % 10 == 9:
+                    ckpts.save(step, value)
+                if stop:
+                    break
+        return step, value["w"].tolist(), exit_code_with(coordinator)
+
+    first = run_all(LocalJob(3), lambda coordinator: train(coordinator, 23))
+    stopped = first[0][0]
+    assert first == [(stopped, [float(sum(range(stopped + 1)))] * 4, 75)] * 3
+    assert stopped >= 23
+    second = run_all(LocalJob(2), lambda coordinator: train(coordinator, -1))
+    assert second == [(49, [float(sum(range(50)))] * 4, 0)] * 2
+
+
+def test_an_attempt_that_is_complete_is_recovered_and_a_stale_one_ends(tmp_path, child_env):
+    run = checkpoints.run_of_two(tmp_path / "run")
+    stale = checkpoints.begun(run, 25)
+    checkpoints.killed_before_commit(run / "step_000000000030", child_env)
+    alone = LocalJob(1).coordinators[0]
+    Checkpoints(run, recover=False, coordinator=alone)
+    assert (run / "step_000000000025" / f"PENDING-{stale}").exists()
+    ckpts = Checkpoints(run, coordinator=alone)
+    assert ckpts.all_steps() == (10, 20, 30)
+    assert verify(open_checkpoint(run / "step_000000000030")) == []
+    assert (run / "step_000000000025" / f"PENDING-{stale}").exists(), "it may still be written"
+    Checkpoints(run, lease_s=1e-9, coordinator=alone)
+    assert not (run / "step_000000000025").exists()
+
+
+def test_seconds_needed_grow_with_bytes():
+    assert seconds_needed(10, Rate(0, 1.0)) == 10.0
+    assert saving.bytes_of({"a": np.zeros(4), "b": 3, "c": "x"}) == 32
