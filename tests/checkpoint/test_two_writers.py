@@ -1,0 +1,334 @@
+"""Several writers of one step, deletions and collectors at the same time: exactly one commits."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from checkpoint.saves import Save, names_of, value_of
+from shoal.checkpoint import attempts
+from shoal.checkpoint.format import Commit
+from shoal.checkpoint.storage import LocalFolder
+from shoal.errors import SaveAborted, StepAlreadyCommitted
+from shoal.runtime import fault_points
+from shoal.runtime.fault_points import POINTS, InjectedError
+
+PATIENCE_S = 60
+TRIES = 20
+FIRST, SECOND, THIRD = (Save(f"00000000000{n}", value=n) for n in (1, 2, 3))
+DELETING = ("delete.marked", "delete.half")
+COMMITTING = ("save.assemble", "save.indexed", "save.link", "save.committed", "save.tidied")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return LocalFolder(tmp_path / "step")
+
+
+def _outcome(folder: LocalFolder, save: Save, start: threading.Barrier) -> object:
+    """Save as soon as all others are ready to."""
+    start.wait(PATIENCE_S)
+    try:
+        return save.save(folder).attempt
+    except StepAlreadyCommitted as error:
+        return error
+    except SaveAborted as error:
+        return error
+
+
+def _is_one_winner(folder: LocalFolder, outcomes: dict[str, object]) -> None:
+    winners = [attempt for attempt, outcome in outcomes.items() if outcome == attempt]
+    assert len(winners) == 1
+    (winner,) = winners
+    for attempt, outcome in outcomes.items():
+        if attempt != winner:
+            assert isinstance(outcome, StepAlreadyCommitted)
+            assert outcome.attempt == winner
+    commit = attempts.committed(folder)
+    assert commit.attempt == winner
+    assert value_of(folder, commit) == int(winner, 16)
+    attempts.collect(folder, idle_s=0)
+    assert folder.names() == names_of(folder, commit)
+
+
+def test_of_two_threads_exactly_one_commits(tmp_path):
+    for turn in range(TRIES):
+        folder = LocalFolder(tmp_path / str(turn))
+        start = threading.Barrier(2)
+        outcomes: dict[str, object] = {}
+
+        def run(save: Save, folder=folder, start=start, outcomes=outcomes) -> None:
+            outcomes[save.attempt] = _outcome(folder, save, start)
+
+        threads = [threading.Thread(target=run, args=(save,)) for save in (FIRST, SECOND)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        _is_one_winner(folder, outcomes)
+
+
+def _run_all(path: Path, save: Save, start, results) -> None:
+    for turn in range(TRIES):
+        outcome = _outcome(LocalFolder(path / str(turn)), save, start)
+        results.put((turn, save.attempt, outcome))
+
+
+def test_of_two_processes_exactly_one_commits(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    start, results = context.Barrier(2), context.Queue()
+    processes = [
+        context.Process(target=_run_all, args=(tmp_path, save, start, results))
+        for save in (FIRST, SECOND)
+    ]
+    for process in processes:
+        process.start()
+    outcomes: dict[int, dict[str, object]] = {turn: {} for turn in range(TRIES)}
+    for _ in range(2 * TRIES):
+        turn, attempt, outcome = results.get(timeout=PATIENCE_S)
+        outcomes[turn][attempt] = outcome
+    for process in processes:
+        process.join(PATIENCE_S)
+    for turn, ends in outcomes.items():
+        _is_one_winner(LocalFolder(tmp_path / str(turn)), ends)
+
+
+def test_all_processes_of_a_job_may_commit_at_once(tmp_path):
+    for turn in range(TRIES):
+        folder = LocalFolder(tmp_path / str(turn))
+        FIRST.prepare(folder)
+        start = threading.Barrier(4)
+        commits: list[Commit] = []
+
+        def run(number: int, folder=folder, start=start, commits=commits) -> None:
+            start.wait(PATIENCE_S)
+            done = attempts.recover(folder) if number else attempts.commit(folder, FIRST.attempt)
+            commits.append(done)
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert commits == [attempts.committed(folder)] * 4
+        assert folder.names() == names_of(folder, commits[0])
+
+
+@pytest.mark.parametrize("written", ["begun", "data", "part", "all"])
+def test_a_writer_that_was_collected_while_it_was_frozen_cannot_commit(folder, written):
+    FIRST.begin(folder)
+    if written in ("part", "all"):
+        FIRST.write(folder, 0)
+    attempts.abandon(folder, FIRST.attempt)
+    assert folder.names() == []
+    SECOND.save(folder)
+    if written == "all":
+        FIRST.write(folder, 1)  # it wakes, and goes on
+    with pytest.raises((SaveAborted, StepAlreadyCommitted)):
+        attempts.commit(folder, FIRST.attempt)
+    commit = attempts.committed(folder)
+    assert value_of(folder, commit) == 2
+    attempts.collect(folder, idle_s=0)
+    assert folder.names() == names_of(folder, commit)
+
+
+def test_a_writer_that_was_collected_leaves_nothing(folder):
+    FIRST.prepare(folder)
+    attempts.abandon(folder, FIRST.attempt)
+    folder.make()
+    FIRST.write(folder, 0)
+    FIRST.write(folder, 1)
+    with pytest.raises(SaveAborted, match="PENDING is gone"):
+        attempts.commit(folder, FIRST.attempt)
+    assert folder.names() == []
+
+
+def _frozen_at(monkeypatch, point: str, meanwhile) -> None:
+    """Let something happen when a point is reached for the first time."""
+    real = fault_points.reach
+    seen: list[str] = []
+
+    def reach(name: str, process: int | None = None) -> None:
+        if name == point and not seen:
+            seen.append(name)
+            meanwhile()
+        real(name, process)
+
+    monkeypatch.setattr("shoal.runtime.fault_points.reach", reach)
+
+
+@pytest.mark.parametrize("point", ["save.assemble", "save.indexed", "save.link"])
+def test_a_committer_that_is_collected_at_a_point_cannot_commit(folder, point, monkeypatch):
+    FIRST.prepare(folder)
+    _frozen_at(monkeypatch, point, lambda: attempts.abandon(folder, FIRST.attempt))
+    with pytest.raises(SaveAborted):
+        attempts.commit(folder, FIRST.attempt)
+    assert attempts.committed(folder) is None
+    assert folder.names() == []
+
+
+@pytest.mark.parametrize("point", ["save.assemble", "save.indexed", "save.link"])
+def test_a_committer_that_is_overtaken_at_a_point_gives_way(folder, point, monkeypatch):
+    FIRST.prepare(folder)
+    _frozen_at(monkeypatch, point, lambda: SECOND.save(folder))
+    with pytest.raises(StepAlreadyCommitted) as caught:
+        attempts.commit(folder, FIRST.attempt)
+    assert caught.value.attempt == SECOND.attempt
+    assert value_of(folder, attempts.committed(folder)) == 2
+
+
+@pytest.mark.parametrize("point", COMMITTING)
+def test_a_committer_that_is_helped_at_a_point_has_committed(folder, point, monkeypatch):
+    FIRST.prepare(folder)
+    _frozen_at(monkeypatch, point, lambda: attempts.recover(folder))
+    commit = attempts.commit(folder, FIRST.attempt)
+    assert commit == attempts.committed(folder)
+    assert folder.names() == names_of(folder, commit)
+
+
+@pytest.mark.parametrize("point", COMMITTING)
+def test_who_dies_committing_leaves_it_to_the_next(folder, point, monkeypatch):
+    FIRST.prepare(folder)
+    monkeypatch.setenv("SHOAL_FAULTS", f"{point}:raise")
+    with pytest.raises(InjectedError):
+        attempts.commit(folder, FIRST.attempt)
+    is_linked = point in ("save.committed", "save.tidied")
+    assert (attempts.committed(folder) is not None) == is_linked
+    commit = attempts.recover(folder)
+    assert value_of(folder, commit) == 1
+    assert folder.names() == names_of(folder, commit)
+
+
+@pytest.mark.parametrize("point", DELETING)
+def test_a_step_saved_again_outlives_the_deletion_that_died(folder, point, monkeypatch):
+    FIRST.save(folder)
+    monkeypatch.setenv("SHOAL_FAULTS", f"{point}:raise")
+    with pytest.raises(InjectedError):
+        attempts.delete(folder, FIRST.attempt)
+    assert attempts.committed(folder) is None
+    assert attempts.state_of(folder).tombstones == (FIRST.attempt,)
+    SECOND.save(folder)
+    attempts.delete(folder, FIRST.attempt)  # it goes on
+    commit = attempts.committed(folder)
+    assert value_of(folder, commit) == 2
+    assert folder.names() == names_of(folder, commit)
+
+
+@pytest.mark.parametrize("point", DELETING)
+def test_a_step_saved_again_outlives_the_deletion_that_was_frozen(folder, point, monkeypatch):
+    FIRST.save(folder)
+    _frozen_at(monkeypatch, point, lambda: SECOND.save(folder))
+    attempts.delete(folder, FIRST.attempt)
+    commit = attempts.committed(folder)
+    assert value_of(folder, commit) == 2
+    assert folder.names() == names_of(folder, commit)
+
+
+def _delete_frozen_before_its_rename(folder: LocalFolder, monkeypatch) -> None:
+    """Delete the first save; meanwhile others delete it, and save the second."""
+
+    class Slow(LocalFolder):
+        def rename(self, old: str, new: str) -> None:
+            if old == "COMMIT":
+                attempts.delete(folder, FIRST.attempt)
+                SECOND.save(folder)
+            super().rename(old, new)
+            if old == "COMMIT":
+                raise InjectedError("it dies right after")
+
+    with pytest.raises(InjectedError):
+        attempts.delete(Slow(folder.path), FIRST.attempt)
+    assert "COMMIT" not in folder.names()
+
+
+def test_a_deletion_that_renamed_anothers_commit_took_nothing(folder, monkeypatch):
+    FIRST.save(folder)
+    _delete_frozen_before_its_rename(folder, monkeypatch)
+    assert attempts.committed(folder).attempt == SECOND.attempt
+    assert attempts.state_of(folder).commit.attempt == SECOND.attempt
+    with pytest.raises(StepAlreadyCommitted):
+        THIRD.begin(folder)
+    attempts.collect(folder, idle_s=0)
+    commit = attempts.committed(folder)
+    assert value_of(folder, commit) == 2
+    assert folder.names() == names_of(folder, commit)
+
+
+def test_who_commits_finds_the_commit_that_was_renamed_by_mistake(folder, monkeypatch):
+    FIRST.save(folder)
+    _delete_frozen_before_its_rename(folder, monkeypatch)
+    third = THIRD.attempt
+    folder.write_new(f"PENDING-{third}", b"{}")
+    folder.write_new(f"manifest-{third}.json", b"")
+    with pytest.raises(StepAlreadyCommitted):
+        attempts.commit(folder, third)
+    assert "COMMIT" in folder.names()
+
+
+def test_two_deletions_at_once_and_a_save(tmp_path):
+    for turn in range(TRIES):
+        folder = LocalFolder(tmp_path / str(turn))
+        FIRST.save(folder)
+        start = threading.Barrier(3)
+        outcomes: list[object] = []
+
+        def delete(folder=folder, start=start) -> None:
+            start.wait(PATIENCE_S)
+            attempts.delete(folder, FIRST.attempt)
+
+        def save(folder=folder, start=start, outcomes=outcomes) -> None:
+            outcomes.append(_outcome(folder, SECOND, start))
+
+        threads = [threading.Thread(target=each) for each in (delete, delete, save)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        commit = attempts.recover(folder)
+        if commit:
+            assert outcomes == [SECOND.attempt]
+            assert value_of(folder, commit) == 2
+        else:
+            assert isinstance(outcomes[0], StepAlreadyCommitted)
+        attempts.collect(folder, idle_s=0)
+        assert folder.names() == (names_of(folder, commit) if commit else [])
+
+
+def test_a_save_beside_many_collectors(tmp_path):
+    """Whoever collects spares what is alive, and removes the folder only while it is empty."""
+    folder = LocalFolder(tmp_path / "step")
+    is_over = threading.Event()
+    errors: list[BaseException] = []
+
+    def collect() -> None:
+        try:
+            while not is_over.is_set():
+                attempts.collect(folder, idle_s=3600)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    collectors = [threading.Thread(target=collect) for _ in range(2)]
+    for thread in collectors:
+        thread.start()
+    try:
+        for number in range(TRIES):
+            save = Save(f"{number + 16:012x}", value=number)
+            commit = save.save(folder)
+            assert value_of(folder, commit) == number
+            attempts.delete(folder, save.attempt)
+    finally:
+        is_over.set()
+        for thread in collectors:
+            thread.join(PATIENCE_S)
+    assert errors == []
+
+
+def test_the_points_here_are_all_there_are():
+    ours = {name for name in POINTS if name.startswith("delete.")} | set(COMMITTING)
+    assert set(DELETING) | set(COMMITTING) == ours
+    assert os.environ.get("SHOAL_FAULTS") is None
