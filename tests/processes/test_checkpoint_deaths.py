@@ -1,0 +1,309 @@
+"""Whoever dies in a save, and when: survivors and storage agree, and nothing is half.
+
+death of                 at                       survivors          next run
+anybody                  preflight … written      SaveAborted        the step is not there
+the lead                 open, opened             SaveAborted        the step is not there
+anybody                  parted                   it is saved        it is there
+the lead                 assemble … tidied        it is saved        it is there
+anybody                  announced                it is saved        it is there
+the only process         parted … tidied          –                  it is there
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from processes.forked import Forks, Outcome, tree_of
+from shoal.checkpoint import attempts
+from shoal.checkpoint.blobs import tree_of as tree_of_blob
+from shoal.checkpoint.opening import open_checkpoint
+from shoal.checkpoint.reader import Want, read, verify
+from shoal.checkpoint.storage import LocalFolder
+from shoal.errors import NotCommitted
+
+EARLY = ("preflight", "snapshot", "write", "written")
+LEAD_EARLY = ("open", "opened")
+LEAD_LATE = ("assemble", "indexed", "link", "committed", "tidied")
+PROCESSES = 4
+SEED = 100
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory):
+    import conftest
+
+    forks = Forks(tmp_path_factory.mktemp("forks"), conftest.OUTSIDE)
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="module")
+def earlier(forks, tmp_path_factory):
+    """A history with one committed step."""
+    root = tmp_path_factory.mktemp("earlier")
+    assert {one.error for one in forks.run(2, "save_step", str(root / "1"), 1, 1, 30.0)} == {None}
+    return root
+
+
+@pytest.fixture
+def root(earlier, tmp_path):
+    return Path(shutil.copytree(earlier, tmp_path / "run"))
+
+
+def holds(path: Path, seed: int, processes: int) -> None:
+    """Assert that a checkpoint is whole and bit-equal to what was saved."""
+    checkpoint = open_checkpoint(path)
+    assert verify(checkpoint) == []
+    wants = {}
+    for number, leaf in enumerate(checkpoint.manifest.leaves):
+        if leaf.kind == "array":
+            wants[leaf.name] = Want(
+                number, (0,) * len(leaf.shape), np.empty(leaf.shape, leaf.dtype)
+            )
+    read(checkpoint, list(wants.values()), most_bytes=1 << 26)
+    expected = tree_of(seed)
+    for name, want in wants.items():
+        assert np.array_equal(want.out, expected[name]), name
+    assert len(wants) == 6
+    (own,) = (n for n, leaf in enumerate(checkpoint.manifest.leaves) if leaf.name == "own")
+    for process, (origin, size) in checkpoint.values_of(own).items():
+        out = np.empty(size, np.uint8)
+        read(checkpoint, [Want(own, (origin,), out)], most_bytes=1 << 26)
+        assert tree_of_blob(out.tobytes()) == {"process": process, "seed": seed}
+    assert len(checkpoint.values_of(own)) == processes
+
+
+def is_committed(path: Path) -> bool:
+    return attempts.committed(LocalFolder(path)) is not None
+
+
+def judge(outcomes: list[Outcome], victims: set[int], path: Path, *, saved: bool) -> None:
+    """Assert that all survivors say the same, and that the storage agrees, without a next run."""
+    assert {p for p, one in enumerate(outcomes) if one.is_dead} == victims
+    errors = {one.error for one in outcomes} - {"dead"}
+    assert errors <= ({None} if saved else {"SaveAborted"}), [o.said for o in outcomes]
+    for one in outcomes:
+        if one.error not in (None, "dead"):
+            assert {*one.said["processes"]} <= victims  # the first that was missed
+            assert one.said["processes"]
+            assert one.said["exit_code"] == 71
+    if errors:
+        assert is_committed(path) == saved
+        left = sorted(name.split("-")[0] for name in LocalFolder(path).names())
+        if saved:
+            assert set(left) == {"COMMIT", "data", "index", "manifest"}
+        else:
+            assert left == []
+
+
+def next_run(forks: Forks, root: Path, *, saved: bool, processes: int) -> None:
+    """Recover, look, save the step again; the earlier step stands all the while."""
+    path = root / "2"
+    folder = LocalFolder(path)
+    assert (attempts.recover(folder) is not None) == saved
+    attempts.collect(folder, idle_s=0)
+    if saved:
+        holds(path, SEED, processes)
+    else:
+        assert folder.names() == []
+        with pytest.raises(NotCommitted):
+            open_checkpoint(path)
+    (again,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="next")
+    assert again.error == ("StepAlreadyCommitted" if saved else None)
+    holds(path, SEED if saved else SEED + 1, processes if saved else 1)
+    holds(root / "1", 1, 2)
+
+
+ROWS = [
+    *((point, victim, False) for point in EARLY for victim in (0, 2)),
+    *((point, 0, False) for point in LEAD_EARLY),
+    *(("parted", victim, True) for victim in (0, 2)),
+    *((point, 0, True) for point in LEAD_LATE),
+    *(("announced", victim, True) for victim in (0, 2)),
+]
+
+
+BEHIND = [("snapshot", 0, False), ("written", 2, False), ("parted", 0, True), ("link", 0, True)]
+TABLE = [
+    *(("save_step", *row) for row in ROWS),
+    *(
+        pytest.param("save_behind", *row, marks=[] if row in BEHIND else [pytest.mark.faults])
+        for row in ROWS
+    ),
+]
+
+
+@pytest.mark.parametrize(("work", "point", "victim", "saved"), TABLE)
+def test_a_death(forks, root, work, point, victim, saved):
+    path = root / "2"
+    faults = f"save.{point}@{victim}:kill"
+    outcomes = forks.run(PROCESSES, work, str(path), 2, SEED, 30.0, faults=faults)
+    judge(outcomes, {victim}, path, saved=saved)
+    next_run(forks, root, saved=saved, processes=PROCESSES)
+
+
+WHOLE_JOB = [
+    *((point, False) for point in (*EARLY, *LEAD_EARLY)),
+    *((point, True) for point in ("parted", *LEAD_LATE, "announced")),
+]
+
+
+@pytest.mark.parametrize(("point", "saved"), WHOLE_JOB)
+def test_the_only_process_dies(forks, root, point, saved):
+    path = root / "2"
+    (outcome,) = forks.run(1, "save_step", str(path), 2, SEED, 30.0, faults=f"save.{point}:kill")
+    assert outcome.is_dead
+    next_run(forks, root, saved=saved, processes=1)
+
+
+def test_all_die_when_all_have_written(forks, root):
+    path = root / "2"
+    outcomes = forks.run(
+        PROCESSES, "save_step", str(path), 2, SEED, 30.0, faults="save.parted:kill"
+    )
+    assert all(one.is_dead for one in outcomes)
+    next_run(forks, root, saved=True, processes=PROCESSES)
+
+
+@pytest.mark.parametrize(("victims", "saved"), [((0, 2), False), ((1, 2, 3), False)])
+def test_several_die(forks, root, victims, saved):
+    path = root / "2"
+    faults = "; ".join(f"save.written@{victim}:kill" for victim in victims)
+    outcomes = forks.run(PROCESSES, "save_step", str(path), 2, SEED, 30.0, faults=faults)
+    judge(outcomes, set(victims), path, saved=saved)
+    next_run(forks, root, saved=saved, processes=PROCESSES)
+
+
+def test_a_process_fails_and_another_dies(forks, root):
+    path = root / "2"
+    faults = "save.write@1:raise; save.written@3:kill"
+    outcomes = forks.run(PROCESSES, "save_step", str(path), 2, SEED, 30.0, faults=faults)
+    errors = {one.error for one in outcomes}
+    assert errors <= {"SaveAborted", "InjectedError", "dead"}
+    next_run(forks, root, saved=False, processes=PROCESSES)
+
+
+@pytest.mark.parametrize("point", ["snapshot", "write", "written", "parted"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_process_raises(forks, root, point, victim):
+    """All hear of it, whoever it is; nobody waits for a deadline."""
+    path = root / "2"
+    outcomes = forks.run(
+        PROCESSES, "save_step", str(path), 2, SEED, 30.0, faults=f"save.{point}@{victim}:raise"
+    )
+    for process, one in enumerate(outcomes):
+        assert one.error == ("InjectedError" if process == victim else "SaveAborted")
+        if process != victim:
+            assert one.said["processes"] == [victim]
+            assert one.said["exit_code"] == 72
+    next_run(forks, root, saved=False, processes=PROCESSES)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("point", ["write", "written"])
+def test_a_frozen_writer_wakes_when_others_have_collected_and_saved(forks, root, point, victim):
+    path = root / "2"
+    children = forks.start(
+        PROCESSES, "save_step", str(path), 2, SEED, 0.5, faults=f"save.{point}@{victim}:stop"
+    )
+    children[victim].until_stopped()
+    others = [child.wait() for p, child in enumerate(children) if p != victim]
+    assert {one.error for one in others} == {"SaveAborted"}
+    assert {one.said["exit_code"] for one in others} <= {71, 73}
+    attempts.collect(LocalFolder(path), idle_s=0)
+    (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0)
+    assert second.error is None
+    children[victim].send(signal.SIGCONT)
+    assert children[victim].wait().error is not None
+    holds(path, SEED + 1, 1)
+    assert len(LocalFolder(path).names()) == 4
+
+
+@pytest.mark.parametrize("point", ["opened", "assemble", "indexed", "link"])
+def test_a_frozen_lead_cannot_commit_what_was_ended(forks, root, point):
+    path = root / "2"
+    folder = LocalFolder(path)
+    (child,) = forks.start(1, "save_step", str(path), 2, SEED, 30.0, faults=f"save.{point}:stop")
+    child.until_stopped()
+    (attempt,) = attempts.state_of(folder).attempts
+    assert attempts.abandon(folder, attempt.id) is None
+    (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="another")
+    assert second.error is None
+    child.send(signal.SIGCONT)
+    assert child.wait().error in ("SaveAborted", "StepAlreadyCommitted", "NotShared")
+    holds(path, SEED + 1, 1)
+    assert len(folder.names()) == 4
+
+
+@pytest.mark.parametrize("point", ["assemble", "indexed", "link", "committed", "tidied"])
+def test_what_a_frozen_lead_has_not_committed_is_recovered(forks, root, point):
+    path = root / "2"
+    (child,) = forks.start(1, "save_step", str(path), 2, SEED, 30.0, faults=f"save.{point}:stop")
+    child.until_stopped()
+    assert attempts.collect(LocalFolder(path), idle_s=0) == []
+    (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="another")
+    assert second.error == "StepAlreadyCommitted"
+    child.send(signal.SIGCONT)
+    assert child.wait().error is None
+    holds(path, SEED, 1)
+    assert len(LocalFolder(path).names()) == 4
+
+
+def test_a_live_writer_is_spared(forks, root):
+    """Garbage is what nobody has touched for long."""
+    path = root / "2"
+    (child,) = forks.start(1, "save_step", str(path), 2, SEED, 30.0, faults="save.written:stop")
+    child.until_stopped()
+    assert attempts.collect(LocalFolder(path), idle_s=600) == []
+    child.send(signal.SIGCONT)
+    assert child.wait().error is None
+    holds(path, SEED, 1)
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_two_jobs_save_one_step(forks, root, turn):
+    path = root / "2"
+    one = forks.start(2, "save_step", str(path), 2, SEED, 30.0, name="one")
+    other = forks.start(2, "save_step", str(path), 2, SEED + 1, 30.0, name="other")
+    outcomes = [{child.wait().error for child in job} for job in (one, other)]
+    assert sorted(outcomes, key=len) == outcomes
+    assert outcomes in ([{None}, {"StepAlreadyCommitted"}], [{"StepAlreadyCommitted"}, {None}])
+    holds(path, SEED if outcomes[0] == {None} else SEED + 1, 2)
+    assert len(LocalFolder(path).names()) == 5
+
+
+def random_kills(forks, root, kills, seed):
+    """Kill one of two processes at a random point of a random step of a loop, again and again."""
+    chance = random.Random(seed)
+    first = 2
+    for _ in range(kills):
+        victim = chance.randrange(2)
+        points = [*EARLY, "parted", "announced", *((*LEAD_EARLY, *LEAD_LATE) if not victim else ())]
+        fault = f"save.{chance.choice(points)}@{victim}#{chance.randrange(1, 4)}:kill"
+        outcomes = forks.run(2, "save_many", str(root), first, first + 4, faults=fault)
+        assert outcomes[victim].is_dead, fault
+        assert not outcomes[1 - victim].is_dead
+        there = sorted(int(path.name) for path in root.iterdir())
+        saved = [step for step in there if is_committed(root / str(step))]
+        assert saved, fault
+        assert saved == list(range(saved[0], saved[-1] + 1)), fault
+        for step in saved:
+            holds(root / str(step), step, 2)
+        for step in saved[:-1]:  # a history that is not too long to verify each time
+            shutil.rmtree(root / str(step))
+        first = saved[-1] + 1
+
+
+def test_random_kills(forks, root):
+    random_kills(forks, root, 5, seed=5)
+
+
+@pytest.mark.faults
+def test_fifty_random_kills(forks, root):
+    random_kills(forks, root, 50, seed=50)
