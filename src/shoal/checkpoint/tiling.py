@@ -214,7 +214,7 @@ def check_index(manifest: Manifest, index: Index, file: str = "the index") -> No
     is_own = np.array([one.kind == "per_process" for one in manifest.leaves], bool)
     rows = is_own[index.chunks.leaf] if index.chunks.leaf.size else np.zeros(0, bool)
     process = np.array([one.process for one in index.files], np.int64)
-    if (process[index.chunks.file[rows]] != index.chunks.origin[rows, 0]).any():
+    if rows.any() and (process[index.chunks.file[rows]] != index.chunks.origin[rows, 0]).any():
         _refuse(file, "has a process's own value in a file of another")
 
 

@@ -1,0 +1,163 @@
+"""A small checkpoint of two processes with a leaf of every kind, made from the format alone."""
+
+import hashlib
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+import xxhash
+
+from shoal.checkpoint import blobs, dtypes, header, names, tree, values
+from shoal.checkpoint import format as files
+
+ATTEMPT = "0123456789ab"
+
+
+class Adam(NamedTuple):
+    count: object
+    mu: object
+
+
+class Cut(NamedTuple):
+    """A leaf with data: its record, and the boxes that each process writes."""
+
+    value: np.ndarray
+    record: files.LeafRecord
+    boxes: tuple  # (process, origin, extent)
+
+
+def whole(value, process, **fields):
+    origin = (0,) * value.ndim
+    return cut(value, [(process, origin, value.shape)], **fields)
+
+
+def cut(value, boxes, kind="array", **fields):
+    dtype = dtypes.name_of(value.dtype)
+    record = files.LeafRecord("", kind, dtype, fields.pop("shape", value.shape), **fields)
+    return Cut(value, record, tuple(boxes))
+
+
+W = np.arange(24, dtype=np.float32).reshape(4, 6)
+LONG = "ä" * 40_000
+STATE = {
+    "params": {
+        "w": cut(W, [(0, (0, 0), (2, 6)), (1, (2, 0), (2, 6))], layout="(data, -) @ data=2"),
+        "b": whole(np.array([0.5, -0.0, 3], ml_dtypes.bfloat16), 0),
+        "q": cut(np.array([1, -8, 7, 0, -1], ml_dtypes.int4), [(0, (0,), (2,)), (1, (2,), (3,))]),
+        "a/b#c": whole(np.array([1 + 2j, -3j]), 1),
+        "empty": whole(np.zeros((0, 3), np.float64), 0),
+    },
+    "opt": Adam(whole(np.array(7, np.int32), 1), [1, 2.5, None, True, "ß", b"\0\xff", -0.0]),
+    "key": whole(np.array([1, 2], np.uint32), 0, kind="key", shape=(), words=(2,), impl="fry"),
+    "when": whole(np.array(["2020-01-01", "NaT"], "M8[D]"), 0),
+    "text": np.str_("x"),
+    "long": whole(values.bulk_of(LONG), 1, kind="str"),
+    "loader": [{"row": 3, "seen": np.arange(3)}, {"row": 5, "seen": np.arange(2)}],
+    1: 10**30,
+    "1": 1j,
+}
+
+
+def is_leaf(value):
+    return isinstance(value, Cut) or (type(value) is list and type(value[0]) is dict)
+
+
+def records():
+    """Return the structure, and each leaf's record and what is to be written of it."""
+    leaves, structure = tree.flatten(STATE, is_leaf=is_leaf)
+    found = []
+    for path, leaf in leaves:
+        name = names.name_of(path)
+        if isinstance(leaf, Cut):
+            found.append((leaf.record.__class__(**{**vars(leaf.record), "name": name}), leaf))
+        elif is_leaf(leaf):
+            found.append((files.LeafRecord(name, "per_process", "uint8"), leaf))
+        else:
+            kind = values.kind_of(leaf)
+            found.append((files.LeafRecord(name, kind, value=values.to_json(leaf)), None))
+    return structure, found
+
+
+def pieces_of(process, found):
+    """Return what a process writes: leaf, origin, extent, entry name, dtype, entry shape, bytes."""
+    pieces = []
+    for number, (record, leaf) in enumerate(found):
+        if record.kind == "per_process":
+            blob = blobs.blob_of(leaf[process])
+            entry = names.entry_of_process(record.name, process)
+            pieces.append((number, (process,), (len(blob),), entry, "U8", (len(blob),), blob))
+        for of, origin, extent in leaf.boxes if isinstance(leaf, Cut) else ():
+            if of != process:
+                continue
+            box = tuple(slice(o, o + e) for o, e in zip(origin, extent, strict=True))
+            value = leaf.value[box]
+            entry = names.entry(record.name, None if len(leaf.boxes) == 1 else origin)
+            how, shape = dtypes.storage_of(value.dtype), dtypes.entry_shape(value.dtype, extent)
+            data = dtypes.pack(value).tobytes()
+            pieces.append((number, origin, extent, entry, how.entry, shape, data))
+    return pieces
+
+
+def hashes_of(data):
+    blocks = range(0, len(data), files.BLOCK_BYTES)
+    return [xxhash.xxh3_64_intdigest(data[at : at + files.BLOCK_BYTES]) for at in blocks]
+
+
+def part_of(process, found, rank):
+    """Return the data file of a process and its part."""
+    pieces = {piece[3]: piece for piece in pieces_of(process, found)}
+    entries = header.arrange((entry, *piece[4:6]) for entry, piece in pieces.items())
+    first = header.build(entries, files.data_metadata(ATTEMPT))
+    data = first + b"".join(pieces[entry.name][6] for entry in entries)
+    rows = []
+    for entry in entries:
+        number, origin, extent = pieces[entry.name][:3]
+        more = rank - len(origin)
+        begin, end = len(first) + entry.begin, len(first) + entry.end
+        rows.append((number, 0, begin, end, *origin, *(0,) * more, *extent, *(1,) * more))
+    table = np.array(sorted(rows, key=lambda row: (row[0], row[4:])), np.int64)
+    chunks = files.Chunks(*table.T[:4], table[:, 4 : 4 + rank], table[:, 4 + rank :])
+    name = files.data_name(ATTEMPT, process, 2)
+    record = files.FileRecord(name, len(data), process)
+    block_hash = np.array(hashes_of(data), np.uint64)
+    return data, files.Part(ATTEMPT, process, (record,), chunks, block_hash)
+
+
+def manifest():
+    structure, found = records()
+    return files.Manifest(
+        ATTEMPT, 1000, 1_600_000_000_000_000_000, 2, structure,
+        tuple(record for record, _ in found),
+        writer={"shoal": "0"}, mesh="data=2", user={"lr": [0.1, None], "größe": "ß"},
+        metrics={"loss": 0.25, "worst": float("inf")},
+    )  # fmt: skip
+
+
+def blob(name, data):
+    return files.Blob(name, len(data), hashlib.sha256(data).hexdigest())
+
+
+def checkpoint():
+    """Return the files of the checkpoint by name, those of its parts among them."""
+    said, found = manifest(), records()[1]
+    written = {}
+    parts = []
+    for process in range(2):
+        data, part = part_of(process, found, rank=2)
+        written[part.files[0].name] = data
+        written[files.part_name(ATTEMPT, process)] = files.encode_part(part)
+        parts.append(part)
+    index = files.join_parts(said, parts)
+    written[files.manifest_name(ATTEMPT)] = files.encode_manifest(said)
+    written[files.index_name(ATTEMPT)] = files.encode_index(index)
+    written["COMMIT"] = files.encode_commit(commit_of(written, said, index))
+    return written
+
+
+def commit_of(written, said, index):
+    return files.Commit(
+        ATTEMPT, said.step, said.created_ns,
+        blob(files.manifest_name(ATTEMPT), written[files.manifest_name(ATTEMPT)]),
+        blob(files.index_name(ATTEMPT), written[files.index_name(ATTEMPT)]),
+        sum(one.bytes for one in index.files), len(index.files), said.metrics,
+    )  # fmt: skip

@@ -1,0 +1,171 @@
+"""Manifest and COMMIT: what is written comes back, the same bytes each time; nothing else is."""
+
+import hashlib
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from checkpoint.samples import ATTEMPT, blob, checkpoint, manifest
+from shoal.checkpoint import format as files
+from shoal.checkpoint import tree
+from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63) + 1, (1 << 63) - 1)
+    | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+def test_a_manifest_comes_back():
+    said = manifest()
+    data = files.encode_manifest(said)
+    assert files.decode_manifest(data) == said
+    assert files.encode_manifest(files.decode_manifest(data)) == data
+    lines = data.decode().splitlines()
+    for leaf in said.leaves:  # one leaf a line
+        assert sum(f'{{"name": "{leaf.name}", ' in line for line in lines) == 1
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=3), st.none() | st.integers(0, 1 << 61))
+def test_what_the_caller_adds_comes_back(user, step):
+    said = replace(manifest(), user=user, step=step)
+    again = files.decode_manifest(files.encode_manifest(said))
+    assert repr(again.user) == repr(user)
+    assert again.step == step
+
+
+@pytest.mark.parametrize(
+    ("user", "what"),
+    [({"a": math.nan}, "user: ['a']: is nan"), ({"a": {1: 2}}, "has the key 1"),
+     ({"a": [(1, 2)]}, "['a'][0]: is a tuple"), ({"a": "\ud800"}, "lone surrogate"),
+     ({"\ud800": 1}, "lone surrogate"), ({"a": 1 << 70}, "63 bits"), ({"a": object()}, "object"),
+     ({"a": np.float32(1)}, "is a float32")],
+    ids=str,
+)  # fmt: skip
+def test_what_the_caller_adds_is_json(user, what):
+    with pytest.raises(UsageError) as error:
+        files.encode_manifest(replace(manifest(), user=user))
+    assert what in str(error.value)
+
+
+def test_all_that_is_no_json_is_named_at_once():
+    loop: list[object] = []
+    loop.append(loop)
+    with pytest.raises(UsageError, match="3 problems"):
+        files.encode_manifest(replace(manifest(), user={"a": loop, "b": {2: 1}, "c": b""}))
+
+
+def test_a_leaf_alone_and_no_leaf_at_all():
+    for value in (np.float32(3), {}, []):
+        _, structure = tree.flatten(value)
+        leaves = (files.LeafRecord("~", "array", "float32", (3,)),) if structure == 0 else ()
+        said = files.Manifest(ATTEMPT, None, 5, 1, structure, leaves)
+        assert files.decode_manifest(files.encode_manifest(said)) == said
+
+
+METRICS = st.dictionaries(st.text(max_size=4), st.floats(), max_size=5)
+
+
+def commit(**fields):
+    blobs = (blob(files.manifest_name(ATTEMPT), b"m"), blob(files.index_name(ATTEMPT), b""))
+    return replace(files.Commit(ATTEMPT, 5, 6, *blobs, 7, 8), **fields)
+
+
+@given(METRICS, st.none() | st.integers(0, 1 << 61))
+def test_a_commit_comes_back(metrics, step):
+    said = commit(metrics=metrics, step=step)
+    data = files.encode_commit(said)
+    again = files.decode_commit(data)
+    assert repr(again) == repr(said)
+    assert files.encode_commit(again) == data
+    assert data.endswith(hashlib.sha256(data[:-65]).hexdigest().encode() + b"\n")
+    assert json.loads(data[:-65])["attempt"] == ATTEMPT
+
+
+def test_a_commit_is_small():
+    metrics = {f"m{number}": math.pi * number for number in range(35)}
+    data = files.encode_commit(commit(metrics=metrics, step=1 << 61, data_bytes=1 << 61))
+    assert len(data) <= files.COMMIT_BYTES
+    with pytest.raises(UsageError, match="more than 1024 bytes"):
+        files.encode_commit(commit(metrics=metrics | {"x" * 900: 0.0}))
+
+
+def test_numbers_of_numpy_are_metrics_and_other_things_are_not():
+    found = files.decode_commit(files.encode_commit(commit(metrics={"a": np.float32(0.5), "b": 2})))
+    assert found.metrics == {"a": 0.5, "b": 2.0}
+    for value in (True, "0.5", None, np.bool_(True), 10**400, [1.0]):
+        with pytest.raises(UsageError, match="metrics: 'a'"):
+            files.encode_commit(commit(metrics={"a": value}))
+
+
+def test_every_bit_of_a_commit_is_sealed():
+    data = bytearray(files.encode_commit(commit(metrics={"loss": 1.5})))
+    for at in range(len(data)):
+        for bit in range(8):
+            data[at] ^= 1 << bit
+            with pytest.raises(CorruptCheckpoint, match="COMMIT is damaged"):
+                files.decode_commit(bytes(data))
+            data[at] ^= 1 << bit
+    for length in range(len(data)):
+        with pytest.raises(CorruptCheckpoint):
+            files.decode_commit(bytes(data[:length]))
+    for more in (b"\n", b"x", bytes(4096)):
+        with pytest.raises(CorruptCheckpoint):
+            files.decode_commit(bytes(data) + more)
+
+
+def sealed(said):
+    text = json.dumps(said).encode()
+    return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
+
+
+def said_by(data):
+    return json.loads(data)
+
+
+@pytest.mark.parametrize("kind", ["commit", "manifest"])
+def test_later_versions_are_refused_by_name(kind):
+    if kind == "commit":
+        said, decode = said_by(files.encode_commit(commit())[:-65]), files.decode_commit
+        written = sealed
+    else:
+        said, decode = said_by(files.encode_manifest(manifest())), files.decode_manifest
+
+        def written(changed):
+            return json.dumps(changed).encode()
+
+    with pytest.raises(UnsupportedCheckpoint, match=r"version 2\.0.*reads 1\.0") as error:
+        decode(written(said | {"version": [2, 0], "who": "knows"}))
+    assert error.value.features == ("version 2.0",)
+    with pytest.raises(UnsupportedCheckpoint, match="needs holes, zstd") as error:
+        decode(written(said | {"version": [1, 9], "required": ["zstd", "holes"]}))
+    assert error.value.features == ("holes", "zstd")
+    later = decode(written(said | {"version": [1, 1], "more": {"to": "come"}}))
+    assert later == decode(written(said))  # what it adds can be left unread
+    with pytest.raises(CorruptCheckpoint, match="unknown keys"):
+        decode(written(said | {"more": 1}))
+
+
+def test_files_of_a_checkpoint_belong_together():
+    written = checkpoint()
+    said = files.decode_manifest(written[files.manifest_name(ATTEMPT)])
+    index = files.decode_index(written[files.index_name(ATTEMPT)])
+    found = files.decode_commit(written["COMMIT"])
+    files.check_whole(found, said, index)
+    for other in (
+        replace(found, step=None), replace(found, data_bytes=found.data_bytes + 1),
+        replace(found, num_files=1), replace(found, attempt="a" * 12),
+    ):  # fmt: skip
+        with pytest.raises(CorruptCheckpoint):
+            files.check_whole(other, said, index)
+    with pytest.raises(CorruptCheckpoint, match="of attempt"):
+        files.check_index(replace(said, attempt="a" * 12), index)
+    with pytest.raises(CorruptCheckpoint, match="none of this checkpoint"):
+        files.check_index(replace(said, num_processes=3), index)
