@@ -151,11 +151,12 @@ class LocalFolder:
         made = {os.path.dirname(path) for path in missing}
         found = {os.path.dirname(self._path), os.path.dirname(os.path.dirname(self._path))}
         for path in sorted(made | found, reverse=True):  # the longer ones are the inner ones
-            try:
-                _sync_folder(path)
-            except PermissionError:
-                if path in made:
-                    raise
+            with _refusals(path, "fsync the folder", FileNotFoundError):
+                try:
+                    _sync_folder(path)
+                except PermissionError:  # a parent that others made, long ago
+                    if path in made:
+                        raise
 
     def names(self) -> list[str]:
         """See `Folder.names`."""
@@ -296,7 +297,7 @@ class LocalFolder:
 
     def sync(self) -> None:
         """See `Folder.sync`."""
-        with contextlib.suppress(FileNotFoundError):
+        with _refusals(self._path, "fsync the folder"), contextlib.suppress(FileNotFoundError):
             _sync_folder(self._path)
 
     def free_bytes(self) -> int:
@@ -335,13 +336,12 @@ def _open_to_read(path: str) -> Iterator[int]:
 
 
 def _sync_folder(path: str) -> None:
-    with _refusals(path, "fsync the folder", FileNotFoundError, PermissionError):
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        except OSError as error:
-            # Some file systems on a network know no fsync of folders: there names are durable.
-            if error.errno not in (EINVAL, ENOTSUP):
-                raise
-        finally:
-            os.close(fd)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some file systems on a network know no fsync of folders: there names are durable.
+        if error.errno not in (EINVAL, ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
