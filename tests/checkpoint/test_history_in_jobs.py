@@ -1,0 +1,78 @@
+"""A run in real processes: told to leave, killed, gone on with elsewhere, looked at without JAX."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from checkpoint import training
+from cli import checkpoints
+from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.steps import step_name
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.testing.cluster import Cluster
+
+
+def python(program, *arguments, env, code=0):
+    done = subprocess.run(
+        [sys.executable, *program, *map(str, arguments)],
+        env=env, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done.stdout
+
+
+def undisturbed():
+    value = np.int32(0)
+    for step in range(training.STEPS):
+        value = (value * np.int64(3) + step).astype(np.int32)
+    return int(value)
+
+
+def test_a_job_that_is_told_to_leave_goes_on_on_another_mesh(child_env, tmp_path):
+    with Cluster(2, devices=4, env=child_env) as job:
+        first, second = job.run(training.train, str(tmp_path / "run"), 13)
+    assert first == second
+    began, stopped, saved, _, code = first
+    assert (began, saved[-1], code) == (0, stopped, 75)
+    assert 13 <= stopped <= 20, "the save of step 19 is one at which they meet"
+    with Cluster(1, devices=8, env=child_env) as job:
+        ((began, stopped, saved, values, code),) = job.run(training.train, str(tmp_path / "run"))
+    assert (began, stopped, saved, code) == (first[1] + 1, 29, [max(19, first[1]), 29], 0)
+    assert values == {"w": [[undisturbed()] * 6] * 8, "seen": [undisturbed()] * 3}
+
+
+@pytest.mark.parametrize("point", ["retain.before", "delete.marked", "delete.half"])
+def test_who_is_killed_while_old_steps_go_loses_nothing(point, child_env, tmp_path):
+    env = {**child_env, "SHOAL_FAULTS": f"{point}:kill", "PYTHONPATH": "tests"}
+    if point == "retain.before":
+        env["SHOAL_FAULTS"] = "retain.before#2:kill"
+    python([training.__file__], tmp_path, env=env, code=-9)
+    alone = LocalJob(1).coordinators[0]
+    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+        expected = (1, 2) if point == "retain.before" else (2,)
+        assert ckpts.all_steps() == expected
+        assert ckpts.restore()["w"].tolist() == [2, 2, 2]
+        ckpts.save(3, {"w": np.zeros(1)})
+    assert [path.name for path in tmp_path.iterdir()] == [step_name(3)]
+
+
+WITHOUT_JAX = """
+import sys
+from shoal.checkpoint.history import Checkpoints
+ckpts = Checkpoints(sys.argv[1])
+assert (ckpts.latest(), ckpts.all_steps()) == (20, (10, 20))
+tree, first = ckpts.resume(None, None)
+print(first, tree["params"]["w"].sum(), tree["params"]["b"].dtype, ckpts.restore(10)["step"])
+ckpts.pin(10)
+"""
+
+
+def test_a_history_is_listed_and_restored_without_jax(child_env, tmp_path):
+    run = checkpoints.run_of_two(tmp_path / "run")
+    (tmp_path / "jax.py").write_text("raise ImportError('there is no JAX')")
+    env = {**child_env, "PYTHONPATH": str(tmp_path)}
+    assert python(["-c", WITHOUT_JAX], run, env=env) == "21 306.0 bfloat16 10\n"
