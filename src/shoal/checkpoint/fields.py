@@ -10,7 +10,7 @@ from shoal.checkpoint.records import FEATURES, LARGEST, VERSION
 from shoal.checkpoint.values import shown
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all
 
-__all__ = ["FORMAT", "Fields", "check_json", "check_version", "head"]
+__all__ = ["FORMAT", "Fields", "check_json", "check_version", "head", "is_text"]
 
 FORMAT = "shoal-checkpoint"
 _ATTEMPT = re.compile("[0-9a-f]{12}", re.ASCII)
@@ -43,7 +43,7 @@ class Fields:
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self.found.get(key, default)
-        self.expect(key, type(value) is str, "no text")
+        self.expect(key, is_text(value), "no text")
         return str(value)
 
     def size(self, key: str) -> int:
@@ -59,14 +59,23 @@ class Fields:
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self.found.get(key, [])
-        right = type(value) is list and all(type(one) is str for one in value)
+        right = type(value) is list and all(map(is_text, value))
         self.expect(key, right, "no list of texts")
         return tuple(value)
 
     def mapping(self, key: str) -> dict[str, Any]:
         value = self.found.get(key, {})
-        self.expect(key, type(value) is dict and not _is_deep(value), "no object, or too deep")
+        self.expect(key, type(value) is dict, "no object")
         return dict(value)
+
+    def free(self, key: str) -> dict[str, Any]:
+        """Return an object of the caller's own."""
+        value = self.mapping(key)
+        offences: list[str] = []
+        _check_json(value, key, _DEEPEST, offences)
+        if offences:
+            self.refuse(f"has {offences[0][:200]}")
+        return value
 
     def step(self) -> int | None:
         value = self.found.get("step")
@@ -84,15 +93,14 @@ class Fields:
         return value
 
 
-def _is_deep(value: Any) -> bool:
-    """Are there more than `_DEEPEST` levels? Asked without recursion."""
-    level = [value]
-    for _ in range(_DEEPEST):
-        inner = [one.values() if type(one) is dict else one for one in level]
-        level = [one for many in inner for one in many if type(one) in (dict, list)]
-        if not level:
-            return False
-    return True
+def is_text(value: Any) -> bool:
+    """Is it a str that can be printed and sent? JSON may say lone surrogates."""
+    if type(value) is not str:
+        return False
+    try:
+        return value.isascii() or bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def head(kind: str) -> dict[str, Any]:
@@ -154,9 +162,7 @@ def _check_json(value: Any, where: str, depth: int, offences: list[str]) -> None
 def _why_no_json(value: Any) -> str:
     kind = type(value)
     if kind is str:
-        try:
-            value.encode()
-        except UnicodeEncodeError:
+        if not is_text(value):
             return "holds a lone surrogate, which is no text"
     elif kind is float:
         if value - value != 0:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shoal.checkpoint import dtypes
-from shoal.checkpoint.fields import Fields, check_json, check_version, head
+from shoal.checkpoint.fields import Fields, check_json, check_version, head, is_text
 from shoal.checkpoint.header import strict_json
 from shoal.checkpoint.records import (
     COMMIT_BYTES,
@@ -100,7 +100,7 @@ def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
     num_processes = fields.size("num_processes")
     fields.expect("num_processes", 1 <= num_processes < 1 << 31, "no number of processes")
     writer = fields.mapping("writer")
-    fields.expect("writer", all(type(one) is str for one in writer.values()), "not text")
+    fields.expect("writer", all(map(is_text, [*writer, *writer.values()])), "not text")
     structure, count = from_json(fields.found.get("tree"), file)
     listed = fields.found.get("leaves")
     if type(listed) is not list or len(listed) != count:
@@ -118,7 +118,7 @@ def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
         leaves=leaves,
         writer=writer,
         mesh=fields.text("mesh", ""),
-        user=fields.mapping("user"),
+        user=fields.free("user"),
         metrics=_metrics(fields),
         required=fields.texts("required"),
         optional=fields.texts("optional"),
@@ -132,7 +132,7 @@ def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
     extra = found.keys() - _LEAF_KEYS if knows_all else ()
     texts = [found.get(key, "") for key in ("kind", "dtype", "impl", "layout")]
     shape, words = found.get("shape", []), found.get("words", [])
-    if extra or any(type(one) is not str for one in texts) or type(shape) is not list:
+    if extra or not all(map(is_text, texts)) or type(shape) is not list:
         why = "has unknown fields, or a field of the wrong type"
     elif type(words) is not list or not all(type(one) is int for one in (*shape, *words)):
         why = "has a shape that is no list of sizes"
@@ -266,6 +266,7 @@ def _blob(fields: Fields, key: str, name: str) -> Blob:
 
 def _metrics(fields: Fields) -> Mapping[str, float]:
     found = fields.mapping("metrics")
+    fields.expect("metrics", all(map(is_text, found)), "not text")
     for value in found.values():
         right = type(value) is float or value in ("nan", "inf", "-inf")
         fields.expect("metrics", right, "no numbers")
