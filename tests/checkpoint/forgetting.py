@@ -8,6 +8,7 @@ lost and any may be kept: no order is promised. A rename is lost or kept as one.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -287,11 +288,13 @@ class _OpenFile:
     def __init__(self, disk: Disk, number: int) -> None:
         self.disk, self.number = disk, number
         self.is_direct = True
+        self.lock = threading.Lock()
 
     def write(self, data: memoryview, offset: int) -> None:
-        old = self.disk.contents[self.number]
-        new = old[:offset].ljust(offset, b"\0") + bytes(data) + old[offset + len(data) :]
-        self.disk.note(Content(self.number, new))
+        with self.lock:
+            old = self.disk.contents[self.number]
+            new = old[:offset].ljust(offset, b"\0") + bytes(data) + old[offset + len(data) :]
+            self.disk.note(Content(self.number, new))
 
     def finish(self, num_bytes: int) -> None:
         self.disk.note(Content(self.number, self.disk.contents[self.number][:num_bytes]))
