@@ -8,6 +8,7 @@ imports only go down:
 * `runtime`: processes: who is here, alive, agreed.
 * `arrays`: device arrays.
 * `collectives`: values between processes.
+* `checkpoint`: sharded state on disk.
 * `draw`, `testing`, `cli`: pictures, tools for tests, the command.
 
 What needs NumPy or JAX is loaded when it is first used: the services of a job need neither.
@@ -15,12 +16,22 @@ What needs NumPy or JAX is loaded when it is first used: the services of a job n
 
 from typing import TYPE_CHECKING, Any
 
+from shoal.errors import CheckpointError as CheckpointError
+from shoal.errors import CorruptCheckpoint as CorruptCheckpoint
 from shoal.errors import DeadlineError as DeadlineError
 from shoal.errors import DivergenceError as DivergenceError
 from shoal.errors import InitializeError as InitializeError
+from shoal.errors import NotCommitted as NotCommitted
+from shoal.errors import NotShared as NotShared
 from shoal.errors import PeerFailedError as PeerFailedError
 from shoal.errors import ProcessLostError as ProcessLostError
+from shoal.errors import RestoreMismatch as RestoreMismatch
+from shoal.errors import SaveAborted as SaveAborted
 from shoal.errors import ShoalError as ShoalError
+from shoal.errors import StepAlreadyCommitted as StepAlreadyCommitted
+from shoal.errors import StorageError as StorageError
+from shoal.errors import StorageFull as StorageFull
+from shoal.errors import UnsupportedCheckpoint as UnsupportedCheckpoint
 from shoal.errors import UsageError as UsageError
 from shoal.errors import UsageTypeError as UsageTypeError
 
@@ -35,6 +46,11 @@ if TYPE_CHECKING:
     from shoal.arrays.sharding import layout_of as layout_of
     from shoal.arrays.sharding import sharding as sharding
     from shoal.arrays.use_mesh import use_mesh as use_mesh
+    from shoal.checkpoint.history import Checkpoints as Checkpoints
+    from shoal.checkpoint.per_process import PerProcess as PerProcess
+    from shoal.checkpoint.restore import plan_restore as plan_restore
+    from shoal.checkpoint.restore import restore as restore
+    from shoal.checkpoint.save import save as save
     from shoal.collectives.allgather import allgather as allgather
     from shoal.collectives.broadcast import broadcast as broadcast
     from shoal.collectives.drain import drain as drain
@@ -61,8 +77,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _LAZY = {
+    "Checkpoints": "shoal.checkpoint.history",
     "Layout": "shoal.plan.layout",
     "Mesh": "shoal.plan.mesh",
+    "PerProcess": "shoal.checkpoint.per_process",
     "allgather": "shoal.collectives.allgather",
     "assert_same": "shoal.collectives.same",
     "assert_same_program": "shoal.collectives.program",
@@ -79,13 +97,16 @@ _LAZY = {
     "make_mesh": "shoal.arrays.make_mesh",
     "notice": "shoal.runtime.preemption",
     "pack": "shoal.arrays.pack",
+    "plan_restore": "shoal.checkpoint.restore",
     "preempted": "shoal.runtime.preemption",
     "process_count": "shoal.runtime.process",
     "process_index": "shoal.runtime.process",
     "put": "shoal.arrays.put",
     "rearm": "shoal.runtime.preemption",
     "relayout": "shoal.arrays.relayout",
+    "restore": "shoal.checkpoint.restore",
     "roll_call": "shoal.runtime.rollcall",
+    "save": "shoal.checkpoint.save",
     "saved": "shoal.runtime.preemption",
     "sharding": "shoal.arrays.sharding",
     "shutdown": "shoal.runtime.process",
@@ -96,14 +117,26 @@ _LAZY = {
 }
 
 __all__ = [
+    "CheckpointError",
+    "Checkpoints",
+    "CorruptCheckpoint",
     "DeadlineError",
     "DivergenceError",
     "InitializeError",
     "Layout",
     "Mesh",
+    "NotCommitted",
+    "NotShared",
     "PeerFailedError",
+    "PerProcess",
     "ProcessLostError",
+    "RestoreMismatch",
+    "SaveAborted",
     "ShoalError",
+    "StepAlreadyCommitted",
+    "StorageError",
+    "StorageFull",
+    "UnsupportedCheckpoint",
     "UsageError",
     "UsageTypeError",
     "allgather",
@@ -122,13 +155,16 @@ __all__ = [
     "make_mesh",
     "notice",
     "pack",
+    "plan_restore",
     "preempted",
     "process_count",
     "process_index",
     "put",
     "rearm",
     "relayout",
+    "restore",
     "roll_call",
+    "save",
     "saved",
     "sharding",
     "shutdown",
