@@ -98,7 +98,7 @@ def is_text(value: Any) -> bool:
     if type(value) is not str:
         return False
     try:
-        return value.isascii() or bool(value.encode())
+        return value.isascii() or bool(value.encode())  # the first is quick
     except UnicodeEncodeError:
         return False
 

@@ -129,18 +129,17 @@ def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
     name = found.get("name") if type(found) is dict else None
     if type(name) is not str:
         raise CorruptCheckpoint(f"{file} lists a leaf without a name", file=file)
-    extra = found.keys() - _LEAF_KEYS if knows_all else ()
-    texts = [found.get(key, "") for key in ("kind", "dtype", "impl", "layout")]
-    shape, words = found.get("shape", []), found.get("words", [])
+    get = found.get
+    texts = (get("kind", ""), get("dtype", ""), get("impl", ""), get("layout", ""))
+    shape, words = get("shape", []), get("words", [])
+    extra = knows_all and not found.keys() <= _LEAF_KEYS
     if extra or not all(map(is_text, texts)) or type(shape) is not list:
         why = "has unknown fields, or a field of the wrong type"
-    elif type(words) is not list or not all(type(one) is int for one in (*shape, *words)):
+    elif type(words) is not list or {*map(type, shape), *map(type, words)} - {int}:
         why = "has a shape that is no list of sizes"
     else:
         kind, dtype, impl, layout = texts
-        leaf = LeafRecord(
-            name, kind, dtype, tuple(shape), tuple(words), impl, layout, found.get("value")
-        )
+        leaf = LeafRecord(name, kind, dtype, tuple(shape), tuple(words), impl, layout, get("value"))
         why = _why_no_leaf(leaf)
     if why:
         raise CorruptCheckpoint(f"{file}: leaf {name[:100]!r} {why}", file=file, leaf=name)

@@ -66,6 +66,8 @@ def key_of(text: str) -> Key:
     Raises:
       UsageError: it is no component.
     """
+    if _PLAIN.fullmatch(text) and text != _RESERVED:
+        return text
     key = _key(text)
     if key is _NONE_SUCH or component(key) != text:
         raise UsageError(f"{text!r} is not part of a name")
@@ -185,8 +187,6 @@ _CONSTANTS = {"~e": "", "~m": _RESERVED, "~t": True, "~f": False, "~n": None}
 
 
 def _str_key(text: str) -> Key:
-    if _PLAIN.fullmatch(text):
-        return text
     parts, end = [], 0
     while end < len(text):
         match = _TOKEN.match(text, end)
