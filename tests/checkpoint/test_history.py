@@ -263,7 +263,7 @@ def test_two_at_once_are_one_after_the_other(tmp_path, alone, caplog, monkeypatc
 def test_a_wait_has_a_deadline_and_the_save_goes_on(tmp_path, alone, monkeypatch):
     go_on = threading.Event()
     monkeypatch.setattr("shoal.checkpoint.steps.retain", lambda *_, **__: [go_on.wait(PATIENCE_S)])
-    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
         ckpts.save(1, state(1))
         with pytest.raises(DeadlineError):
             ckpts.wait(timeout_s=0.01)
@@ -301,3 +301,21 @@ def test_wrong_steps_and_paths_are_refused(tmp_path, alone):
     assert ckpts.save(np.int64(3), state(3))
     ckpts.close()
     assert ckpts.latest() == 3
+
+
+def test_memory_for_copies_is_there_before_the_first_save(tmp_path, alone):
+    value = {"w": np.zeros(1_000_000), "b": [np.ones(3, np.int8)] * 50}
+    for first in (0, 1):
+        with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+            value, begins = ckpts.resume(None, value)
+            assert begins == first
+            ckpts._saver._await_memory()
+            reserved = ckpts._saver._arena.num_bytes
+            assert 8_000_000 < reserved < 10_000_000
+            ckpts.save(first, value)
+            assert ckpts._saver._arena.num_bytes == reserved, "it did not suffice"
+    with Checkpoints(tmp_path, asynchronous=False, coordinator=alone) as ckpts:
+        ckpts.resume(None, value)
+        ckpts.save(2, value)
+        assert ckpts._saver._arena.num_bytes == 0, "values are written from where they are"
+    assert ckpts.all_steps() == (0, 1, 2)

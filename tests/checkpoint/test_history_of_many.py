@@ -186,6 +186,7 @@ def test_a_notice_makes_a_save_synchronous_and_its_deadline_counts(tmp_path, cap
     with caplog.at_level(logging.WARNING, "shoal"):
         assert run_all(job, run) == [(True, 75)] * 2
     assert start is not None
+    assert len(limits) == 4
     assert sorted(limit is None for limit in limits) == [False, False, True, True]
     assert all(0 < limit <= 500.0 for limit in limits if limit is not None)
     told = [record.message for record in caplog.records if "may not be finished" in record.message]

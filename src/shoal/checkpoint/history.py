@@ -13,11 +13,11 @@ from shoal.checkpoint import steps
 from shoal.checkpoint.cadence import Cadence, rule_text, rules_of
 from shoal.checkpoint.lead import lead_says
 from shoal.checkpoint.retention import Keep, policy_of
-from shoal.checkpoint.saving import Saver, bytes_of
+from shoal.checkpoint.saving import Saver
 from shoal.checkpoint.steps import checked_step
 from shoal.checkpoint.storage import LocalFolder
 from shoal.colour import collective, local
-from shoal.errors import CheckpointError, NotCommitted, UsageError, UsageTypeError
+from shoal.errors import NotCommitted, UsageError, UsageTypeError
 from shoal.runtime import process
 from shoal.runtime.coordinator import Coordinator
 
@@ -85,9 +85,9 @@ class Checkpoints:
         self._path = _checked_path(path)
         self._root = LocalFolder(self._path)
         self._timeout_s = timeout_s  # None: each wait for others has a deadline of its own
-        if not settings.timeout("Checkpoints", timeout_s, "SHOAL_TIMEOUT_S") > 0 or not lease_s > 0:
-            told = f"timeout_s={timeout_s!r} and lease_s={lease_s!r}"
-            raise UsageError(f"Checkpoints: {told} must be positive numbers of seconds")
+        for name, value in (("timeout_s", timeout_s), ("lease_s", lease_s)):
+            if value is not None and not (isinstance(value, int | float) and value > 0):
+                raise UsageError(f"Checkpoints: {name}={value!r} must be positive seconds")
         policy = policy_of(keep)
         rules_of(every)
         self._coordinator = coordinator or process.coordinator()
@@ -266,7 +266,7 @@ class Checkpoints:
 
         Collective over processes.
 
-        Memory for the copies that `save` makes is taken meanwhile.
+        From then on a thread takes the memory that `save` copies to, before the first of them.
 
         Args:
           target: what a restored state becomes: layouts, as for `restore`.
@@ -282,10 +282,11 @@ class Checkpoints:
         found = self._agreed_step("resume", None, skip_corrupt)
         if found is None:
             state = init() if callable(init) else init
-            self._saver.reserve(bytes_of(state))
-            return state, 0
-        self._saver.reserve(self._bytes_of(found))
-        return self._restore(found, target, timeout_s, options), found + 1
+            first = 0
+        else:
+            state, first = self._restore(found, target, timeout_s, options), found + 1
+        self._saver.reserve_for(state)
+        return state, first
 
     # ---- tidying
 
@@ -365,12 +366,6 @@ class Checkpoints:
         step = None if step is None else checked_step(operation, step)
         found = self._lead_says(operation, (f"step={step}", f"skip_corrupt={skip_corrupt}"), look)
         return None if found is None else int(found)
-
-    def _bytes_of(self, step: int) -> int:
-        try:
-            return steps.require(self._root, step).commit.data_bytes
-        except CheckpointError:  # not seen here: that is for the restore to say
-            return 0
 
     def _restore(
         self, step: int, target: Any, timeout_s: float | None, options: Mapping[str, Any]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal import settings
 from shoal.checkpoint import steps
 from shoal.checkpoint.arena import Arena
-from shoal.checkpoint.format import Commit
 from shoal.checkpoint.lead import LEAD, lead_says
 from shoal.checkpoint.retention import Keep
 from shoal.checkpoint.storage import Folder
@@ -25,6 +25,8 @@ __all__ = ["Rate", "Saver", "seconds_needed"]
 
 _LOG = logging.getLogger("shoal")
 _BLOCKED_S = 1.0  # a save that waits this long for the one before it says so
+_ENTRY_BYTES = 200  # of a header, its name aside
+_SPARE_BYTES = 1 << 20
 _LEAST_S = 1.0  # what a save may take even if the notice says that no time is left
 
 
@@ -82,31 +84,33 @@ class Saver:
 
         Raises: what went wrong before, once; whatever goes wrong until the state is copied.
         """
-        from shoal.checkpoint.background import start_save_with
-
         self._wait_for_the_last(step, timeout_s)
         timeout_s = self._in_time(step, state, timeout_s)
-        self._await_memory()
-        began = time.monotonic()
+        began, num_bytes = time.monotonic(), bytes_of(state)
 
-        def committed(commit: Commit) -> None:
-            self._rate = Rate(commit.data_bytes, time.monotonic() - began)
+        def committed(_: object = None) -> None:
+            self._rate = Rate(num_bytes, time.monotonic() - began)
             self._retain(step)
 
-        saving = start_save_with(
-            self._coordinator,
-            self._root.folder(steps.step_name(step)).path,
-            state,
-            step=step,
-            user=user,
-            metrics=metrics,
-            arena=self._arena,
-            on_done=committed,
-            timeout_s=timeout_s,
-        )
-        self._running = _Running(step, saving)
-        if not self._asynchronous or self._coordinator.stop.notice() is not None:
-            self.settle(None)
+        path = self._root.folder(steps.step_name(step)).path
+        options: dict[str, Any] = {"step": step, "user": user, "metrics": metrics}
+        options["timeout_s"] = timeout_s
+        if self._asynchronous:
+            from shoal.checkpoint.background import start_save_with
+
+            self._await_memory()
+            saving = start_save_with(
+                self._coordinator, path, state, arena=self._arena, on_done=committed, **options
+            )
+            self._running = _Running(step, saving)
+            if self._coordinator.stop.notice() is None:
+                return
+        else:
+            from shoal.checkpoint.save import save_with
+
+            save_with(self._coordinator, path, state, **options)
+            committed()
+        self.settle(None)
 
     def settle(self, timeout_s: float | None) -> None:
         """Wait until nothing runs; raise, once, what went wrong."""
@@ -120,13 +124,14 @@ class Saver:
         if trouble is not None:
             raise trouble
 
-    def reserve(self, num_bytes: int) -> None:
-        """Take memory for copies of so many bytes of all processes, in a thread."""
-        if not self._asynchronous or num_bytes <= 0:
-            return
-        share = num_bytes // self._coordinator.num_processes + 1
+    def reserve_for(self, state: Any) -> None:
+        """Take the memory that copies of such a state need, in a thread."""
+        if not self._asynchronous or "jax" not in sys.modules:
+            return  # nothing is copied; nothing will be saved
+        self._await_memory()
+        arguments = (planned_bytes(self._coordinator, state),)
         self._reserving = threading.Thread(
-            target=self._arena.reserve, args=(share,), name="shoal arena", daemon=True
+            target=self._arena.reserve, args=arguments, name="shoal arena", daemon=True
         )
         self._reserving.start()
 
@@ -161,9 +166,12 @@ class Saver:
 
     def _retain(self, step: int) -> None:
         """After the commit: the lead deletes what is not kept, and all hear how it went."""
+        keep = self._keep
+        if keep is None:
+            return
 
         def act() -> list[int]:
-            return steps.retain(self._root, self._keep, idle_s=self._lease_s, process=LEAD)
+            return steps.retain(self._root, keep, idle_s=self._lease_s, process=LEAD)
 
         path, limit_s = self._root.path, settings.seconds("SHOAL_TIMEOUT_S")
         try:
@@ -184,6 +192,22 @@ def bytes_of(state: Any) -> int:
     import jax
 
     return sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree.leaves(state))
+
+
+def planned_bytes(coordinator: Coordinator, state: Any) -> int:
+    """Return about how much memory this process's files take, rather more than less."""
+    import jax
+
+    from shoal.checkpoint import shares
+    from shoal.checkpoint.state import held_of, read_state
+
+    count = coordinator.num_processes
+    read = read_state(state, count, "resume")
+    number = jax.process_index() if read.is_spread and count > 1 else coordinator.process
+    own = shares.own_boxes(held_of(read, count), number)
+    data = sum(shares.bytes_of(one.held.dtype, one.box.extent) for one in own)
+    headers = sum(_ENTRY_BYTES + len(one.held.name) for one in own)
+    return data + headers + sum(blob.size for blob in read.blobs.values()) + _SPARE_BYTES
 
 
 def _too_late(step: int, needed_s: float, notice: Notice) -> str:

@@ -187,8 +187,8 @@ def _warning(step: int) -> Iterator[None]:
         _LOG.warning("step %d could not be tidied: %s", step, error)
 
 
-def retain(root: Folder, keep: Keep | None, *, idle_s: float, process: int) -> list[int]:
-    """Delete the steps that `keep` does not keep, and what crashes left; return those steps.
+def retain(root: Folder, keep: Keep, *, idle_s: float, process: int) -> list[int]:
+    """Delete the steps that `keep` does not keep; return them. End what crashes left elsewhere.
 
     A step whose COMMIT is damaged is left alone. If steps cannot be deleted, the others are, and
     the first error is raised.
@@ -203,8 +203,9 @@ def retain(root: Folder, keep: Keep | None, *, idle_s: float, process: int) -> l
         except CheckpointError as error:
             errors.append(error)
     for step, folder in folders(root):
-        with _warning(step):
-            attempts.collect(folder, idle_s=idle_s)
+        if step not in steps:
+            with _warning(step):
+                attempts.collect(folder, idle_s=idle_s)
     if errors:
         raise errors[0]
     return list(gone)
