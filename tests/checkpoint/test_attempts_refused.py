@@ -1,0 +1,112 @@
+"""Each call to the system fails once, in a save, a recovery, a deletion: nothing saved is lost."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from checkpoint.saves import Save, names_of, value_of
+from shoal.checkpoint import attempts
+from shoal.checkpoint.storage import LocalFolder
+from shoal.errors import CheckpointError, StorageError, StorageFull
+
+FIRST, SECOND = Save("00000000000a", value=7), Save("00000000000b", value=9)
+CALLS = (
+    "open", "mkdir", "fsync", "pwrite", "pread", "read", "ftruncate", "link", "replace", "unlink",
+    "rmdir", "listdir", "fstat",
+)  # fmt: skip
+SHM = Path("/dev/shm")
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Memory where there is some: there are many calls to fail, and each run syncs."""
+    with tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None) as found:
+        yield Path(found)
+
+
+def _failing_once(patch: pytest.MonkeyPatch, at: int, number: int) -> list[str]:
+    """Let the call number `at` fail; return a list that says which one it was."""
+    failed: list[str] = []
+    count = [0]
+
+    def wrap(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*args, **named):
+            count[0] += 1
+            if count[0] == at:
+                failed.append(name)
+                raise OSError(number, os.strerror(number))
+            return real(*args, **named)
+
+        patch.setattr(os, name, call)
+
+    for name in CALLS:
+        wrap(name)
+    return failed
+
+
+def _check(folder: LocalFolder, allowed: tuple[str, ...]) -> None:
+    commit = attempts.recover(folder)
+    assert (commit.attempt if commit else "") in allowed
+    attempts.collect(folder, idle_s=0)
+    assert folder.names() == (names_of(folder, commit) if commit else [])
+    if commit:
+        assert value_of(folder, commit) == (7 if commit.attempt == FIRST.attempt else 9)
+
+
+Scenario = tuple[Callable[[LocalFolder], object], Callable[[LocalFolder], object], tuple, tuple]
+SCENARIOS: dict[str, Scenario] = {
+    "save": (lambda f: None, FIRST.save, ("", FIRST.attempt), (FIRST.attempt,)),
+    "save again": (
+        FIRST.save, lambda f: attempts.commit(f, FIRST.attempt), (FIRST.attempt,), (FIRST.attempt,)
+    ),
+    "recover": (FIRST.prepare, attempts.recover, ("", FIRST.attempt), (FIRST.attempt,)),
+    "collect": (
+        lambda f: (FIRST.prepare(f), SECOND.save(f)), lambda f: attempts.collect(f, idle_s=0),
+        (SECOND.attempt,), (SECOND.attempt,),
+    ),
+    "delete": (
+        FIRST.save, lambda f: attempts.delete(f, FIRST.attempt), ("", FIRST.attempt), ("",)
+    ),
+    "abandon": (
+        FIRST.prepare, lambda f: attempts.abandon(f, FIRST.attempt), ("", FIRST.attempt), ("",)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_call_that_fails_is_a_typed_error_and_loses_nothing(path, name, number, monkeypatch):
+    prepare, act, during, after = SCENARIOS[name]
+    wanted = StorageFull if number == errno.ENOSPC else StorageError
+    seen = set()
+    for at in range(1, 1000):
+        folder = LocalFolder(path / str(at) / "step")
+        prepare(folder)
+        handles = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        error = None
+        with monkeypatch.context() as patch:
+            failed = _failing_once(patch, at, number)
+            try:
+                act(folder)
+            except CheckpointError as caught:
+                error = caught
+        if not failed:
+            break
+        seen |= set(failed)
+        if handles:
+            assert len(os.listdir("/proc/self/fd")) == handles
+        if error:
+            assert isinstance(error, wanted), failed
+            assert error.errno == number
+            assert error.path.startswith(str(path))
+        _check(folder, during if error else after)
+    assert at > 5
+    assert {"open", "listdir"} <= seen
