@@ -82,7 +82,7 @@ def open_folder(folder: Folder) -> Checkpoint:
     with in_folder(folder):
         manifest = files.decode_manifest(manifest_data, commit.manifest.name)
         index = files.decode_index(index_data, commit.index.name)
-        files.check_index(manifest, index, commit.index.name)
+        files.check_whole(commit, manifest, index)
     return Checkpoint(folder, commit, manifest, index)
 
 

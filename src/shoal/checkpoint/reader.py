@@ -70,10 +70,11 @@ def read(
     """
     wants = [want for want in wants if want.out.nbytes]
     threads, request_bytes = _sizes(checkpoint.manifest, wants, most_bytes)
-    plan = plan_of(checkpoint, _boxes(checkpoint, wants), request_bytes)
+    boxes = _boxes(checkpoint, wants)
+    plan = plan_of(checkpoint, boxes, request_bytes)
     _check_sizes(checkpoint, plan.files)
     outs = [np.ascontiguousarray(want.out) for want in wants]  # itself, if it is contiguous
-    reading = _Reading(checkpoint, plan, wants, outs, progress)
+    reading = _Reading(checkpoint, plan, boxes, outs, progress)
     _in_threads(reading.serve, range(plan.num_requests), threads)
     for want, out in zip(wants, outs, strict=True):
         if out is not want.out:
@@ -113,7 +114,7 @@ class _Reading:
         self,
         checkpoint: Checkpoint,
         plan: ReadPlan,
-        wants: Sequence[Want],
+        boxes: Boxes,
         outs: Sequence[Array],
         progress: Progress,
     ) -> None:
@@ -125,12 +126,11 @@ class _Reading:
         chunks = checkpoint.chunks
         row, starts = plan.pieces_of_requests(chunks.file)
         self.row, self.starts = row.tolist(), starts.tolist()
-        self._lay_out(wants)
+        self._lay_out(boxes)
 
-    def _lay_out(self, wants: Sequence[Want]) -> None:
+    def _lay_out(self, boxes: Boxes) -> None:
         """Find how each piece lies in its chunk and in the memory of its want."""
         plan, chunks, items = self.plan, self.checkpoint.chunks, self.checkpoint.items
-        boxes = _boxes(self.checkpoint, wants)
         leaf = boxes.leaf[plan.box]
         item, per_byte = items.num_bytes[leaf], items.per_byte[leaf]
         from_ = suffixes(chunks.extent[plan.chunk], item)

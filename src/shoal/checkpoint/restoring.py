@@ -237,7 +237,7 @@ def _branch(structure: tree.Structure, name: str) -> tree.Structure:
 
 def _nodes() -> tree.Nodes | None:
     """Return who knows nodes that are registered with JAX; without JAX none is."""
-    if "jax" not in sys.modules:
+    if sys.modules.get("jax") is None:
         return None
     from shoal.checkpoint.jax_nodes import JaxNodes
 

@@ -213,7 +213,7 @@ class _Matching:
         record = self.leaves[leaf]
         if record.kind not in HELD:
             if asked.is_array:
-                self._wrong("wrong_dtype", asked, f"is a {record.kind} as saved, no array")
+                self._wrong("wrong_dtype", asked, f"was saved as {record.kind}, which is no array")
             return Wish(leaf, None, None)
         if asked.shape is not None and asked.shape != record.shape:
             told = f"has shape {record.shape} as saved, not {asked.shape}"
@@ -224,7 +224,8 @@ class _Matching:
         if why:
             self.offences.append(f"{record.name}: {why}")
         stored = dtype_of(record.dtype)
-        return Wish(leaf, place, None if dtype in (None, stored) else dtype)
+        is_kept = dtype is None or dtype == stored  # a dtype is in (None,) if it is float64
+        return Wish(leaf, place, None if is_kept else dtype)
 
     def _dtype(self, asked: Asked, record: LeafRecord) -> np.dtype[Any] | None:
         """Return the dtype of the result, if it is an array."""

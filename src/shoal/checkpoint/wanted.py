@@ -86,7 +86,7 @@ def fit(asked: Asked, record: LeafRecord, dtype: np.dtype[Any] | None) -> tuple[
             return None, ""
         if not _is_layout(given):
             return None, f"{given!r} is no layout"
-        if dtype is not None and (why := _refused(dtype)):
+        if dtype is not None and (why := _refused(dtype, bool(jax.config.jax_enable_x64))):
             return None, why
         return _sharding(_on_mesh(given), record.shape), ""
     except UsageError as error:
@@ -146,17 +146,14 @@ def _stored_layout(record: LeafRecord) -> Layout | None:
     return layout
 
 
-def _refused(dtype: np.dtype[Any]) -> str:
-    """Return why no device can hold a dtype, or that JAX would narrow it."""
+@lru_cache(maxsize=256)
+def _refused(dtype: np.dtype[Any], is_wide: bool) -> str:
+    """Return why no device can hold a dtype, or that JAX would narrow it, as it is set up."""
     value = np.empty(0, dtype)
     if why := cannot_hold(value):
         return why
-    change = narrowed(value)
-    return (
-        f"{change}; restore it to the host, dtype='any' with another dtype, or {X64}"
-        if change
-        else ""
-    )
+    change = "" if is_wide else narrowed(value)
+    return f"{change}; restore it to the host, cast it, or {X64}" if change else ""
 
 
 def _on_mesh(given: Any) -> Any:

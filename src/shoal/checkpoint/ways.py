@@ -47,7 +47,7 @@ class Costs(NamedTuple):
     needed_bytes: int  # of the boxes that this process reads
     num_files: int
     num_requests: int
-    memory_bytes: int  # of what it holds in the end; on devices each replica counts
+    memory_bytes: int  # of the distinct boxes that it holds in the end
 
 
 def check_mode(asked: str, mode: object) -> str:
@@ -75,12 +75,12 @@ def choose(
     known: dict[object, Any] = {}
     transport: dict[int, Any] = {}
     wanted = 0
+    chunks = checkpoint.chunks
+    sizes = np.bincount(chunks.leaf, chunks.end - chunks.begin, len(checkpoint.manifest.leaves))
+    is_large = (sizes >= (_LARGE_BYTES if mode == "auto" else 1)).tolist()
     for number, wish in enumerate(wishes):
         record = checkpoint.manifest.leaves[wish.leaf]
-        if wish.place is None or record.kind != "array":
-            continue
-        size = _size(checkpoint, wish.leaf)
-        if not size or (mode == "auto" and size < _LARGE_BYTES):
+        if wish.place is None or record.kind != "array" or not is_large[wish.leaf]:
             continue
         wanted += 1
         key = (wish.place, record.shape, record.dtype, _pattern(checkpoint, wish.leaf))
