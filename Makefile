@@ -8,8 +8,8 @@ INPUTS := pyproject.toml .ci/install $(wildcard requirements/*.txt)
 .DEFAULT_GOAL := help
 .PHONY: demo test test-faults lint test-newest test-faults-newest bench reference lock clean help
 
-demo: $(VENV)/.installed ## Train a digit classifier as 2 processes x 4 virtual devices
-	$(VENV)/bin/shoal run -n 2 --devices 4 --no-prefix examples/digits.py
+demo: $(VENV)/.installed ## Train a digit classifier, preempt it, resume it on another mesh
+	$(VENV)/bin/python examples/preempted.py
 
 test: $(VENV)/.installed ## Run the test suite (Python 3.11 where there is one)
 	$(VENV)/bin/python -m pytest $(AT_ONCE)

@@ -1,13 +1,17 @@
 """Train a classifier of handwritten digits: sharded parameters, sharded batches, any mesh.
 
-    shoal run -n 2 --devices 4 examples/digits.py
+    shoal run -n 2 --devices 4 examples/digits.py [FOLDER]
 
 The data are scikit-learn's 1,797 images of 8 x 8 pixels. The same program runs as one process
-(`python examples/digits.py`) and as many, on CPU devices, GPUs or TPUs.
+(`python examples/digits.py`) and as many, on CPU devices, GPUs or TPUs. In the folder it saves
+while it trains. Started again, on whatever mesh, it goes on after the epoch that was saved last; a
+SIGTERM makes it save once more and end with 75. `examples/preempted.py` shows all of that.
 """
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from functools import partial
 
 import jax
@@ -38,6 +42,11 @@ def layouts_on(mesh):
         "out": {"w": shoal.Layout(mesh, "model", None), "b": shoal.Layout(mesh, None)},
     }
     return {"params": params, "velocity": params}
+
+
+def rows_on(mesh):
+    """Images and labels are split over `data`."""
+    return shoal.Layout(mesh, "data", None), shoal.Layout(mesh, "data")
 
 
 def logits(params, images):
@@ -71,35 +80,57 @@ def batches(images, labels, seed):
         yield images[rows], labels[rows]
 
 
-def main():
+def train(ckpts, data, mesh, say):
+    """Train to the end, or until this job is told to leave; return the state when it is trained."""
+    layouts, rows = layouts_on(mesh), rows_on(mesh)
+    state, first = ckpts.resume(
+        layouts, lambda: shoal.create(init, jax.random.key(0), layouts=layouts)
+    )
+    say(f"goes on after epoch {first}" if first else describe(state), flush=True)
+    for epoch in range(first, EPOCHS):
+        for batch in batches(*data, seed=epoch + 1):
+            state, value = train_step(state, *shoal.put(batch, rows))
+        if epoch % 3 == 2:
+            say(bar(epoch + 1, float(value)), flush=True)
+        stop = shoal.preempted(epoch)
+        ckpts.save(epoch, state, force=stop)
+        if stop:
+            say(f"told to leave ({shoal.notice().source}); epoch {epoch + 1} is saved", flush=True)
+            return None
+    return state
+
+
+def describe(state):
+    layers = state["params"].items()
+    return "\n".join(f"{name} weights, {shoal.describe(layer['w'])}\n" for name, layer in layers)
+
+
+def bar(epoch, value):
+    done = 24 * epoch // EPOCHS
+    return f"epoch {epoch:2d} of {EPOCHS} {'━' * done}{'╌' * (24 - done)} loss {value:.4f}"
+
+
+def main(folder=None):
     shoal.initialize()
+    if folder is None:  # one that is made now, the same for all processes
+        folder = shoal.broadcast(tempfile.mkdtemp() if shoal.process_index() == 0 else "")
     mesh = shoal.make_mesh({"data": -1, "model": 2 if jax.device_count() % 2 == 0 else 1})
-    layouts, rows = layouts_on(mesh), shoal.Layout(mesh, "data", None)
-    state = shoal.create(init, jax.random.key(0), layouts=layouts)
     say = print if shoal.process_index() == 0 else lambda *words, **options: None
     say(shoal.describe(mesh), "\n", sep="")
-    for name, layer in state["params"].items():
-        say(f"{name} weights, {shoal.describe(layer['w'])}\n")
-
     digits = load_digits()
     images = (digits.data / 16.0).astype(np.float32)
     labels = digits.target.astype(np.int32)
     split = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
     train_images, test_images, train_labels, test_labels = split
-    data = (rows, shoal.Layout(mesh, "data"))
-    for epoch in range(1, EPOCHS + 1):
-        for batch in batches(train_images, train_labels, seed=epoch):
-            state, value = train_step(state, *shoal.put(batch, data))
-        if epoch % 3 == 0:
-            done = 24 * epoch // EPOCHS
-            bar = "━" * done + "╌" * (24 - done)
-            say(f"epoch {epoch:2d} of {EPOCHS} {bar} loss {float(value):.4f}", flush=True)
-
-    right = count_right(state["params"], *shoal.put((test_images, test_labels), data))
-    shoal.barrier("trained")
-    say(f"test accuracy {int(right) / len(test_labels):.3f}", flush=True)
+    with shoal.Checkpoints(folder, keep=2, every=3) as ckpts:
+        state = train(ckpts, (train_images, train_labels), mesh, say)
+    if state is not None:
+        right = count_right(state["params"], *shoal.put((test_images, test_labels), rows_on(mesh)))
+        shoal.barrier("trained")
+        say(f"test accuracy {int(right) / len(test_labels):.3f}", flush=True)
     shoal.shutdown()
+    return shoal.exit_code()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(*sys.argv[1:2]))

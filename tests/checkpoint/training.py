@@ -9,7 +9,6 @@ import sys
 import numpy as np
 
 import shoal
-from shoal.checkpoint.history import Checkpoints
 
 STEPS = 30
 
@@ -19,7 +18,7 @@ def train(path: str, noticed_at: int = -1) -> list[object]:
     mesh = shoal.make_mesh({"data": -1, "model": 2})
     layouts = {"w": shoal.Layout(mesh, "data", "model"), "seen": shoal.Layout(mesh, None)}
     zeros = {"w": np.zeros((8, 6), np.int32), "seen": np.zeros(3, np.int64).astype(np.int32)}
-    with Checkpoints(path, keep=2) as ckpts:
+    with shoal.Checkpoints(path, keep=2) as ckpts:
         state, first = ckpts.resume(layouts, lambda: shoal.put(zeros, layouts))
         for step in range(first, STEPS):
             state = {name: leaf * 3 + step for name, leaf in state.items()}
@@ -37,7 +36,7 @@ def train(path: str, noticed_at: int = -1) -> list[object]:
 
 def save_two(path: str) -> None:
     """Save two steps, of which the first goes."""
-    with Checkpoints(path, keep=1) as ckpts:
+    with shoal.Checkpoints(path, keep=1) as ckpts:
         for step in (1, 2):
             ckpts.save(step, {"w": np.full(3, step)})
 

@@ -1,0 +1,57 @@
+"""Train, be told to leave in the middle, and go on elsewhere: as if nothing had happened.
+
+    python examples/preempted.py
+
+1. `digits.py` trains undisturbed, as 2 processes x 4 virtual devices.
+2. It trains again, and this program sends it a SIGTERM after half of the epochs, as a batch system
+   would: it saves, and `shoal run` returns 75 (start me again).
+3. It is started again on another mesh, as 1 process x 8, and goes on to the end.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+DIGITS = Path(__file__).with_name("digits.py")
+REQUEUE = 75
+
+
+def run(processes, devices, folder, *, leave_at=None):
+    """Run it; with `leave_at`, send SIGTERM after that line. Return the code and the last line."""
+    command = [sys.executable, "-m", "shoal", "run", "-n", str(processes)]
+    command += ["--devices", str(devices), "--no-prefix", str(DIGITS), str(folder)]
+    print(f"$ shoal run -n {processes} --devices {devices} examples/digits.py", flush=True)
+    last = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as job:
+        for line in job.stdout:
+            print(line, end="", flush=True)
+            last = line.strip() or last
+            if leave_at is not None and line.startswith(leave_at):
+                leave_at = None
+                print(f"--- SIGTERM to shoal run (pid {job.pid})", flush=True)
+                job.send_signal(signal.SIGTERM)
+    return job.returncode, last
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        code, undisturbed = run(2, 4, Path(folder, "undisturbed"))
+        if code:
+            return code
+        print()
+        code, _ = run(2, 4, Path(folder, "run"), leave_at="epoch 15 ")
+        print(f"--- shoal run returned {code}\n", flush=True)
+        if code != REQUEUE:
+            return 1
+        code, resumed = run(1, 8, Path(folder, "run"))
+    print(f"\nundisturbed   {undisturbed}\npreempted     {resumed}")
+    print(resumed, flush=True)
+    return code or int(undisturbed != resumed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
