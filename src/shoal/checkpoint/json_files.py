@@ -132,8 +132,9 @@ def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
     get = found.get
     texts = (get("kind", ""), get("dtype", ""), get("impl", ""), get("layout", ""))
     shape, words = get("shape", []), get("words", [])
-    extra = knows_all and not found.keys() <= _LEAF_KEYS
-    if extra or not all(map(is_text, texts)) or type(shape) is not list:
+    odd = knows_all and not found.keys() <= _LEAF_KEYS
+    odd = odd or ("dtype" in found) != ("shape" in found)
+    if odd or not all(map(is_text, texts)) or type(shape) is not list:
         why = "has unknown fields, or a field of the wrong type"
     elif type(words) is not list or {*map(type, shape), *map(type, words)} - {int}:
         why = "has a shape that is no list of sizes"
