@@ -1,0 +1,144 @@
+"""All processes restore the same, or all get the same error. Threads are processes here."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from checkpoint import written
+from collectives.jobs import run_all
+from shoal.checkpoint.restore import restore_with
+from shoal.checkpoint.storage import LocalFolder
+from shoal.errors import (
+    CorruptCheckpoint,
+    DivergenceError,
+    NotCommitted,
+    NotShared,
+    PeerFailedError,
+    RestoreMismatch,
+    StorageError,
+    UsageError,
+)
+from shoal.runtime.coordinator_local import LocalJob
+
+TREE = {"w": np.arange(300_000.0), "n": 3}
+
+
+class Mounted(LocalFolder):
+    """A folder that each process sees at the same path, with files of its own."""
+
+    path = "/mounted/run"
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """The files that each of three processes sees."""
+    path = tmp_path / "0"
+    written.write(path, TREE, written.grid(3), step=4)
+    others = [shutil.copytree(path, tmp_path / str(number)) for number in (1, 2)]
+    return [path, *others]
+
+
+def restore_all(saved, *targets, **options):
+    """Restore in three processes; return what each got: a tree, or an error."""
+
+    def run(coordinator):
+        number = coordinator.process
+        target = targets[number] if targets else None
+        asked = {key: value[number] for key, value in options.items()}
+        folder = Mounted(saved[number])
+        return restore_with(coordinator, folder, target, name="same", timeout_s=30, **asked)
+
+    return run_all(LocalJob(3), run)
+
+
+def all_are(found, kind, words):
+    for error in found:
+        assert type(error) is kind, error
+        assert words in str(error)
+    return found
+
+
+def test_all_get_the_same(saved):
+    for back in restore_all(saved):
+        assert back["n"] == 3
+        assert (back["w"] == TREE["w"]).all()
+
+
+def test_a_path_that_one_process_does_not_see(saved):
+    shutil.rmtree(saved[1])
+    found = restore_all(saved)
+    all_are(found, NotShared, "process 1 (")
+    assert {error.processes for error in found} == {(1,)}
+
+
+def test_a_path_where_nobody_sees_anything(saved):
+    for path in saved:
+        shutil.rmtree(path)
+    all_are(restore_all(saved), NotCommitted, "nothing is saved there")
+
+
+def test_a_path_where_one_sees_another_save(saved):
+    shutil.rmtree(saved[2])
+    written.write(saved[2], TREE, step=5, attempt="00000000000b")
+    found = all_are(restore_all(saved), DivergenceError, "see different checkpoints")
+    assert set(found[0].sides.values()) == {(0, 1), (2,)}
+
+
+def test_a_block_that_is_damaged_for_one(saved):
+    (file,) = saved[1].glob("data-*")
+    content = bytearray(file.read_bytes())
+    content[1_000_000] ^= 16
+    file.write_bytes(content)
+    found = all_are(restore_all(saved), CorruptCheckpoint, file.name)
+    assert {error.leaf for error in found} == {"w"}
+    assert {error.offset for error in found} == {1_000_000 >> 18 << 18}
+    assert "process 1 of 3" in str(found[0])
+
+
+def test_what_the_system_refuses_one(saved, monkeypatch):
+    def refuse(self, name, offset, into):
+        if self._path == str(saved[2]):
+            raise StorageError("cannot read: Input/output error", path=self._path, errno=5)
+        return read_at(self, name, offset, into)
+
+    read_at = LocalFolder.read_at
+    monkeypatch.setattr(LocalFolder, "read_at", refuse)
+    found = all_are(restore_all(saved), StorageError, "Input/output error")
+    assert {error.errno for error in found} == {5}
+
+
+def test_an_error_that_is_not_ours_is_told(saved, monkeypatch):
+    def fail(self, name, offset, into):
+        if self._path == str(saved[0]):
+            raise ZeroDivisionError("a bug")
+        return read_at(self, name, offset, into)
+
+    read_at = LocalFolder.read_at
+    monkeypatch.setattr(LocalFolder, "read_at", fail)
+    first, *others = restore_all(saved)
+    assert type(first) is ZeroDivisionError
+    all_are(others, PeerFailedError, "ZeroDivisionError: a bug")
+
+
+def test_targets_and_options_must_agree(saved):
+    good, bad = {"w": np.zeros(300_000), "n": 0}, {"w": np.zeros(3), "n": 0}
+    all_are(restore_all(saved, good, good, bad), DivergenceError, "float64[3]")
+    found = restore_all(saved, only=["w", "w", "n"])
+    all_are(found, DivergenceError, "only=")
+    found = all_are(restore_all(saved, bad, bad, bad), RestoreMismatch, "has shape (300000,)")
+    assert {error.wrong_shape for error in found} == {("w",)}
+
+
+def test_values_of_other_processes(tmp_path):
+    own = written.PerProcess([{"at": number} for number in range(3)])
+    written.write(tmp_path / "own", {"own": own}, processes=3)
+    paths = [tmp_path / "own"] * 3
+    assert [back["own"].value["at"] for back in restore_all(paths)] == [0, 1, 2]
+    written.write(tmp_path / "two", {"own": written.PerProcess([1, 2])}, processes=2)
+    found = restore_all([tmp_path / "two"] * 3)
+    all_are(found, UsageError, "of each of 2 processes, and there are 3 now")
+    found = restore_all([tmp_path / "two"] * 3, merge=[sum, sum, sum])
+    assert [back["own"].value for back in found] == [3, 3, 3]

@@ -1,0 +1,119 @@
+"""Saved by four processes, restored by four, two and one: bit for bit, and read once."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+import shoal
+from shoal.checkpoint.restore import plan_restore
+from shoal.checkpoint.storage import LocalFolder
+from shoal.testing.cluster import Cluster
+
+LARGE, SMALL = (2048, 1024), (16, 24)
+NAMES = ("a", "b", "c", "d")
+DIMS = {
+    "rows": (("data", "model"), None),
+    "columns": (None, ("data", "model")),
+    "both": ("model", "data"),
+    "whole": (None, None),
+}
+
+
+def values():
+    rng = np.random.default_rng(0)
+    large = {name: rng.standard_normal(LARGE, np.float32) for name in NAMES}
+    return large | {"small": rng.integers(0, 99, SMALL).astype(np.int16), "odd": np.ones(7, "f2")}
+
+
+def layout(dims, count=None):
+    mesh = shoal.make_mesh({"data": 4, "model": 2})
+    return shoal.Layout(mesh, *DIMS[dims])
+
+
+def everywhere():
+    return shoal.Layout(shoal.make_mesh({"data": 4, "model": 2}), None)
+
+
+def target(dims):
+    return {name: layout(dims) for name in (*NAMES, "small")} | {"odd": everywhere()}
+
+
+def is_same(back):
+    for name, wanted in values().items():
+        for shard in back[name].addressable_shards:
+            assert np.asarray(shard.data).tobytes() == wanted[shard.index].tobytes(), name
+
+
+def save_rows(path):
+    tree = target("rows") | {"step": 7, "own": 0}
+    placed = shoal.put(values(), target("rows"))
+    own = shoal.PerProcess({"row": shoal.process_index()})
+    shoal.save(path, tree | placed | {"own": own})
+
+
+def counted():
+    """Count the bytes that this process reads of data files."""
+    amounts = []
+    read_at = LocalFolder.read_at
+
+    def counting(self, name, offset, into):
+        got = read_at(self, name, offset, into)
+        amounts.append(got)
+        return got
+
+    LocalFolder.read_at = counting
+    return amounts
+
+
+def four(path):
+    """Save by rows; restore in each way; return what was planned and read for the columns."""
+    save_rows(path)
+    amounts = counted()
+    found = {}
+    for dims in ("columns", "whole", "both", "rows"):
+        for mode in ("auto", "direct"):
+            del amounts[:]
+            back = shoal.restore(path, target(dims) | {"step": 0, "own": 0}, mode=mode)
+            is_same(back)
+            assert back["step"] == 7
+            assert back["own"].value == {"row": shoal.process_index()}
+            read = int(sum(shoal.allgather(sum(amounts)).tolist()))
+            plan = plan_restore(path, target(dims) | {"step": 0, "own": 0}, mode=mode)
+            assert plan.read_bytes == read
+            found[f"{dims} {mode}"] = (plan.mode, read)
+    return found
+
+
+def fewer(path):
+    """Restore what four processes saved."""
+    for dims in ("columns", "rows", "whole"):
+        asked = target(dims)
+        back = shoal.restore(path, asked, only=list(asked))
+        is_same(back)
+    with pytest.raises(shoal.UsageError, match="own has a value of each of 4 processes"):
+        shoal.restore(path)
+    merged = shoal.restore(path, only=["own", "odd"], merge=lambda rows: [r["row"] for r in rows])
+    assert merged["own"].value == [0, 1, 2, 3]
+    assert type(merged["odd"]) is np.ndarray
+
+
+def test_four_processes_save_and_others_restore(tmp_path):
+    path = tmp_path / "saved"
+    with Cluster(4, devices=2) as cluster:
+        found = cluster.run(four, path)
+    assert len({str(one) for one in found}) == 1
+    needed = sum(one.nbytes for one in values().values())
+    mode, read = found[0]["columns auto"]
+    assert mode == "exchange"
+    assert read <= 1.1 * needed
+    mode, read = found[0]["whole auto"]
+    assert mode == "exchange"
+    assert read <= 1.1 * needed
+    assert found[0]["whole direct"][1] >= 4 * needed
+    assert found[0]["rows auto"][0] == "direct"
+    with Cluster(2, devices=4) as cluster:
+        cluster.run(fewer, path)
+    assert len(jax.devices()) == 8
+    fewer(path)
