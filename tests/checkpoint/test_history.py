@@ -9,6 +9,7 @@ import pytest
 
 from shoal.checkpoint.history import Checkpoints
 from shoal.checkpoint.retention import Best, EverySteps, Last
+from shoal.checkpoint.saving import _Running
 from shoal.checkpoint.step_folder import KEEP
 from shoal.checkpoint.steps import step_name
 from shoal.errors import (
@@ -16,10 +17,12 @@ from shoal.errors import (
     DeadlineError,
     NotCommitted,
     StepAlreadyCommitted,
+    StorageError,
     UsageError,
     UsageTypeError,
 )
 from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.progress import Progress
 
 PATIENCE_S = 60.0
 
@@ -301,6 +304,47 @@ def test_wrong_steps_and_paths_are_refused(tmp_path, alone):
     assert ckpts.save(np.int64(3), state(3))
     ckpts.close()
     assert ckpts.latest() == 3
+
+
+def test_an_error_that_comes_at_the_deadline_of_a_wait_is_not_lost(tmp_path, alone):
+    errors = [DeadlineError("it still runs"), StorageError("the disk failed")]
+
+    class JustTooLate:
+        def wait(self, timeout_s):
+            if errors:
+                raise errors.pop(0)
+
+    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    ckpts._saver._running = _Running(1, JustTooLate())
+    with pytest.raises(DeadlineError):
+        ckpts.wait(timeout_s=0.01)
+    with pytest.raises(StorageError):
+        ckpts.wait()
+    ckpts.wait()
+
+
+def test_who_waits_for_a_save_is_seen_to_wait(tmp_path, alone, monkeypatch):
+    seen, waits, come = [], threading.Event(), Progress.come
+
+    def coming(progress, point, now):
+        come(progress, point, now)
+        if point.name.startswith("the end of"):
+            waits.set()
+
+    def retain(*_, **__):
+        assert waits.wait(PATIENCE_S)
+        seen.append((alone.progress.is_waiting, alone.progress.place))
+        return []
+
+    monkeypatch.setattr(Progress, "come", coming)
+    monkeypatch.setattr("shoal.checkpoint.steps.retain", retain)
+    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+        ckpts.save(7, state(7))
+        ckpts.wait()
+    ((is_waiting, place),) = seen
+    assert is_waiting
+    assert place.startswith("'the end of the save of step 7' (tests/checkpoint/test_history.py:")
+    assert not alone.progress.is_waiting
 
 
 def test_memory_for_copies_is_there_before_the_first_save(tmp_path, alone):

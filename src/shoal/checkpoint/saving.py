@@ -15,7 +15,9 @@ from shoal.checkpoint.arena import Arena
 from shoal.checkpoint.lead import LEAD, lead_says
 from shoal.checkpoint.retention import Keep
 from shoal.checkpoint.storage import Folder
-from shoal.runtime.coordinator import Coordinator
+from shoal.errors import DeadlineError
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator, Point
 from shoal.runtime.leaving import Notice
 
 if TYPE_CHECKING:
@@ -113,13 +115,26 @@ class Saver:
         self.settle(None)
 
     def settle(self, timeout_s: float | None) -> None:
-        """Wait until nothing runs; raise, once, what went wrong."""
+        """Wait until nothing runs; raise, once, what went wrong.
+
+        Meanwhile this process counts as one that waits: it is not ended for the loss of a peer,
+        for the save may still be committed.
+        """
         running = self._running
         if running is not None:
+            progress = self._coordinator.progress
+            point = Point(f"the end of the save of step {running.step}", site=callsite())
+            progress.come(point, time.monotonic())
             try:
                 running.saving.wait(timeout_s)
+            except DeadlineError:
+                raise  # it goes on; or has ended since, and says how when it is asked again
+            except Exception:
+                self._running = None
+                raise
             finally:
-                self._running = None if running.saving.done else running
+                progress.go(point)
+            self._running = None
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
             raise trouble
