@@ -59,22 +59,7 @@ def write(
 ) -> None:  # fmt: skip
     """Write and commit a tree; its chunks are dealt to the processes in turn."""
     found, structure = flatten(tree)
-    records: list[LeafRecord] = []
-    data: dict[int, np.ndarray] = {}
-    for number, (tree_path, value) in enumerate(found):
-        name = name_of(tree_path)
-        if isinstance(value, PerProcess):
-            records.append(LeafRecord(name, "per_process", "uint8"))
-        elif isinstance(value, np.ndarray):
-            dtype = dtypes.name_of(value.dtype)
-            records.append(LeafRecord(name, "array", dtype, value.shape))
-            data[number] = value
-        elif (bulk := values.bulk_of(value)) is not None:
-            records.append(LeafRecord(name, values.kind_of(value), "uint8", bulk.shape))
-            data[number] = bulk
-        else:
-            record = LeafRecord(name, values.kind_of(value), value=values.to_json(value))
-            records.append(record)
+    records, data = _records(found)
     manifest = Manifest(attempt, step, 1_700_000_000 * 10**9, processes, structure, tuple(records))
     folder = LocalFolder(path)
     attempts.begin(folder, manifest, {"host": "here", "pid": 1})
@@ -95,6 +80,27 @@ def write(
     for process, share in enumerate(shares):
         _write_part(folder, manifest, process, share, max_file_bytes)
     attempts.commit(folder, attempt)
+
+
+def _records(found: list[tuple[Any, Any]]) -> tuple[list[LeafRecord], dict[int, np.ndarray]]:
+    """Return what each leaf is, and the values of those with data, by number."""
+    records: list[LeafRecord] = []
+    data: dict[int, np.ndarray] = {}
+    for number, (tree_path, value) in enumerate(found):
+        name = name_of(tree_path)
+        if isinstance(value, PerProcess):
+            records.append(LeafRecord(name, "per_process", "uint8"))
+        elif isinstance(value, np.ndarray):
+            dtype = dtypes.name_of(value.dtype)
+            records.append(LeafRecord(name, "array", dtype, value.shape))
+            data[number] = value
+        elif (bulk := values.bulk_of(value)) is not None:
+            records.append(LeafRecord(name, values.kind_of(value), "uint8", bulk.shape))
+            data[number] = bulk
+        else:
+            record = LeafRecord(name, values.kind_of(value), value=values.to_json(value))
+            records.append(record)
+    return records, data
 
 
 def _held(number: int, record: LeafRecord, *, is_own: bool = False) -> Held:

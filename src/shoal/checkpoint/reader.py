@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +14,7 @@ from shoal.checkpoint.opening import Checkpoint, open_checkpoint, open_folder
 from shoal.checkpoint.reading import REQUEST_BYTES, Boxes, ReadPlan, plan_reads, suffixes
 from shoal.checkpoint.records import BLOCK_BYTES, Manifest
 from shoal.checkpoint.scatter import box_of, scatter
+from shoal.checkpoint.threads import in_threads, num_cores
 from shoal.errors import CorruptCheckpoint, UsageError
 
 __all__ = ["Checkpoint", "Want", "open_checkpoint", "open_folder", "plan_of", "read", "verify"]
@@ -75,7 +73,7 @@ def read(
     _check_sizes(checkpoint, plan.files)
     outs = [np.ascontiguousarray(want.out) for want in wants]  # itself, if it is contiguous
     reading = _Reading(checkpoint, plan, boxes, outs, progress)
-    _in_threads(reading.serve, range(plan.num_requests), threads)
+    in_threads(reading.serve, range(plan.num_requests), min(threads, plan.num_requests))
     for want, out in zip(wants, outs, strict=True):
         if out is not want.out:
             want.out[...] = out
@@ -85,25 +83,24 @@ def read(
 def verify(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[str]:
     """Read every byte of every file; return what is wrong, in words. Raises nothing for it."""
     found: list[tuple[int, int, str]] = []
-    tasks: list[tuple[int, int, int]] = []
+    parts: list[tuple[int, int, int]] = []
     for number, record in enumerate(checkpoint.index.files):
         try:
             _check_sizes(checkpoint, [number])
         except CorruptCheckpoint as why:
             found.append((number, -1, str(why)))
         for begin in range(0, record.bytes, REQUEST_BYTES):
-            tasks.append((number, begin, min(begin + REQUEST_BYTES, record.bytes)))
+            parts.append((number, begin, min(begin + REQUEST_BYTES, record.bytes)))
     silent = {number for number, _, _ in found}
-    local = threading.local()
 
-    def look(task: tuple[int, int, int]) -> None:
-        number, begin, end = task
-        buffer = _buffer(local, REQUEST_BYTES)[: end - begin]
-        for why in _wrong(checkpoint, number, begin, buffer):
-            found.append((number, why.offset or 0, str(why)))
-        progress(end - begin)
+    def look(share: Iterable[tuple[int, int, int]]) -> None:
+        memory = np.empty(REQUEST_BYTES, np.uint8)
+        for number, begin, end in share:
+            for why in _wrong(checkpoint, number, begin, memory[: end - begin]):
+                found.append((number, why.offset or 0, str(why)))
+            progress(end - begin)
 
-    _in_threads(look, [task for task in tasks if task[0] not in silent], _threads())
+    in_threads(look, [part for part in parts if part[0] not in silent], _threads())
     return [words for _, _, words in sorted(found)]
 
 
@@ -119,8 +116,6 @@ class _Reading:
         progress: Progress,
     ) -> None:
         self.checkpoint, self.plan, self.progress = checkpoint, plan, progress
-        self.local = threading.local()
-        self.most = int((plan.end - plan.begin).max(initial=0))
         self.targets: list[Bytes] = [out.reshape(-1).view(np.uint8) for out in outs]
         self.dtypes = [out.dtype for out in outs]
         chunks = checkpoint.chunks
@@ -149,11 +144,16 @@ class _Reading:
         self.inner = begin.tolist()  # first byte of the piece in its chunk, as in memory
         self.from_, self.to = from_, to
 
-    def serve(self, number: int) -> None:
-        """Read, verify and hand out one request."""
+    def serve(self, requests: Iterable[int]) -> None:
+        """Read, verify and hand out some of the requests, through one buffer that stays warm."""
+        memory = np.empty(int((self.plan.end - self.plan.begin).max(initial=0)), np.uint8)
+        for number in requests:
+            self._serve(number, memory)
+
+    def _serve(self, number: int, memory: Bytes) -> None:
         plan = self.plan
         file, begin, end = int(plan.file[number]), int(plan.begin[number]), int(plan.end[number])
-        buffer = _buffer(self.local, self.most)[: end - begin]
+        buffer = memory[: end - begin]
         for why in _wrong(self.checkpoint, file, begin, buffer):
             raise why
         for piece in self.row[self.starts[number] : self.starts[number + 1]]:
@@ -278,47 +278,4 @@ def _sizes(manifest: Manifest, wants: Sequence[Want], most_bytes: int) -> tuple[
 
 
 def _threads() -> int:
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on this system
-        cores = os.cpu_count() or 1
-    return min(max(cores, 2), _MOST_THREADS)
-
-
-def _buffer(local: threading.local, num_bytes: int) -> Bytes:
-    """Return this thread's buffer; it is touched once, and warm from then on."""
-    if getattr(local, "buffer", None) is None:
-        local.buffer = np.empty(num_bytes, np.uint8)
-    found: Bytes = local.buffer
-    return found
-
-
-def _in_threads(do: Callable[[Any], None], tasks: Sequence[Any], threads: int) -> None:
-    """Do all tasks; after the first error none is begun, and that error is raised."""
-    if threads == 1 or len(tasks) < 2:
-        for task in tasks:
-            do(task)
-        return
-    pending = iter(tasks)
-    lock, failed = threading.Lock(), threading.Event()
-
-    def work() -> None:
-        while not failed.is_set():
-            with lock:
-                task = next(pending, None)
-            if task is None:
-                return
-            try:
-                do(task)
-            except BaseException:
-                failed.set()
-                raise
-
-    with ThreadPoolExecutor(min(threads, len(tasks)), "shoal-read") as pool:
-        running = [pool.submit(work) for _ in range(min(threads, len(tasks)))]
-        try:
-            for one in running:
-                one.result()
-        except BaseException:
-            failed.set()  # an interrupt, too, ends the other threads
-            raise
+    return min(max(num_cores(), 2), _MOST_THREADS)

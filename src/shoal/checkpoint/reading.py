@@ -173,7 +173,8 @@ def _meetings(chunks: Chunks, boxes: Boxes) -> tuple[IntArray, IntArray, IntArra
         box = number + begin
         found.append(_overlaps(chunks, boxes, box, low[box] + step))
         begin = max(end, 1)
-    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))  # type: ignore[return-value]
+    box, chunk, origin, extent = map(np.concatenate, zip(*found, strict=True))
+    return box, chunk, origin, extent
 
 
 def _overlaps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +22,9 @@ MODES = ("auto", "direct", "exchange")
 _WORTH = 1.5  # exchange where direct reads would be this many times the leaf
 _LARGE_BYTES = 1 << 20  # smaller leaves are read by every process that holds a part of them
 _MOST_ASKED = 8  # processes whose reads are planned to decide for a leaf
+
+
+Row = tuple[int, Sequence[Any], Sequence[Any]]  # a leaf, and origins and extents of boxes of it
 
 
 class Geometry(NamedTuple):
@@ -130,31 +134,20 @@ def cost_of(
     process: int,
 ) -> Costs:
     """Return what a restore costs a process, by its number in JAX."""
-    rows: list[tuple[int, Sequence[Any], Sequence[Any]]] = []
+    rows: list[Row] = []
     memory_bytes = 0
     for number, wish in enumerate(wishes):
         record = checkpoint.manifest.leaves[wish.leaf]
-        if not record.has_data:
-            continue
         if record.kind == "per_process":
             places = list(checkpoint.values_of(wish.leaf).values())
             first, size = places[min(process, len(places) - 1)]
             rows.append((wish.leaf, [(first,)], [(size,)]))
             memory_bytes += size
-            continue
-        words = record.words
-        origins: Sequence[Any] = [(0,) * len(record.stored_shape)]
-        extents: Sequence[Any] = [record.stored_shape]
-        kept = extents
-        if wish.place is not None and geometry is not None:
-            place = ways.transport.get(number, wish.place)
-            origins, extents = geometry.boxes(place, record.shape, process)
-            origins = [origin + (0,) * len(words) for origin in origins]
-            extents = [extent + words for extent in extents]
-            kept = [e + words for e in geometry.boxes(wish.place, record.shape, process)[1]]
-        rows.append((wish.leaf, origins, extents))
-        item = (wish.dtype or dtype_of(record.dtype)).itemsize
-        memory_bytes += sum(int(np.prod(extent, dtype=np.int64)) * item for extent in kept)
+        elif record.has_data:
+            row, kept = _held(checkpoint, wish, ways.transport.get(number), geometry, process)
+            rows.append(row)
+            item_bytes = (wish.dtype or dtype_of(record.dtype)).itemsize
+            memory_bytes += sum(math.prod(extent) for extent in kept) * item_bytes
     plan: ReadPlan = plan_of(checkpoint, _boxes(checkpoint, rows))
     return Costs(
         process,
@@ -164,6 +157,22 @@ def cost_of(
         plan.num_requests,
         memory_bytes,
     )
+
+
+def _held(
+    checkpoint: Checkpoint, wish: Wish, transport: Any, geometry: Geometry | None, process: int
+) -> tuple[Row, Sequence[Any]]:
+    """Return the boxes of a leaf that a process reads, and the extents of those that it keeps."""
+    record = checkpoint.manifest.leaves[wish.leaf]
+    if wish.place is None or geometry is None:
+        whole = [record.stored_shape]
+        return (wish.leaf, [(0,) * len(record.stored_shape)], whole), whole
+    words, zeros = record.words, (0,) * len(record.words)
+    place = wish.place if transport is None else transport
+    origins, extents = geometry.boxes(place, record.shape, process)
+    kept = geometry.boxes(wish.place, record.shape, process)[1]
+    row = (wish.leaf, [one + zeros for one in origins], [one + words for one in extents])
+    return row, [one + words for one in kept]
 
 
 @dataclass(frozen=True)
@@ -237,9 +246,7 @@ def plan_all(
     )
 
 
-def _boxes(
-    checkpoint: Checkpoint, rows: Sequence[tuple[int, Sequence[Any], Sequence[Any]]]
-) -> Boxes:
+def _boxes(checkpoint: Checkpoint, rows: Sequence[Row]) -> Boxes:
     """Return boxes as arrays: leaf, origins and extents of each row."""
     rank = checkpoint.chunks.origin.shape[1]
     count = sum(len(origins) for _, origins, _ in rows)
