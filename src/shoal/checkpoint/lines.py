@@ -34,7 +34,8 @@ def lines_of(state: State, options: Sequence[str], num_processes: int) -> tuple[
     structure = xxhash.xxh3_64_hexdigest(json.dumps(to_json(state.structure)).encode())
     with jax.transfer_guard("allow"), hashing_pool() as pool:
         leaves = [_line(leaf, pool) for leaf in state.leaves]
-    return (*options, f"tree: {len(leaves)} leaves, {structure}", *leaves)
+    # A leaf that differs says more than that the trees do.
+    return (*options, *leaves, f"tree: {len(leaves)} leaves, {structure}")
 
 
 def shown(value: object) -> str:

@@ -1,0 +1,349 @@
+"""Saving: what is on disk afterwards, on how many processes and devices whatever."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from safetensors import safe_open
+
+import shoal
+from checkpoint.kept import CLEAN, files_of, in_job, kept, messages, same_bits
+from shoal.checkpoint import attempts, preflight
+from shoal.checkpoint.opening import open_checkpoint
+from shoal.checkpoint.per_process import PerProcess
+from shoal.checkpoint.save import save, save_with
+from shoal.checkpoint.storage import LocalFolder
+from shoal.checkpoint.writer import Arena
+from shoal.errors import (
+    DivergenceError,
+    NotShared,
+    StepAlreadyCommitted,
+    StorageError,
+    StorageFull,
+    UsageError,
+    UsageTypeError,
+)
+from shoal.plan.layout import Layout
+
+Point = namedtuple("Point", "x y")
+
+
+@jax.tree_util.register_dataclass
+@dataclass
+class Params:
+    w: object
+    b: object
+
+
+def on_devices(array, *spec, axes=None):
+    mesh = jax.make_mesh(tuple((axes or {"x": 8}).values()), tuple(axes or {"x": 8}))
+    return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
+def grid(*spec):
+    values = np.arange(16 * 24, dtype=np.float32).reshape(16, 24)
+    return on_devices(values, *spec, axes={"x": 2, "y": 4}), values
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model"
+
+
+SPECS = [(), ("x",), (None, "y"), ("x", "y"), (("y", "x"),), (None, ("x", "y"))]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("arena", [None, Arena()])
+def test_arrays_of_any_layout(path, spec, arena):
+    from shoal.runtime.process import coordinator
+
+    array, values = grid(*spec)
+    save_with(coordinator(), path, {"w": array}, arena=arena)
+    assert same_bits(kept(path)["w"], values)
+    assert files_of(path) == CLEAN
+
+
+def test_what_devices_of_this_process_hold_is_merged_into_one_entry_of_a_plain_file(path):
+    array, values = grid("x", "y")
+    save(path, {"layer": {"w": array}})
+    (file,) = path.glob("data-*")
+    with safe_open(file, "np") as opened:
+        assert list(opened.keys()) == ["layer/w"]
+        assert same_bits(opened.get_tensor("layer/w"), values)
+
+
+def test_every_kind_of_leaf(path):
+    key = jax.random.key(7)
+    tree = {
+        "a.b": np.float64(2.5), "a/b": 1, "a": {"b": -0.0}, "": 1 << 200, 1: True, "1": None,
+        "ü": "text", "bytes": b"\0\1", "long": "y" * 100_000, "c": 1j,
+        "list": [np.arange(3), (np.array(3, "int8"), Point(1, [2]))],
+        "ordered": OrderedDict(z=np.zeros((0, 4)), a=np.ones((), bool)),
+        "node": Params(jnp.ones(3), "b"), "keys": jax.random.split(key, 3), "key": key,
+        "own": PerProcess({"at": [1, np.arange(2)]}),
+    }  # fmt: skip
+    save(path, tree)
+    found = kept(path)
+    assert found["a.b"] == 2.5
+    assert isinstance(found["a.b"], np.float64)
+    assert (found["a~1b"], found["~e"], found["~i1"], found["1"]) == (1, 1 << 200, True, None)
+    assert str(found["a/b"]) == "-0.0"
+    assert (found["ü"], found["bytes"], found["long"], found["c"]) == (
+        "text", b"\0\1", "y" * 100_000, 1j,
+    )  # fmt: skip
+    assert same_bits(found["list/0"], np.arange(3))
+    assert (found["list/1/1/x"], found["list/1/1/y/0"]) == (1, 2)
+    assert found["ordered/z"].shape == (0, 4)
+    assert same_bits(found["node/w"], np.ones(3, np.float32))
+    assert same_bits(found["keys"], jax.random.key_data(jax.random.split(key, 3)))
+    assert same_bits(found["key"], jax.random.key_data(key))
+    assert found["own"][0]["at"][0] == 1
+    kinds = {leaf.name: leaf for leaf in open_checkpoint(path).manifest.leaves}
+    assert (kinds["keys"].impl, kinds["keys"].shape, kinds["keys"].words) == (
+        "threefry2x32", (3,), (2,),
+    )  # fmt: skip
+
+
+DTYPES = ["int4", "uint4", "float8_e4m3fn", "bfloat16", "int2", "float4_e2m1fn", "complex64"]
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_small_and_unusual_dtypes_on_devices(path, name):
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    values = np.arange(8 * 5).reshape(8, 5).astype(np.float32).astype(dtype)
+    save(path, {"split": on_devices(values, "x"), "host": values[:, 1:4]})
+    found = kept(path)
+    assert same_bits(found["split"], values)
+    assert same_bits(found["host"], values[:, 1:4])
+
+
+def test_arrays_of_numpy_of_any_stride_and_byte_order(path):
+    base = np.arange(4000, dtype=np.int32).reshape(40, 100)
+    tree = {
+        "turned": base.T,
+        "cut": base[::3, ::-2],
+        "big": base.astype(">i4"),
+        "f": np.asfortranarray(base),
+    }
+    save(path, tree)
+    found = kept(path)
+    for name, values in tree.items():
+        assert np.array_equal(found[name], values), name
+        assert found[name].dtype == np.int32
+
+
+def test_a_leaf_alone_and_an_empty_tree(tmp_path):
+    save(tmp_path / "leaf", np.arange(3))
+    assert same_bits(kept(tmp_path / "leaf")["~"], np.arange(3))
+    save(tmp_path / "none", {})
+    assert kept(tmp_path / "none") == {}
+    assert files_of(tmp_path / "none") == ["COMMIT", "index", "manifest"]
+
+
+def test_what_is_kept_beside_the_leaves(path):
+    array, _ = grid("x", None)
+    metrics = {"loss": 0.5, "bad": float("nan")}
+    save(path, {"w": array}, step=3, user={"who": ["me"]}, metrics=metrics)
+    checkpoint = open_checkpoint(path)
+    assert (checkpoint.commit.step, checkpoint.manifest.step) == (3, 3)
+    assert checkpoint.manifest.user == {"who": ["me"]}
+    assert checkpoint.commit.metrics["loss"] == 0.5
+    assert np.isnan(checkpoint.commit.metrics["bad"])
+    layout = Layout.parse(checkpoint.manifest.leaves[0].layout)
+    assert layout == shoal.layout_of(array)
+    assert checkpoint.manifest.mesh == layout.mesh.text
+    assert checkpoint.manifest.writer["jax"] == jax.__version__
+
+
+def test_files_have_the_rights_of_the_umask(path):
+    old = os.umask(0o027)
+    try:
+        save(path, {"w": np.arange(3)})
+    finally:
+        os.umask(old)
+    assert {(path / name).stat().st_mode & 0o777 for name in os.listdir(path)} == {0o640}
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 5])
+def test_processes_share_what_all_of_them_hold(path, processes):
+    large = np.arange(3 << 20, dtype=np.float32).reshape(-1, 1024)
+
+    def work(coordinator):
+        tree = {"large": large, "n": 3, "own": PerProcess(coordinator.process), "s": grid("x")[0]}
+        return save_with(coordinator, path, tree, step=1)
+
+    assert in_job(processes, work) == [None] * processes
+    found = kept(path)
+    assert same_bits(found["large"], large)
+    assert same_bits(found["s"], grid("x")[1])
+    assert found["own"] == list(range(processes))
+    sizes = [file.bytes for file in open_checkpoint(path).index.files]
+    assert len(sizes) == processes
+    assert max(sizes) - min(sizes) < 2 << 20
+
+
+def test_leaves_that_cannot_be_saved_are_all_named_and_nothing_is_written(path):
+    gone = jnp.ones(3)
+    gone.delete()
+    tree = {
+        "ok": 1, "object": np.array([{}]), "gone": gone, "set": {1}, "f": print,
+        "masked": np.ma.array([1]), "shape": jax.ShapeDtypeStruct((3,), "float32"),
+    }  # fmt: skip
+    with pytest.raises(UsageTypeError) as caught:
+        save(path, tree)
+    offences = "\n".join(caught.value.offences)
+    for name in set(tree) - {"ok"}:
+        assert f"{name}: " in offences
+    assert len(caught.value.offences) == 6
+    assert "was deleted" in offences
+    assert not path.exists()
+
+
+def test_a_value_inside_jit_is_named(path):
+    with pytest.raises(UsageError, match="w: is a value inside jit"):
+        jax.jit(lambda w: save(path, {"w": w}))(1.0)
+
+
+WRONG = [
+    ({"step": -1}, "step=-1"), ({"step": True}, "step=True"), ({"step": 1.5}, "step=1.5"),
+    ({"user": {"a": {1}}}, "user"), ({"user": {1: 2}}, "user"),
+    ({"metrics": {"a": "b"}}, "metrics"), ({"metrics": {1: 2}}, "metrics"),
+    ({"timeout_s": 0}, "timeout_s"), ({"name": ""}, "name"),
+    ({"metrics": {"m" * 2000: 1.0}}, "metrics"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("named", "words"), WRONG)
+def test_wrong_arguments(path, named, words):
+    with pytest.raises(UsageError, match=words):
+        save(path, {}, **named)
+    assert not path.exists()
+
+
+def test_a_path_that_is_none():
+    with pytest.raises(UsageTypeError, match="path=3"):
+        save(3, {})
+
+
+def test_nothing_is_overwritten(path):
+    save(path, {"w": 1})
+    before = {name: (path / name).read_bytes() for name in os.listdir(path)}
+    with pytest.raises(StepAlreadyCommitted) as caught:
+        save(path, {"w": 2})
+    assert caught.value.path == str(path)
+    errors = in_job(3, lambda coordinator: save_with(coordinator, path, {"w": 3}))
+    assert {type(error) for error in errors} == {StepAlreadyCommitted}
+    assert {error.attempt for error in errors} == {caught.value.attempt}
+    assert "process 0 of 3" in str(errors[2])
+    assert before == {name: (path / name).read_bytes() for name in os.listdir(path)}
+
+
+DIFFERENT = [
+    (lambda p: {"w": np.arange(3) + p}, "w: array int64[3]"),
+    (lambda p: {"w": np.arange(3 + p)}, "w: array int64"),
+    (lambda p: {"w": p}, "w: int "),
+    (lambda p: {"w": np.float32(p)}, "w: scalar"),
+    (lambda p: {f"w{p}": 1}, "w0: int"),
+    (lambda p: [1] if p else (1,), "tree"),
+    (lambda p: {"w": jnp.full(3, p)}, "w: array int32[3]"),
+    (lambda p: {"w": jnp.full((1024, 1024), p)}, "w: array int32[1024,1024]"),
+    (lambda p: {"w": "x" * 70_000 + str(p)}, "w: str uint8[70001]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tree", "words"), DIFFERENT)
+def test_what_differs_between_processes_is_shown_and_nothing_is_written(path, tree, words):
+    errors = in_job(3, lambda one: save_with(one, path, tree(one.process // 2), name="a"))
+    assert {type(error) for error in errors} == {DivergenceError}, messages(errors)
+    assert words in str(errors[0])
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("field", ["step", "user", "metrics", "path"])
+def test_options_must_be_equal(tmp_path, field):
+    def work(one):
+        options = {"step": one.process, "user": {"p": one.process}, "metrics": {"p": one.process}}
+        named = {field: options[field]} if field in options else {}
+        place = one.process if field == "path" else 0
+        return save_with(one, tmp_path / str(place), {"w": 1}, name="a", **named)
+
+    errors = in_job(2, work)
+    assert {type(error) for error in errors} == {DivergenceError}
+    assert f"{field}:" in str(errors[0])
+
+
+def test_equal_values_may_lie_on_other_devices_of_each_process(path):
+    values = np.arange(64, dtype=np.float32)
+
+    def work(one):
+        kinds = [values, jnp.asarray(values), on_devices(values, "x")]
+        return save_with(one, path, {"w": kinds[one.process]})
+
+    assert in_job(3, work) == [None] * 3
+    assert same_bits(kept(path)["w"], values)
+
+
+def test_a_path_that_is_not_shared_is_named(path, monkeypatch):
+    see = attempts.see
+
+    def blind(folder, attempt):
+        import threading
+
+        return see(folder, attempt) and threading.current_thread().name != "blind"
+
+    monkeypatch.setattr(attempts, "see", blind)
+
+    def work(one):
+        import threading
+
+        threading.current_thread().name = "blind" if one.process else "sees"
+        return save_with(one, path, {"w": np.arange(9)})
+
+    errors = in_job(3, work)
+    assert {type(error) for error in errors} == {NotShared}
+    assert {error.processes for error in errors} == {(1, 2)}
+    assert files_of(path) == []
+
+
+def test_a_path_that_is_a_file(path):
+    path.write_text("mine")
+    for place in (path, path / "below"):
+        errors = in_job(2, lambda one, place=place: save_with(one, place, {"w": 1}))
+        assert {type(error) for error in errors} == {StorageError}
+        assert {error.errno for error in errors} == {errno.ENOTDIR}
+    assert path.read_text() == "mine"
+
+
+def test_no_permission_or_a_read_only_disk(path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    errors = in_job(2, lambda one: save_with(one, path, {"w": 1}))
+    assert {(type(error), error.errno) for error in errors} == {(StorageError, errno.EACCES)}
+    assert not path.exists()
+
+
+def test_too_little_space_is_known_before_anything_is_written(path, monkeypatch):
+    monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 4_300_000)
+    big = np.zeros(1 << 20, np.float32)
+    errors = in_job(3, lambda one: save_with(one, path, {"w": big}))
+    assert {type(error) for error in errors} == {StorageFull}
+    assert {error.free_bytes for error in errors} == {4_300_000}
+    assert 4_300_000 < errors[0].needed_bytes < 5_000_000  # of all three, with headers
+    assert not path.exists()
+
+
+def test_there_is_enough_space_if_it_fits(path, monkeypatch):
+    monkeypatch.setattr(LocalFolder, "free_bytes", lambda self: 9_000_000)
+    assert in_job(1, lambda one: save_with(one, path, {"w": np.zeros(2 << 20, np.float32)})) == [
+        None
+    ]
+    assert preflight.check_folder(LocalFolder(path.parent / "other")) == 9_000_000

@@ -1,0 +1,336 @@
+"""Saves that do not come to their end: whoever fails, all hear of it, and nothing is half."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from checkpoint.kept import CLEAN, files_of, in_job, kept, messages
+from shoal.checkpoint.beat import Beat
+from shoal.checkpoint.save import save, save_with
+from shoal.checkpoint.storage import LocalFolder
+from shoal.checkpoint.told import tellers, told, untold
+from shoal.errors import (
+    CorruptCheckpoint,
+    DeadlineError,
+    NotShared,
+    PeerFailedError,
+    ProcessLostError,
+    SaveAborted,
+    ShoalError,
+    StepAlreadyCommitted,
+    StorageError,
+    StorageFull,
+    UsageError,
+)
+from shoal.runtime import fault_points
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.fault_points import InjectedError
+from shoal.runtime.leaving import Given
+from shoal.runtime.verdicts import Self
+
+TREE = {"w": np.arange(1 << 20, dtype=np.float32), "n": 1}
+
+
+COMMITTING = ("assemble", "indexed", "link", "committed", "tidied")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def at_point(monkeypatch):
+    """Return a function that has something happen at a point, in one process of the threads."""
+
+    def let(point, process, action):
+        def reach(name, where=None):
+            if name == f"save.{point}" and where == process:
+                action()
+
+        monkeypatch.setattr(fault_points, "reach", reach)
+
+    return let
+
+
+def raises(error):
+    def action():
+        raise error
+
+    return action
+
+
+def full(path):
+    return StorageFull("no space", path=str(path), errno=errno.ENOSPC, needed_bytes=5, free_bytes=3)
+
+
+@pytest.mark.parametrize("process", [0, 1])
+@pytest.mark.parametrize("point", ["snapshot", "write", "written"])
+def test_a_full_disk_on_one_process_is_the_error_of_all(path, at_point, point, process):
+    at_point(point, process, raises(full(path)))
+    errors = in_job(3, lambda one: save_with(one, path, TREE))
+    assert {type(error) for error in errors} == {StorageFull}, messages(errors)
+    for error in errors:
+        assert (error.errno, error.needed_bytes, error.free_bytes) == (errno.ENOSPC, 5, 3)
+        assert error.path == str(path)
+        assert str(error).startswith(f"process {process} of 3 (")
+    assert files_of(path) == []
+
+
+@pytest.mark.parametrize("point", ["open", "opened", "write", "parted"])
+def test_one_process_alone_raises_its_own_error(path, at_point, point):
+    mine = full(path)
+    at_point(point, 0, raises(mine))
+    with pytest.raises(StorageFull) as caught:
+        save(path, TREE)
+    assert caught.value is mine
+    assert files_of(path) == []
+
+
+@pytest.mark.parametrize("point", ["snapshot", "open", "write", "written", "parted"])
+def test_an_error_that_is_not_of_shoal_is_raised_as_it_is_and_told_to_the_others(
+    path, at_point, point
+):
+    at_point(point, 0, raises(ZeroDivisionError("mine")))
+    errors = in_job(3, lambda one: save_with(one, path, TREE))
+    assert [type(error) for error in errors] == [ZeroDivisionError, SaveAborted, SaveAborted]
+    assert errors[1].processes == (0,)
+    assert errors[1].exit_code == PeerFailedError.exit_code
+    assert "ZeroDivisionError: mine" in str(errors[1])
+    assert "test_save_ended.py" in errors[1].__cause__.failed[0]
+    assert files_of(path) == []
+
+
+def test_of_several_errors_all_raise_the_same(path, monkeypatch):
+    def reach(name, where=None):
+        if name == "save.write" and where == 1:
+            raise full(path)
+        if name == "save.write" and where == 2:
+            raise StorageError("broken", path="x", errno=errno.EIO)
+
+    monkeypatch.setattr(fault_points, "reach", reach)
+    errors = in_job(3, lambda one: save_with(one, path, TREE))
+    assert {type(error) for error in errors} == {StorageFull}
+
+
+@pytest.mark.parametrize(
+    ("point", "is_saved"),
+    [
+        ("assemble", False),
+        ("indexed", False),
+        ("link", False),
+        ("committed", True),
+        ("tidied", True),
+    ],
+)
+def test_an_error_of_the_lead_when_it_commits(path, monkeypatch, point, is_saved):
+    seen = []
+
+    def reach(name, where=None):
+        if name == f"save.{point}" and not seen:
+            seen.append(name)
+            raise StorageError("broken", path=str(path), errno=errno.EIO)
+
+    monkeypatch.setattr(fault_points, "reach", reach)
+    results = in_job(2, lambda one: save_with(one, path, TREE))
+    if is_saved:
+        assert results == [None, None], messages(results)
+        assert set(kept(path)) == set(TREE)
+        assert [kind for kind in files_of(path) if kind != "data"] == [
+            "COMMIT",
+            "index",
+            "manifest",
+        ]
+    else:
+        assert {type(error) for error in results} == {StorageError}
+        assert files_of(path) == []
+
+
+@pytest.mark.parametrize("point", ["snapshot", "open", "write", "parted", "announced"])
+def test_an_interrupt_leaves_nothing_half(path, at_point, point):
+    at_point(point, 0, raises(KeyboardInterrupt()))
+    with pytest.raises(KeyboardInterrupt):
+        save(path, TREE)
+    assert files_of(path) == (CLEAN if point == "announced" else [])
+
+
+@pytest.mark.parametrize(("point", "left"), [("link", []), ("committed", CLEAN)])
+def test_an_interrupt_while_it_commits(path, monkeypatch, point, left):
+    seen: list[str] = []
+
+    def reach(name, where=None):
+        if name == f"save.{point}" and not seen:
+            seen.append(name)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fault_points, "reach", reach)
+    with pytest.raises(KeyboardInterrupt):
+        save(path, TREE)
+    assert files_of(path) == left
+
+
+def test_the_others_do_not_wait_for_who_was_interrupted_and_left(path, at_point):
+    at_point("write", 1, raises(KeyboardInterrupt()))
+    job = LocalJob(3)
+
+    def work(one):
+        try:
+            save_with(one, path, TREE)
+        finally:
+            if one.process == 1:
+                one.tell("failed", "KeyboardInterrupt")
+
+    errors = in_job(3, work, job)
+    assert [type(error) for error in errors] == [SaveAborted, KeyboardInterrupt, SaveAborted]
+    assert errors[0].exit_code == PeerFailedError.exit_code
+    assert files_of(path) == []
+
+
+@pytest.mark.parametrize(
+    ("point", "is_saved"),
+    [("preflight", False), ("write", False), ("parted", True), ("announced", True)],
+)
+def test_who_is_lost(path, at_point, point, is_saved):
+    job = LocalJob(3)
+
+    def vanish():
+        job.lose(2)
+        raise InjectedError
+
+    at_point(point, 2, vanish)
+    if point == "parted":  # not told: lost on the way to the others
+        at_point(point, 2, lambda: job.lose(2))
+    results = in_job(3, lambda one: save_with(one, path, TREE, timeout_s=30), job)
+    assert isinstance(results[2], ShoalError | InjectedError) or point == "parted"
+    if is_saved:
+        assert results[:2] == [None, None], messages(results)
+        assert set(kept(path)) == set(TREE)
+    else:
+        assert [type(error) for error in results[:2]] == [SaveAborted] * 2, messages(results)
+        assert {error.exit_code for error in results[:2]} == {ProcessLostError.exit_code}
+        assert {error.processes for error in results[:2]} == {(2,)}
+        assert files_of(path) == []
+
+
+def test_who_is_late_is_not_waited_for_beyond_the_deadline(path, at_point):
+    goes_on = threading.Event()
+    at_point("write", 1, goes_on.wait)
+    ended = []
+
+    def work(one):
+        try:
+            save_with(one, path, TREE, timeout_s=0.3)
+        finally:
+            ended.append(one.process)
+            if sorted(ended) == [0, 2]:
+                goes_on.set()
+
+    errors = in_job(3, work)
+    assert {type(error) for error in errors} == {SaveAborted}, messages(errors)
+    assert {error.exit_code for error in errors[::2]} == {DeadlineError.exit_code}
+    assert {error.processes for error in errors[::2]} == {(1,)}
+    assert {error.phase for error in errors} == {"write"}
+    assert files_of(path) == []
+
+
+def test_after_an_error_the_next_save_works(path, at_point, monkeypatch):
+    at_point("write", 1, raises(full(path)))
+    job = LocalJob(3)
+    in_job(3, lambda one: save_with(one, path, TREE), job)
+    monkeypatch.undo()
+    assert in_job(3, lambda one: save_with(one, path, TREE), job) == [None] * 3
+    assert set(kept(path)) == set(TREE)
+
+
+def test_a_save_under_a_notice_says_that_the_state_is_safe(path):
+    job = LocalJob(2)
+    job.coordinators[1].give_notice(Given("SIGTERM", "a test", None))
+    assert in_job(2, lambda one: save_with(one, path, TREE, step=7), job) == [None, None]
+    assert all(one.stop.has_saved for one in job.coordinators)
+    assert all(member.said.startswith("saved step 7") for member in job.members())
+
+
+def test_an_aborted_save_under_a_notice_does_not(path, at_point):
+    at_point("write", 1, raises(full(path)))
+    job = LocalJob(2)
+    job.coordinators[1].give_notice(Given("SIGTERM", "a test", None))
+    in_job(2, lambda one: save_with(one, path, TREE, step=7), job)
+    assert not any(one.stop.has_saved for one in job.coordinators)
+
+
+KNOWN = [
+    full("/there"),
+    StorageError("refused", path="/x", errno=errno.EACCES),
+    NotShared("alone", path="/x", processes=[1, 2]),
+    StepAlreadyCommitted("there", path="/x", attempt="abc"),
+    CorruptCheckpoint("bad", path="/x", file="f", leaf="l", offset=3),
+    SaveAborted("ended", path="/x", phase="write", processes=(1,), exit_code=71),
+    UsageError("wrong", offences=["a", "b"]),
+]
+
+
+@pytest.mark.parametrize("error", KNOWN, ids=lambda error: type(error).__name__)
+def test_an_error_keeps_its_type_and_its_facts_when_it_is_told(error):
+    payload = told(error)
+    assert tellers({0: b"", 1: payload, 2: b'{"a": 1}'}) == (1,)
+    again = untold(payload, 1, Self(0, ["here", "there"]))
+    assert type(again) is type(error)
+    assert vars(again) == vars(error)
+    assert getattr(again, "errno", None) == getattr(error, "errno", None)
+    assert str(again) == f"process 1 of 2 (there): {error}"
+
+
+class Clock(threading.Event):
+    """Waits that a test counts: so many are over at once, then the event is set."""
+
+    def __init__(self, beats):
+        super().__init__()
+        self._left = beats
+
+    def wait(self, timeout=None):
+        self._left -= 1
+        return self._left < 0 or super().wait(0)
+
+
+def test_a_long_save_tells_how_far_it_is_and_keeps_its_lease(path, monkeypatch, caplog):
+    job = LocalJob(2)
+    folder = LocalFolder(path)
+    folder.make()
+    pending = path / "PENDING-abcabcabcabc"
+    pending.write_text("")
+    os.utime(pending, (0, 0))
+    with caplog.at_level(logging.INFO, "shoal"):
+        for one in job.coordinators:
+            keeper = Beat(one, folder, "abcabcabcabc", 4_000_000_000)
+            keeper.wrote(1_000_000_000)
+            keeper._is_over = Clock(4)
+            keeper._run()
+            if one.process == 0:
+                assert pending.stat().st_mtime > 1000
+                os.utime(pending, (0, 0))
+    assert pending.stat().st_mtime == 0  # the other leaves it to the first
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 4  # of four beats the first and the fourth, of each process
+    assert f"saving {path}: 25% of 4.00 GB, " in told[0]
+    assert told[0].endswith(" MB/s")
+    assert job.members()[1].said.startswith(f"saving {path}: 25%")
+
+
+def test_the_next_process_keeps_the_lease_when_the_first_is_gone(path):
+    job = LocalJob(2)
+    folder = LocalFolder(path)
+    folder.make()
+    pending = path / "PENDING-abcabcabcabc"
+    pending.write_text("")
+    os.utime(pending, (0, 0))
+    job.lose(0)
+    Beat(job.coordinators[1], folder, "abcabcabcabc", 1).keep()
+    assert pending.stat().st_mtime > 1000
+    pending.unlink()
+    Beat(job.coordinators[1], folder, "abcabcabcabc", 1).keep()  # it is committed: that is fine
