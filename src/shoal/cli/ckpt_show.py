@@ -9,8 +9,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from shoal.checkpoint.dtypes import num_bytes
-from shoal.checkpoint.format import LeafRecord
 from shoal.checkpoint.patterns import matches
 from shoal.checkpoint.reader import Checkpoint, open_folder
 from shoal.checkpoint.step_folder import KEEP
@@ -19,7 +17,7 @@ from shoal.cli.ckpt_tables import print_table, safe
 from shoal.draw.amounts import in_bytes
 from shoal.errors import UsageError, nearest
 
-__all__ = ["bytes_of", "chosen_leaves", "show"]
+__all__ = ["show"]
 
 _LONGEST = 40  # characters of a value
 
@@ -40,7 +38,7 @@ def show(
       shoal ckpt show run/ --step 40 --leaf 'params/**'
     """
     checkpoint = open_folder(one_of(look_at(path, step)).folder)
-    leaves = chosen_leaves(checkpoint, leaf)
+    leaves = _chosen(checkpoint, leaf)
     if as_json:
         print(json.dumps({**_facts(checkpoint), "leaves": [_row(checkpoint, n) for n in leaves]}))
         return
@@ -52,6 +50,7 @@ def show(
     for number in leaves:
         row = _row(checkpoint, number)
         shape = "x".join(map(str, row["shape"])) or "-"
+        shape = "of each process" if row["kind"] == "per_process" else shape
         what = f"key of {row['impl']}" if row["impl"] else row["dtype"] or row["kind"]
         size = in_bytes(row["bytes"]) if row["dtype"] else ""
         told = row["layout"] if row["dtype"] else _short(row["value"])
@@ -61,7 +60,7 @@ def show(
     )
 
 
-def chosen_leaves(checkpoint: Checkpoint, pattern: str) -> list[int]:
+def _chosen(checkpoint: Checkpoint, pattern: str) -> list[int]:
     """Return the numbers of the leaves that a pattern names; without one, all.
 
     Raises:
@@ -74,21 +73,16 @@ def chosen_leaves(checkpoint: Checkpoint, pattern: str) -> list[int]:
     return chosen
 
 
-def bytes_of(leaf: LeafRecord) -> int:
-    """Return how many bytes of data files a leaf has."""
-    return num_bytes(leaf.dtype, leaf.stored_shape) if leaf.has_data else 0
-
-
 def _row(checkpoint: Checkpoint, number: int) -> dict[str, Any]:
     leaf = checkpoint.manifest.leaves[number]
-    chunks = checkpoint.index.chunks.leaf
-    begin, end = np.searchsorted(chunks, [number, number + 1])
+    chunks = checkpoint.index.chunks
+    begin, end = np.searchsorted(chunks.leaf, [number, number + 1])
     return {
         "name": leaf.name,
         "kind": leaf.kind,
         "dtype": leaf.dtype,
         "shape": list(leaf.shape),
-        "bytes": bytes_of(leaf),
+        "bytes": int((chunks.end[begin:end] - chunks.begin[begin:end]).sum()),
         "chunks": int(end - begin),
         "layout": leaf.layout,
         "impl": leaf.impl,
