@@ -196,6 +196,22 @@ def test_every_table_replaced_by_anything(kind):
             decode(table_file(tables, {one: text for one, text in metadata.items() if one != key}))
 
 
+@pytest.mark.parametrize("kind", ["part", "index"])
+def test_tables_of_later_versions(kind):
+    decode, written, _, _ = KINDS[kind]
+    tables, metadata = tables_of(written)
+    more, later = {"zones": np.zeros(3, np.int64)}, {"version": "[1, 7]", "who": "knows"}
+    assert decode(table_file(tables | more, metadata | later)).files == decode(written).files
+    with pytest.raises(CorruptCheckpoint, match="has not the tables"):
+        decode(table_file(tables | more, metadata))
+    with pytest.raises(CorruptCheckpoint, match="unknown keys"):
+        decode(table_file(tables, metadata | {"who": "knows"}))
+    with pytest.raises(UnsupportedCheckpoint, match="needs zones"):
+        decode(table_file(tables | more, metadata | {"required": '["zones"]'}))
+    with pytest.raises(UnsupportedCheckpoint, match=r"version 2\.0"):
+        decode(table_file(tables, metadata | {"version": "[2, 0]"}))
+
+
 OUTSIDE = (
     "../data", "/etc/passwd", "a/b", "..", ".", "", "COMMIT", "data\0", "data-0123456789ab",
     f"../{files.data_name(ATTEMPT, 0, 2)}", files.data_name("a" * 12, 0, 2),

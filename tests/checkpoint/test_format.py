@@ -70,6 +70,30 @@ def test_a_leaf_alone_and_no_leaf_at_all():
         assert files.decode_manifest(files.encode_manifest(said)) == said
 
 
+def nested(levels, wrap, inner=1):
+    for _ in range(levels):
+        inner = wrap(inner)
+    return inner
+
+
+def test_the_deepest_that_is_taken_comes_back():
+    static = nested(31, lambda inner: {1: (inner,)[0]})
+    value = nested(98, lambda inner: {"a": inner}, tree.Node("a:B", ("c",), (5,), static))
+    leaves, structure = tree.flatten(value)
+    leaf = files.LeafRecord(tree.names_of(structure)[0], "int", value="5")
+    user = {"u": nested(97, lambda inner: [inner])}
+    said = files.Manifest(ATTEMPT, 1, 5, 1, structure, (leaf,), user=user)
+    again = files.decode_manifest(files.encode_manifest(said))
+    assert again == said
+    assert tree.unflatten(again.tree, [leaf for _, leaf in leaves]) == value
+
+
+@pytest.mark.parametrize("step", [True, 1.0, np.int64(3), 1 << 62, "5"], ids=repr)
+def test_a_step_that_could_not_be_read_is_not_written(step):
+    with pytest.raises(UsageError, match=r"^step: is"):
+        files.encode_manifest(replace(manifest(), step=step))
+
+
 METRICS = st.dictionaries(st.text(max_size=4), st.floats(), max_size=5)
 
 

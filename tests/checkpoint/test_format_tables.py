@@ -61,6 +61,11 @@ def test_parts_that_do_not_belong_together():
         files.join_parts(manifest(), [one, replace(two, attempt="a" * 12)])
 
 
+def test_no_count_of_processes_is_believed():
+    with pytest.raises(CorruptCheckpoint, match="one of each of 2147483647"):
+        files.join_parts(replace(manifest(), num_processes=(1 << 31) - 1), parts())
+
+
 def table(boxes, dims, item=4):
     """Return the manifest and the chunks of leaves [(boxes of leaf 0), …], one behind the other."""
     rank = max(len(shape) for shape in dims)

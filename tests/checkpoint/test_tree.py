@@ -107,7 +107,7 @@ def test_trees_without_end_are_refused():
     deep: object = 1
     for _ in range(1000):
         deep = [deep]
-    with pytest.raises(UsageError, match="nested deeper than 200"):
+    with pytest.raises(UsageError, match="nested deeper than 100"):
         tree.flatten(deep)
     shared = [1, 2]
     assert len(tree.flatten([shared, shared])[0]) == 4

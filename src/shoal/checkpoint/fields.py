@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from shoal.checkpoint.records import FEATURES, LARGEST, VERSION
 from shoal.checkpoint.values import shown
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all
 
-__all__ = ["FORMAT", "Fields", "check_json", "check_version", "head", "is_text"]
+__all__ = ["FORMAT", "Fields", "check_json", "check_version", "head", "is_step", "is_text"]
 
 FORMAT = "shoal-checkpoint"
 _ATTEMPT = re.compile("[0-9a-f]{12}", re.ASCII)
 _SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)
-_DEEPEST = 100
+_DEEPEST = 100  # lists and objects of the caller in one another
 
 
 class Fields:
@@ -79,7 +78,7 @@ class Fields:
 
     def step(self) -> int | None:
         value = self.found.get("step")
-        self.expect("step", value is None or (type(value) is int and abs(value) < LARGEST), "none")
+        self.expect("step", value is None or is_step(value), "none")
         return value
 
     def attempt(self) -> str:
@@ -91,6 +90,11 @@ class Fields:
         value = self.text(key)
         self.expect(key, bool(_SHA256.fullmatch(value)), "no SHA-256")
         return value
+
+
+def is_step(value: Any) -> bool:
+    """Is it the number of a step?"""
+    return type(value) is int and abs(value) < LARGEST
 
 
 def is_text(value: Any) -> bool:
@@ -148,7 +152,7 @@ def _check_json(value: Any, where: str, depth: int, offences: list[str]) -> None
     elif kind is list:
         for index, one in enumerate(value):
             _check_json(one, f"{where}[{index}]", depth - 1, offences)
-    elif isinstance(value, Mapping):
+    elif kind is dict:
         for key, one in value.items():
             if type(key) is not str:
                 offences.append(f"{where}: has the key {key!r}; keys of JSON are str")

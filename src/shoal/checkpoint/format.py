@@ -107,10 +107,11 @@ def join_parts(manifest: Manifest, parts: Sequence[Part]) -> Index:
       CorruptCheckpoint: a part is missing, of another attempt, or they do not tile every leaf.
     """
     parts = sorted(parts, key=lambda part: part.process)
-    if [part.process for part in parts] != list(range(manifest.num_processes)):
+    there = [part.process for part in parts]
+    if len(parts) != manifest.num_processes or there != list(range(len(parts))):
         raise CorruptCheckpoint(
-            f"there are parts of the processes {[part.process for part in parts]}, and there "
-            f"should be one of each of {manifest.num_processes}"
+            f"there are parts of the processes {there}, and there should be one of each of "
+            f"{manifest.num_processes}"
         )
     wrong = [part.process for part in parts if part.attempt != manifest.attempt]
     if wrong:

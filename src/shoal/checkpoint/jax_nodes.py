@@ -7,8 +7,7 @@ from typing import Any
 import jax
 from jax import tree_util
 
-from shoal.checkpoint.tree import OPAQUE, Level
-from shoal.checkpoint.tree import _loaded as loaded
+from shoal.checkpoint.tree import OPAQUE, Level, loaded
 
 __all__ = ["JaxNodes"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shoal.checkpoint import dtypes
-from shoal.checkpoint.fields import Fields, check_json, check_version, head, is_text
+from shoal.checkpoint.fields import Fields, check_json, check_version, head, is_step, is_text
 from shoal.checkpoint.header import strict_json
 from shoal.checkpoint.records import (
     COMMIT_BYTES,
@@ -27,7 +27,7 @@ from shoal.checkpoint.records import (
     manifest_name,
 )
 from shoal.checkpoint.tree import from_json, names_of, to_json
-from shoal.checkpoint.values import value_of
+from shoal.checkpoint.values import shown, value_of
 from shoal.errors import CorruptCheckpoint, UsageError
 
 __all__ = ["decode_commit", "decode_manifest", "encode_commit", "encode_manifest"]
@@ -52,7 +52,10 @@ def encode_manifest(manifest: Manifest) -> bytes:
     Raises:
       UsageError: `user` is not JSON.
     """
-    check_json(manifest.user, "user")
+    user = dict(manifest.user)
+    check_json(user, "user")
+    if manifest.step is not None and not is_step(manifest.step):
+        raise UsageError(f"step: is {shown(manifest.step)}; give an int of less than 62 bits")
     first = {
         **head("manifest"),
         "required": list(manifest.required),
@@ -63,7 +66,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "num_processes": manifest.num_processes,
         "writer": dict(manifest.writer),
         "mesh": manifest.mesh,
-        "user": manifest.user,
+        "user": user,
         "metrics": _metrics_json(manifest.metrics),
         "tree": to_json(manifest.tree),
     }

@@ -29,7 +29,7 @@ __all__ = [
     "to_json",
 ]
 
-DEEPEST = 200  # nodes in nodes; Python's own limits are not far
+DEEPEST = 100  # nodes in nodes: far from the limits of JSON libraries, two levels a node
 _KINDS = ("dict", "list", "tuple", "namedtuple", "OrderedDict", "defaultdict", "node")
 KEYLESS = ("list", "tuple")
 _TYPED = ("namedtuple", "node")

@@ -36,6 +36,7 @@ Array = np.ndarray[Any, Any]
 _SEAL = "sha256"
 _DIGITS = re.compile("[0-9]{5,9}", re.ASCII)
 _COLUMNS = ("leaf", "file", "begin", "end", "origin", "extent")
+_AS_JSON = frozenset({"version", "required", "process", "files"})
 _KEYS = frozenset(
     ["format", "file", "version", "required", "attempt", "num_processes", "process", "files"]
 )
@@ -132,13 +133,16 @@ def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]
             f"{file} is damaged: it does not end with the SHA-256 of the bytes before it", file=file
         )
     found = header.parse(data, len(data), file)
-    texts = ("format", "file", "attempt")
     said = {
-        key: one if key in texts else strict_json(one, file) for key, one in found.metadata.items()
+        key: strict_json(one, file) if key in _AS_JSON else one
+        for key, one in found.metadata.items()
     }
     fields = Fields(said, file)
+    names = (*_COLUMNS, *(["first_block"] if kind == "index" else []), "block_hash", _SEAL)
     if check_version(fields, kind):
         fields.only(_KEYS)
+        if set(names) != {entry.name for entry in found.entries}:
+            fields.refuse(f"has not the tables {', '.join(names)}")
     tables: dict[str, Array] = {}
     for entry in found.entries:
         if entry.dtype not in ("I64", "U64") or max(entry.shape, default=0) > len(data):
@@ -147,7 +151,14 @@ def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]
         dtype = np.dtype("<i8" if entry.dtype == "I64" else "<u8")
         count = (entry.end - entry.begin) // 8
         tables[entry.name] = np.frombuffer(data, dtype, count, at).reshape(entry.shape)
+    if not found.entries or found.entries[-1] != (_SEAL, "U8", (32,), *_last(found, data)):
+        fields.refuse("does not end with its own hash")
     return fields, tables
+
+
+def _last(found: header.Header, data: bytes) -> tuple[int, int]:
+    end = len(data) - found.num_bytes
+    return end - 32, end
 
 
 def _files(fields: Fields) -> tuple[FileRecord, ...]:

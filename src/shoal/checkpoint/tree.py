@@ -40,6 +40,7 @@ __all__ = [
     "Structure",
     "flatten",
     "from_json",
+    "loaded",
     "names_of",
     "num_leaves",
     "paths_of",
@@ -218,7 +219,7 @@ def unflatten(structure: Structure, leaves: Sequence[Any], nodes: Nodes | None =
 
 
 def _built(branch: Branch, children: tuple[Any, ...], nodes: Nodes | None) -> Any:
-    kind = _loaded(branch.type)
+    kind = loaded(branch.type)
     if kind and issubclass(kind, tuple) and _fields(kind) == branch.keys:
         return tuple.__new__(kind, children)  # runs no code of the class
     if branch.kind == "node" and nodes:
@@ -228,7 +229,7 @@ def _built(branch: Branch, children: tuple[Any, ...], nodes: Nodes | None) -> An
     return Node(branch.type, branch.keys, children, branch.static)
 
 
-def _loaded(name: str) -> type | None:
+def loaded(name: str) -> type | None:
     """Return the class of that name if it is loaded already. Runs no code of any module."""
     module, _, qualified = name.partition(":")
     found: Any = sys.modules.get(module)

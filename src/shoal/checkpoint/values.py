@@ -39,7 +39,7 @@ _KINDS: Mapping[type, str] = {
     type(None): "none",
 }
 _PLAIN_INTS = 1 << 63  # larger ones are written in hex: Python limits long decimals
-_DEEPEST = 100  # plain values in plain values
+_DEEPEST = 32  # plain values in plain values
 
 
 def kind_of(value: Any) -> str | None:
