@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -17,6 +18,8 @@ from shoal.errors import DeadlineError
 from shoal.runtime.coordinator import Coordinator
 
 __all__ = ["Saving", "start_save_with"]
+
+_LOG = logging.getLogger("shoal")
 
 
 class Saving:
@@ -58,6 +61,7 @@ class Saving:
             self._work()
         except BaseException as error:  # noqa: BLE001 - raised where somebody waits
             self._error = error
+            _LOG.warning("%s failed: %s", self._asked, error)  # perhaps nobody ever waits
         finally:
             del self._work
             self._is_over.set()

@@ -1,0 +1,264 @@
+"""Saving while the program goes on: values may change at once, errors surface once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from checkpoint.kept import CLEAN, files_of, in_job, kept, same_bits
+from shoal.checkpoint.background import start_save_with
+from shoal.checkpoint.writer import Arena
+from shoal.errors import DeadlineError, SaveAborted, StepAlreadyCommitted, StorageError
+from shoal.runtime import fault_points
+from shoal.runtime.barrier import barrier_with
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.process import coordinator
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Hold every save before its data is written; release them by setting the event."""
+    goes_on = threading.Event()
+
+    def reach(point, process=None):
+        if point == "save.write":
+            assert goes_on.wait(DEADLINE_S)
+
+    monkeypatch.setattr(fault_points, "reach", reach)
+    yield goes_on
+    goes_on.set()
+
+
+def sharded(values):
+    mesh = jax.make_mesh((8,), ("x",))
+    return jax.device_put(values, NamedSharding(mesh, PartitionSpec("x")))
+
+
+def test_what_is_changed_donated_or_deleted_afterwards_is_saved_as_it_was(path, held):
+    changed = np.arange(1 << 18, dtype=np.float32)
+    turned = np.arange(64).reshape(8, 8).T
+    gone, donated = sharded(np.arange(8.0)), sharded(np.arange(1 << 18, dtype=np.float32))
+    key = jax.random.key(3)
+    tree = {"changed": changed, "turned": turned, "gone": gone, "donated": donated, "key": key}
+    expected = {name: np.array(value) for name, value in tree.items() if name != "key"}
+    saving = start_save_with(coordinator(), path, tree, arena=Arena())
+    assert not saving.done
+    changed[:] = -1
+    turned[:] = -1
+    gone.delete()
+    key.delete()
+    out = jax.jit(lambda x: x * 0 - 1, donate_argnums=0)(donated)
+    assert donated.is_deleted()
+    jax.block_until_ready(out)
+    tree.clear()
+    held.set()
+    saving.wait(DEADLINE_S)
+    found = kept(path)
+    for name, values in expected.items():
+        assert same_bits(found[name], values), name
+    assert same_bits(found["key"], jax.random.key_data(jax.random.key(3)))
+
+
+def test_arrays_are_let_go_when_they_are_copied(path, held):
+    import weakref
+
+    array = np.zeros(1000)
+    alive = weakref.ref(array)
+    saving = start_save_with(coordinator(), path, [array], arena=Arena())
+    del array
+    assert alive() is None
+    held.set()
+    saving.wait(DEADLINE_S)
+
+
+def test_memory_is_used_again(tmp_path):
+    arena = Arena()
+    for step in range(3):
+        values = np.full(100_000, step)
+        start_save_with(coordinator(), tmp_path / str(step), [values], arena=arena).wait()
+        size = arena.num_bytes
+        assert same_bits(kept(tmp_path / str(step))["0"], values)
+    assert arena.num_bytes == size
+
+
+def test_the_main_line_meets_others_meanwhile(path, held):
+    """The save waits in a lane of its own."""
+    job = LocalJob(3)
+    met = threading.Barrier(3)
+
+    def work(one):
+        saving = start_save_with(one, path, {"w": np.arange(9)}, arena=Arena())
+        for turn in range(3):
+            barrier_with(one, f"turn {turn}")
+        met.wait(DEADLINE_S)
+        held.set()
+        saving.wait(DEADLINE_S)
+
+    assert in_job(3, work, job) == [None] * 3
+    assert same_bits(kept(path)["w"], np.arange(9))
+
+
+def test_two_saves_at_once_do_not_meet_each_other(tmp_path, held):
+    def work(one):
+        first = start_save_with(one, tmp_path / "a", [one.num_processes], arena=Arena())
+        second = start_save_with(one, tmp_path / "b", [np.arange(4)], arena=Arena())
+        held.set()
+        # The order of waiting differs.
+        for saving in (first, second)[:: 1 if one.process else -1]:
+            saving.wait(DEADLINE_S)
+
+    assert in_job(3, work) == [None] * 3
+    assert kept(tmp_path / "a") == {"0": 3}
+    assert same_bits(kept(tmp_path / "b")["0"], np.arange(4))
+
+
+def test_an_error_surfaces_once_on_each(path, monkeypatch):
+    def reach(point, process=None):
+        if (point, process) == ("save.written", 1):
+            raise StorageError("broken", path="x", errno=5)
+
+    monkeypatch.setattr(fault_points, "reach", reach)
+
+    def work(one):
+        saving = start_save_with(one, path, [np.arange(4)], arena=Arena())
+        with pytest.raises(StorageError, match="process 1 of 3"):
+            saving.wait(DEADLINE_S)
+        saving.wait(DEADLINE_S)
+        return saving.done
+
+    assert in_job(3, work) == [True] * 3
+    assert files_of(path) == []
+
+
+def test_what_goes_wrong_with_a_copy_is_told_by_the_thread(path, monkeypatch):
+    def reach(point, process=None):
+        if (point, process) == ("save.snapshot", 1):
+            raise MemoryError("no memory")
+
+    monkeypatch.setattr(fault_points, "reach", reach)
+
+    def work(one):
+        saving = start_save_with(one, path, [np.arange(4)], arena=Arena())
+        saving.wait(DEADLINE_S)
+
+    errors = in_job(2, work)
+    assert [type(error) for error in errors] == [SaveAborted, MemoryError]
+    assert files_of(path) == []
+
+
+def test_what_is_known_before_the_copy_is_raised_at_once(path):
+    start_save_with(coordinator(), path, [1], arena=Arena()).wait()
+    with pytest.raises(StepAlreadyCommitted):
+        start_save_with(coordinator(), path, [1], arena=Arena())
+
+
+def test_a_wait_has_an_end(path, held):
+    saving = start_save_with(coordinator(), path, [1], arena=Arena())
+    with pytest.raises(DeadlineError, match=r"still runs after 0\.01 s"):
+        saving.wait(0.01)
+    assert not saving.done
+    held.set()
+    saving.wait(DEADLINE_S)
+    assert saving.done
+    assert files_of(path) == sorted({*CLEAN} - {"data"})
+
+
+def test_what_follows_the_commit_is_called_with_it_before_the_save_is_over(path):
+    seen = []
+    job = LocalJob(2)
+
+    def work(one):
+        def done(commit):
+            seen.append(
+                (one.process, commit.step, commit.data_bytes > 0, (path / "COMMIT").exists())
+            )
+
+        start_save_with(one, path, [np.arange(4)], arena=Arena(), step=5, on_done=done).wait(
+            DEADLINE_S
+        )
+
+    assert in_job(2, work, job) == [None] * 2
+    assert sorted(seen) == [(0, 5, True, True), (1, 5, True, True)]
+
+
+def test_what_follows_may_fail(path):
+    def done(commit):
+        raise RuntimeError("afterwards")
+
+    saving = start_save_with(coordinator(), path, [1], arena=Arena(), on_done=done)
+    with pytest.raises(RuntimeError, match="afterwards"):
+        saving.wait(DEADLINE_S)
+    assert kept(path) == {"0": 1}
+
+
+ENDS = {
+    "returns": "",
+    "raises": "raise SystemExit(3)",
+    "joined and returns": "",
+}
+PROGRAM = """
+    import sys
+    import numpy as np
+    import jax, jax.numpy as jnp
+    import shoal
+    from shoal.checkpoint.background import start_save_with
+    from shoal.checkpoint.writer import Arena
+    from shoal.runtime.process import coordinator
+    if "joined" in sys.argv[2]:
+        shoal.initialize(virtual_devices=2)
+    tree = {"w": np.arange(1 << 22), "d": jnp.arange(5)}
+    start_save_with(coordinator(), sys.argv[1], tree, arena=Arena())
+"""
+
+
+@pytest.mark.parametrize("way", ENDS)
+def test_the_end_of_the_program_waits_for_it(path, child_env, way):
+    """Also where new threads and pools are refused because the interpreter ends."""
+    program = textwrap.dedent(PROGRAM) + ENDS[way]
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(path), way],
+        env=child_env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (3 if way == "raises" else 0, "")
+    assert same_bits(kept(path)["w"], np.arange(1 << 22))
+
+
+def test_leaving_the_job_meanwhile_ends_it_or_not_but_nothing_is_half(path, child_env):
+    program = textwrap.dedent(PROGRAM) + "shoal.shutdown()"
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(path), "joined"],
+        env=child_env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0
+    if ended.stderr:
+        assert "was ended" in ended.stderr
+        assert files_of(path) == []
+    else:
+        assert same_bits(kept(path)["w"], np.arange(1 << 22))
+
+
+def test_device_arrays_need_not_be_ready(path):
+    """The computation that makes them may still run."""
+    x = jnp.ones((512, 512))
+    step = jax.jit(lambda x: x @ x / 512)
+    for _ in range(20):
+        x = step(x)
+    saving = start_save_with(coordinator(), path, [x], arena=Arena())
+    expected = np.asarray(x)
+    saving.wait(DEADLINE_S)
+    assert same_bits(kept(path)["0"], expected)
