@@ -132,6 +132,26 @@ def test_collecting_spares_who_is_alive(disk, folder):
     assert [one.id for one in attempts.state_of(folder).attempts] == [FIRST.attempt]
 
 
+def test_collecting_spares_a_folder_in_which_somebody_may_begin(folder):
+    folder.make()
+    attempts.collect(folder, idle_s=60)
+    folder.write_new("KEEP", b"")
+    assert folder.names() == ["KEEP"]
+    folder.remove("KEEP")
+    attempts.collect(folder, idle_s=0)
+    with pytest.raises(FileNotFoundError):
+        folder.write_new("KEEP", b"")
+
+
+def test_tombstones_of_what_is_committed_mean_nothing(folder):
+    """A file system whose renames are not one step may show both names after a crash."""
+    commit = FIRST.save(folder)
+    folder.link("COMMIT", f"DELETING-{FIRST.attempt}")
+    assert attempts.recover(folder) == commit
+    assert folder.names() == names_of(folder, commit)
+    assert value_of(folder, commit) == 7
+
+
 def test_collecting_does_not_end_what_is_listed_half(folder):
     """A listing that was begun before an attempt may show its files without its PENDING."""
     FIRST.begin(folder)

@@ -65,14 +65,16 @@ def collect(folder: Folder, *, idle_s: float) -> list[str]:
     """End attempts that nobody has touched for `idle_s`, remove what nobody owns.
 
     Spares committed files, attempts that are alive, and names that are not of a checkpoint. A
-    complete attempt is recovered rather than ended. Returns the names removed.
+    complete attempt is recovered rather than ended. A folder that was empty before goes only if
+    `idle_s` is 0: somebody may be about to begin in it. Returns the names removed.
     """
     recover(folder)
     removed: list[str] = []
     for attempt in state_of(folder).attempts:
         if _is_over(folder, attempt, idle_s) and abandon(folder, attempt.id) is None:
             removed += attempt.names
-    folder.remove_folder()
+    if removed or not idle_s:
+        folder.remove_folder()
     return removed
 
 
