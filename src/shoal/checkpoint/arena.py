@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -30,9 +31,13 @@ def pages(num_bytes: int) -> Bytes:
 
 
 class Arena:
-    """Memory that begins at a page, is kept from save to save, and holds whole images."""
+    """Memory that begins at a page, is kept from save to save, and holds whole images.
+
+    `reserve` may run in another thread than `take`: one waits for the other.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._memory: Bytes = np.zeros(0, np.uint8)
         self._held: dict[str, Bytes] = {}
 
@@ -42,23 +47,24 @@ class Arena:
         return len(self._memory)
 
     def reserve(self, num_bytes: int) -> None:
-        """Have that much memory, touched, before it is needed."""
-        if self._grow(padded(num_bytes)):
-            in_threads(_touch, _windows(self._memory), _num_threads(self._memory))
-
-    def _grow(self, num_bytes: int) -> bool:
-        if num_bytes <= len(self._memory):
-            return False
-        self._held = {}
-        self._memory = np.zeros(0, np.uint8)  # let go first: both at once may be too much
-        self._memory = pages(num_bytes)
-        return True
+        """Have that much memory, touched, before it is needed. What it holds, it still holds."""
+        with self._lock:
+            if padded(num_bytes) > len(self._memory):
+                memory = pages(padded(num_bytes))
+                in_threads(_touch, _windows(memory), _num_threads(memory))
+                self._memory = memory
 
     def take(self, images: Sequence[FileImage]) -> None:
         """Copy all images in, with several threads. Afterwards their arrays are not needed."""
-        self._held = {}
         sizes = [padded(image.num_bytes) for image in images]
-        self._grow(sum(sizes))
+        with self._lock:
+            self._held = {}
+            if sum(sizes) > len(self._memory):
+                self._memory = np.zeros(0, np.uint8)  # let go first: both may be too much
+                self._memory = pages(sum(sizes))
+            self._held = self._filled(images, sizes)
+
+    def _filled(self, images: Sequence[FileImage], sizes: Sequence[int]) -> dict[str, Bytes]:
         work: list[tuple[Filler, Bytes, int]] = []
         held = {}
         at = 0
@@ -69,7 +75,7 @@ class Arena:
             for window in range(0, size, _WINDOW_BYTES):
                 work.append((filler, memory[window : window + _WINDOW_BYTES], window))
         in_threads(_fill, work, min(_num_threads(self._memory[:at]), len(work)))
-        self._held = held
+        return held
 
     def image(self, name: str) -> Bytes:
         """Return the image of that name, which was taken last, up to its last page."""
