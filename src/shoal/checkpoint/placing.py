@@ -10,6 +10,7 @@ all devices of its mesh, as it lies in the files; then a program on the devices 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -26,9 +27,11 @@ from shoal.checkpoint.reader import Want
 from shoal.checkpoint.target import Wish
 from shoal.checkpoint.ways import Geometry
 
-__all__ = ["Spread", "exchanged", "geometry", "on_devices", "spread_of", "transports"]
+__all__ = ["Spread", "allowed", "exchanged", "geometry", "on_devices", "spread_of", "transports"]
 
 Array = np.ndarray[Any, Any]
+_MOVED_BYTES = 256 << 20  # on each device, at a time
+
 Key = tuple[tuple[int | None, int | None], ...]
 
 
@@ -71,7 +74,7 @@ def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None
 
 def transports(place: Sharding, shape: tuple[int, ...]) -> list[NamedSharding]:
     """Return how an array can be cut along one dim over all devices of its mesh."""
-    if not isinstance(place, NamedSharding) or place.is_fully_addressable:
+    if not isinstance(place, NamedSharding):
         return []
     row = _row(place.mesh)
     count = row.devices.size
@@ -92,9 +95,27 @@ def geometry() -> Geometry:
 
 
 def exchanged(arrays: Sequence[jax.Array], places: Sequence[NamedSharding]) -> list[jax.Array]:
-    """Move arrays to where they shall lie. All processes of their mesh call it."""
-    moves = [Move(array, array, place) for array, place in zip(arrays, places, strict=True)]
-    return move(moves, donate=True)
+    """Move arrays to where they shall lie, and give them up. All processes of their mesh call it.
+
+    A few at a time: while some move, they lie on the devices twice.
+    """
+    moved: list[jax.Array] = []
+    while len(moved) < len(arrays):
+        count = 1
+        some = arrays[len(moved) :]
+        sizes = [array.nbytes // array.sharding.num_devices for array in some]
+        while count < len(some) and sum(sizes[: count + 1]) <= _MOVED_BYTES:
+            count += 1
+        targets = places[len(moved) : len(moved) + count]
+        pairs = zip(some[:count], targets, strict=True)
+        moved += move([Move(array, array, place) for array, place in pairs], donate=True)
+    return moved
+
+
+def allowed() -> AbstractContextManager[Any]:
+    """Return where transfers to devices are what was asked for, whatever JAX is set to."""
+    found: AbstractContextManager[Any] = jax.transfer_guard("allow")
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -6,10 +6,12 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from shoal.checkpoint import target as targets
 from shoal.checkpoint import tree
+from shoal.checkpoint.attempts import committed
 from shoal.checkpoint.filling import Filling, Job, fill, on_host
 from shoal.checkpoint.names import ROOT, component
 from shoal.checkpoint.opening import Checkpoint, open_folder
@@ -18,7 +20,14 @@ from shoal.checkpoint.target import Asked, Options, Wish, Wishes
 from shoal.checkpoint.told import tellers, told, untold
 from shoal.checkpoint.ways import Geometry, Ways, choose
 from shoal.collectives.arguments import Deadline
-from shoal.errors import DivergenceError, NotCommitted, NotShared, PeerFailedError
+from shoal.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    DivergenceError,
+    NotCommitted,
+    NotShared,
+    PeerFailedError,
+)
 from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.coordinator import Coordinator
@@ -174,7 +183,11 @@ class Restore:
             _filling(checkpoint, wish, opened.ways.transport.get(number), job)
             for number, wish in enumerate(opened.wishes.wishes)
         ]
-        values, read_bytes = fill(checkpoint, fillings, most_bytes)
+        try:
+            with _allowed(opened):
+                values, read_bytes = fill(checkpoint, fillings, most_bytes)
+        except CorruptCheckpoint as error:
+            raise _gone(checkpoint, error) or error from None
         _LOG.debug("%s: restore(%r): read %d bytes", self._me, checkpoint.folder.path, read_bytes)
         return values
 
@@ -186,7 +199,8 @@ class Restore:
 
         numbers = sorted(opened.ways.transport)
         places = [opened.wishes.wishes[number].place for number in numbers]
-        arrays = exchanged([values[number] for number in numbers], places)
+        with _allowed(opened):
+            arrays = exchanged([values[number] for number in numbers], places)
         for number, array in zip(numbers, arrays, strict=True):
             values[number] = array
 
@@ -197,6 +211,27 @@ def _filling(checkpoint: Checkpoint, wish: Wish, transport: Any, job: Job) -> Fi
     from shoal.checkpoint.placing import on_devices
 
     return on_devices(checkpoint, wish, transport)
+
+
+def _allowed(opened: Opened) -> AbstractContextManager[Any]:
+    if opened.geometry is None:
+        return nullcontext()
+    from shoal.checkpoint.placing import allowed
+
+    return allowed()
+
+
+def _gone(checkpoint: Checkpoint, error: CorruptCheckpoint) -> NotCommitted | None:
+    """Return the error of a checkpoint that was deleted while it was read; None: it was not."""
+    path = checkpoint.folder.path
+    try:
+        commit = committed(checkpoint.folder)
+    except CheckpointError:
+        return None
+    if commit is not None and commit.attempt == checkpoint.commit.attempt:
+        return None
+    told = f"{path}: was deleted while it was restored ({error.file} is not what it was)"
+    return NotCommitted(told, path=path)
 
 
 def _built(request: Request, opened: Opened, values: Sequence[Any]) -> Any:
