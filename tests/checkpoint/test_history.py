@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.per_process import PerProcess
 from shoal.checkpoint.retention import Best, EverySteps, Last
 from shoal.checkpoint.saving import _Running
 from shoal.checkpoint.step_folder import KEEP
@@ -22,6 +23,7 @@ from shoal.errors import (
     UsageTypeError,
 )
 from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.leaving import Given
 from shoal.runtime.progress import Progress
 
 PATIENCE_S = 60.0
@@ -304,6 +306,19 @@ def test_wrong_steps_and_paths_are_refused(tmp_path, alone):
     assert ckpts.save(np.int64(3), state(3))
     ckpts.close()
     assert ckpts.latest() == 3
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_any_tree_that_can_be_saved(tmp_path, alone, asynchronous):
+    tree = {1: np.ones(2), "1": [None, {"x": 2**80}], (1, "a"): 0.5, "loader": PerProcess([3])}
+    with Checkpoints(tmp_path, asynchronous=asynchronous, coordinator=alone) as ckpts:
+        ckpts.resume(None, {"what cannot be saved": object()})
+        ckpts.resume(None, tree)
+        alone.give_notice(Given("drained", "a test", 60.0))
+        ckpts.save(1, tree)
+    back = ckpts.restore()
+    assert back.keys() == tree.keys()
+    assert back["1"] == [None, {"x": 2**80}]
 
 
 def test_an_error_that_comes_at_the_deadline_of_a_wait_is_not_lost(tmp_path, alone):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from datetime import timedelta
 
@@ -13,7 +14,7 @@ from collectives.jobs import run_all
 from shoal.checkpoint import saving
 from shoal.checkpoint.history import Checkpoints
 from shoal.checkpoint.reader import open_checkpoint, verify
-from shoal.checkpoint.retention import EverySeconds
+from shoal.checkpoint.retention import EverySeconds, Keep
 from shoal.checkpoint.saving import Rate, seconds_needed
 from shoal.errors import (
     CheckpointError,
@@ -67,6 +68,24 @@ def test_processes_that_ask_for_different_histories_are_told(tmp_path):
     results = together(2, run)
     assert raised(results) is DivergenceError
     assert "keep=" in str(results[0])
+
+
+class Even(Keep):
+    """A policy of somebody's own."""
+
+    def kept(self, saved):
+        return frozenset(one.step for one in saved if one.step % 2 == 0)
+
+
+def test_policies_and_rules_of_ones_own_are_the_same_on_all(tmp_path):
+    def run(coordinator):
+        rule = functools.partial(lambda least, step: step >= least, 3)
+        with Checkpoints(tmp_path, keep=Even() | 1, every=rule, coordinator=coordinator) as ckpts:
+            for step in range(7):
+                ckpts.save(step, state(step))
+        return ckpts.all_steps()
+
+    assert together(2, run) == [(4, 6)] * 2
 
 
 def test_what_the_lead_finds_is_everybodys(tmp_path):

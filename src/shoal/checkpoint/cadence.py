@@ -135,4 +135,6 @@ def rules_of(every: object) -> tuple[Rule, ...] | None:
 
 def rule_text(every: object) -> str:
     """Name a rule such that two processes name it alike."""
-    return str(getattr(every, "__qualname__", "")) or repr(every)
+    if isinstance(every, Keep) or not callable(every):
+        return repr(every)
+    return str(getattr(every, "__qualname__", type(every).__qualname__))

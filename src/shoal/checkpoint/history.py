@@ -176,8 +176,8 @@ class Checkpoints:
 
         It waits for the save before it, agrees with all processes on what is saved, copies it, and
         returns; the state may be changed or donated from then on. When it is committed, the steps
-        that `keep` does not keep are deleted. An error after that is raised once, by the next
-        call that saves or waits, or at the end of the `with` block.
+        that `keep` does not keep are deleted. An error after the copy is raised once, by the next
+        call that saves (and then does not save) or waits, or at the end of the `with` block.
 
         With an open notice (`shoal.notice`) it returns when the step is committed, or not: the
         deadline of the notice is its deadline, and if the rate of the last save says that it will

@@ -59,6 +59,9 @@ class Keep(ABC):
 
     __ror__ = __or__
 
+    def __repr__(self) -> str:  # equal on all processes, which compare it
+        return f"{type(self).__qualname__}()"
+
 
 @local
 @dataclass(frozen=True)

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal import settings
 from shoal.checkpoint import steps
 from shoal.checkpoint.arena import Arena
+from shoal.checkpoint.format import Commit
 from shoal.checkpoint.lead import LEAD, lead_says
 from shoal.checkpoint.retention import Keep
 from shoal.checkpoint.storage import Folder
-from shoal.errors import DeadlineError
+from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator, Point
 from shoal.runtime.leaving import Notice
@@ -88,10 +89,10 @@ class Saver:
         """
         self._wait_for_the_last(step, timeout_s)
         timeout_s = self._in_time(step, state, timeout_s)
-        began, num_bytes = time.monotonic(), bytes_of(state)
+        began = time.monotonic()
 
-        def committed(_: object = None) -> None:
-            self._rate = Rate(num_bytes, time.monotonic() - began)
+        def committed(commit: Commit) -> None:
+            self._rate = Rate(commit.data_bytes, time.monotonic() - began)
             self._retain(step)
 
         path = self._root.folder(steps.step_name(step)).path
@@ -111,7 +112,8 @@ class Saver:
             from shoal.checkpoint.save import save_with
 
             save_with(self._coordinator, path, state, **options)
-            committed()
+            self._rate = Rate(bytes_of(state), time.monotonic() - began)
+            self._retain(step)
         self.settle(None)
 
     def settle(self, timeout_s: float | None) -> None:
@@ -143,8 +145,11 @@ class Saver:
         """Take the memory that copies of such a state need, in a thread."""
         if not self._asynchronous or "jax" not in sys.modules:
             return  # nothing is copied; nothing will be saved
+        try:
+            arguments = (planned_bytes(self._coordinator, state),)
+        except UsageError:  # not all of it can be saved: that is for `save` to say, if it is to be
+            return
         self._await_memory()
-        arguments = (planned_bytes(self._coordinator, state),)
         self._reserving = threading.Thread(
             target=self._arena.reserve, args=arguments, name="shoal arena", daemon=True
         )
@@ -204,9 +209,10 @@ class Saver:
 
 def bytes_of(state: Any) -> int:
     """Return how many bytes the arrays of a tree have, over all processes."""
-    import jax
+    from shoal.checkpoint import tree
+    from shoal.checkpoint.jax_nodes import JaxNodes
 
-    return sum(int(getattr(leaf, "nbytes", 0)) for leaf in jax.tree.leaves(state))
+    return sum(int(getattr(leaf, "nbytes", 0)) for _, leaf in tree.flatten(state, JaxNodes())[0])
 
 
 def planned_bytes(coordinator: Coordinator, state: Any) -> int:

@@ -16,7 +16,7 @@ from shoal.checkpoint.step_folder import KEEP
 from shoal.cli.ckpt_paths import Entry, look_at
 from shoal.cli.ckpt_tables import print_table, safe
 from shoal.draw.amounts import in_bytes, in_seconds
-from shoal.errors import CheckpointError, CorruptCheckpoint
+from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
 
 __all__ = ["ls"]
 
@@ -54,6 +54,8 @@ def _facts(entry: Entry) -> dict[str, Any]:
         state = attempts.state_of(entry.folder)
     except CorruptCheckpoint as error:
         return {**facts, "problem": str(error)}
+    except UnsupportedCheckpoint as error:
+        return {**facts, "state": "unsupported", "problem": str(error)}
     begun = [_begun(entry, attempt) for attempt in state.attempts]
     facts["attempts"] = begun
     if (commit := state.commit) is None:
