@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jsonschema
 import numpy as np
-import pytest
 import safetensors
 
 from checkpoint import samples
@@ -102,7 +101,10 @@ def test_the_schema_and_the_reader_know_the_same_keys():
     assert factories == list(structure.FACTORIES)
 
 
-@pytest.mark.parametrize("text", ["2^63", "100 nodes", "32 levels", "4096 bytes", "256 KiB", "64 KiB", "1 KiB", "64 bytes"])
+@pytest.mark.parametrize(
+    "text",
+    ["2^63", "100 nodes", "32 levels", "4096 bytes", "256 KiB", "64 KiB", "1 KiB", "64 bytes"],
+)
 def test_the_page_says_the_numbers(text):
     assert text in PAGE
     assert (files.COMMIT_BYTES, files.BLOCK_BYTES, values.LARGE_BYTES) == (
