@@ -98,6 +98,17 @@ def test_a_block_that_is_damaged_for_one(saved):
     assert "process 1 of 3" in str(found[0])
 
 
+def test_a_step_that_is_deleted_while_it_is_read(saved, monkeypatch):
+    def delete_first(self, name, offset, into):
+        if self._path == str(saved[1]):
+            shutil.rmtree(saved[1], ignore_errors=True)
+        return read_at(self, name, offset, into)
+
+    read_at = LocalFolder.read_at
+    monkeypatch.setattr(LocalFolder, "read_at", delete_first)
+    all_are(restore_all(saved), NotCommitted, "was deleted while it was restored")
+
+
 def test_what_the_system_refuses_one(saved, monkeypatch):
     def refuse(self, name, offset, into):
         if self._path == str(saved[2]):

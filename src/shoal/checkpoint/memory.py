@@ -7,15 +7,16 @@ large pages make that a few times faster where the system has them.
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["empty", "extra_bytes"]
+__all__ = ["empty", "extra_bytes", "uncollected"]
 
 Array = np.ndarray[Any, Any]
 
@@ -41,6 +42,22 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
         memory = np.empty(num_bytes + _ALIGNED_BYTES, np.uint8)
         memory = memory[-memory.ctypes.data % _ALIGNED_BYTES :]
     return memory[:num_bytes].view(dtype).reshape(shape)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Look for no cyclic garbage inside.
+
+    Thousands of leaves make hundreds of thousands of objects that all live on. To look through
+    them again and again costs as much time as all else together.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def extra_bytes(most_bytes: int | None) -> int:

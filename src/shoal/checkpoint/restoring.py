@@ -13,6 +13,7 @@ from shoal.checkpoint import target as targets
 from shoal.checkpoint import tree
 from shoal.checkpoint.attempts import committed
 from shoal.checkpoint.filling import Filling, Job, fill, on_host
+from shoal.checkpoint.memory import uncollected
 from shoal.checkpoint.names import ROOT, component
 from shoal.checkpoint.opening import Checkpoint, open_folder
 from shoal.checkpoint.storage import Folder
@@ -140,7 +141,8 @@ class Restore:
         if not who:
             return answers
         error = untold(answers[who[0]], who[0], self._me)
-        if isinstance(error, NotCommitted) and len(who) < len(answers):
+        is_opening = call is self._call  # later, somebody may have deleted it for all
+        if is_opening and isinstance(error, NotCommitted) and len(who) < len(answers):
             raise self._not_shared(who) from problem
         is_own = problem is not None and type(problem) is type(error)
         is_first = problem is not None and isinstance(error, PeerFailedError)
@@ -286,6 +288,7 @@ def _identity(checkpoint: Checkpoint) -> bytes:
 def _tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
     """Return what came out, or what went wrong: the others are told."""
     try:
-        return work(), None
+        with uncollected():
+            return work(), None
     except Exception as error:  # noqa: BLE001 - whatever it is
         return None, error
