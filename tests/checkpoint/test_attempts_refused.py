@@ -110,3 +110,14 @@ def test_a_call_that_fails_is_a_typed_error_and_loses_nothing(path, name, number
         _check(folder, during if error else after)
     assert at > 5
     assert {"open", "listdir"} <= seen
+
+
+def test_a_file_system_without_links_is_found_before_data_is_written(path, monkeypatch):
+    def refuse(*_) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    folder = LocalFolder(path / "step")
+    with pytest.raises(StorageError, match="no hard links"):
+        FIRST.begin(folder)
+    assert folder.names() == []

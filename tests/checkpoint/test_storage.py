@@ -363,7 +363,8 @@ def test_what_the_system_refuses_names_path_and_reason(tmp_path, monkeypatch, nu
         with monkeypatch.context() as patch:
             _refuse(patch, name, number)
             for call in calls:
-                with pytest.raises(StorageError, match=words) as caught:
+                hint = "no hard links" if (name, number) == ("link", errno.EPERM) else words
+                with pytest.raises(StorageError, match=hint) as caught:
                     call()
                 assert caught.value.errno == number
                 assert caught.value.path.startswith(str(tmp_path))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint.saves import Save, names_of, value_of
-from shoal.checkpoint import attempts
+from shoal.checkpoint import attempts, committing
 from shoal.checkpoint.format import Commit
 from shoal.checkpoint.storage import LocalFolder
 from shoal.errors import SaveAborted, StepAlreadyCommitted
@@ -267,6 +267,23 @@ def test_who_commits_finds_the_commit_that_was_renamed_by_mistake(folder, monkey
     with pytest.raises(StepAlreadyCommitted):
         attempts.commit(folder, third)
     assert "COMMIT" in folder.names()
+
+
+def test_a_deletion_ends_who_commits_the_same_attempt_once_more(folder):
+    """What a crash left untidy could be committed again as soon as COMMIT is renamed."""
+    FIRST.prepare(folder)
+    committing._link(folder, FIRST.attempt)
+    commit = attempts.committed(folder)
+
+    class Slow(LocalFolder):
+        def rename(self, old: str, new: str) -> None:
+            super().rename(old, new)
+            with pytest.raises(SaveAborted):
+                attempts.commit(folder, commit.attempt)
+
+    attempts.delete(Slow(folder.path), FIRST.attempt)
+    assert attempts.committed(folder) is None
+    assert folder.names() == []
 
 
 def test_two_deletions_at_once_and_a_save(tmp_path):

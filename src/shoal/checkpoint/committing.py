@@ -24,6 +24,7 @@ from shoal.checkpoint.step_folder import (
     COMMIT,
     listing,
     missing_parts,
+    new_attempt,
     pending_name,
     read_commit,
     see,
@@ -75,14 +76,19 @@ def begin(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) -> None:
 
 
 def _write_pending(folder: Folder, attempt: str, said: bytes) -> None:
+    """Write PENDING by a link: where there are none, that is found before all data is written."""
     for left in reversed(range(_TRIES)):
         folder.make()
+        temporary = temporary_name(new_attempt())  # PENDING is the first file of its own attempt
         try:
-            return folder.write_new(pending_name(attempt), said)
-        except FileNotFoundError:  # a deletion removed the folder, empty as it was
+            folder.write_new(temporary, said)
+            folder.link(temporary, pending_name(attempt))
+            return
+        except FileNotFoundError:  # others removed the folder, empty as it was, or this file
             if not left:
                 raise
-    return None
+        finally:
+            folder.remove(temporary)
 
 
 def _taken(folder: Folder, commit: Commit) -> StepAlreadyCommitted:

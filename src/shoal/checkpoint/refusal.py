@@ -28,6 +28,10 @@ _WHAT_TO_DO: Mapping[int, str] = {
     errno.EFBIG: "the file is larger than a file may be here",
     errno.ENOENT: "its folder was removed in the meantime",
 }
+_NO_LINKS = (
+    "this file system may have no hard links, and a commit is one; save to one that has them, "
+    "such as ext4, xfs, NFS or Lustre"
+)
 _FULL: Mapping[int, str] = {
     errno.ENOSPC: "free some space, or keep fewer steps",
     errno.EDQUOT: "your quota is used up: free some space, or have it raised",
@@ -55,6 +59,8 @@ def refused(error: OSError, path: str, doing: str, needed_bytes: int | None = No
             path=path, errno=error.errno, needed_bytes=needed_bytes, free_bytes=free_bytes,
         )  # fmt: skip
     hint = _WHAT_TO_DO.get(number)
+    if doing == "link" and number in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+        hint = _NO_LINKS
     return StorageError(
         f"cannot {doing} {path}: {why}" + (f"\n{hint}" if hint else ""),
         path=path,

@@ -14,12 +14,10 @@ from shoal.checkpoint.format import Commit
 from shoal.checkpoint.step_folder import (
     COMMIT,
     KEEP,
-    Attempt,
     committed,
     listing,
     pending_name,
     read_commit,
-    see,
     standing,
     state_of,
     tombstone_name,
@@ -71,18 +69,12 @@ def collect(folder: Folder, *, idle_s: float) -> list[str]:
     recover(folder)
     removed: list[str] = []
     for attempt in state_of(folder).attempts:
-        if _is_over(folder, attempt, idle_s) and abandon(folder, attempt.id) is None:
+        # One without PENDING has been idle for ever.
+        if attempt.idle_s >= idle_s and abandon(folder, attempt.id) is None:
             removed += attempt.names
     if removed or not idle_s:
         folder.remove_folder()
     return removed
-
-
-def _is_over(folder: Folder, attempt: Attempt, idle_s: float) -> bool:
-    if attempt.is_live:
-        return attempt.idle_s >= idle_s
-    # PENDING is made first: what was listed without may have been made after the look for it.
-    return not see(folder, attempt.id)
 
 
 def delete(folder: Folder, attempt: str) -> None:
