@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint.saves import Save, names_of, value_of
-from shoal.checkpoint import attempts, committing
+from shoal.checkpoint import attempts, committing, sweep
 from shoal.checkpoint.format import Commit
 from shoal.checkpoint.storage import LocalFolder
 from shoal.errors import SaveAborted, StepAlreadyCommitted
@@ -228,7 +228,7 @@ def test_a_step_saved_again_outlives_the_deletion_that_was_frozen(folder, point,
     assert folder.names() == names_of(folder, commit)
 
 
-def _delete_frozen_before_its_rename(folder: LocalFolder, monkeypatch) -> None:
+def _delete_frozen_before_its_rename(folder: LocalFolder) -> None:
     """Delete the first save; meanwhile others delete it, and save the second."""
 
     class Slow(LocalFolder):
@@ -245,9 +245,9 @@ def _delete_frozen_before_its_rename(folder: LocalFolder, monkeypatch) -> None:
     assert "COMMIT" not in folder.names()
 
 
-def test_a_deletion_that_renamed_anothers_commit_took_nothing(folder, monkeypatch):
+def test_a_deletion_that_renamed_anothers_commit_took_nothing(folder):
     FIRST.save(folder)
-    _delete_frozen_before_its_rename(folder, monkeypatch)
+    _delete_frozen_before_its_rename(folder)
     assert attempts.committed(folder).attempt == SECOND.attempt
     assert attempts.state_of(folder).commit.attempt == SECOND.attempt
     with pytest.raises(StepAlreadyCommitted):
@@ -258,9 +258,16 @@ def test_a_deletion_that_renamed_anothers_commit_took_nothing(folder, monkeypatc
     assert folder.names() == names_of(folder, commit)
 
 
-def test_who_commits_finds_the_commit_that_was_renamed_by_mistake(folder, monkeypatch):
+def test_a_commit_that_is_renamed_while_a_deletion_is_finished_is_not_taken(folder):
     FIRST.save(folder)
-    _delete_frozen_before_its_rename(folder, monkeypatch)
+    _delete_frozen_before_its_rename(folder)
+    sweep._finish_deletion(folder, FIRST.attempt)
+    assert value_of(folder, attempts.committed(folder)) == 2
+
+
+def test_who_commits_finds_the_commit_that_was_renamed_by_mistake(folder):
+    FIRST.save(folder)
+    _delete_frozen_before_its_rename(folder)
     third = THIRD.attempt
     folder.write_new(f"PENDING-{third}", b"{}")
     folder.write_new(f"manifest-{third}.json", b"")
