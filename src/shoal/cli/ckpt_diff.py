@@ -9,8 +9,9 @@ import typer
 
 from shoal.checkpoint.patterns import matches
 from shoal.checkpoint.reader import Checkpoint, open_folder
+from shoal.checkpoint.values import value_of
 from shoal.cli.ckpt_paths import look_at, one_of
-from shoal.cli.ckpt_tables import safe
+from shoal.cli.ckpt_tables import safe, short
 from shoal.cli.ckpt_values import Pair, compare, shape_of
 from shoal.errors import UsageError, nearest
 
@@ -106,5 +107,8 @@ def _described(both: tuple[Checkpoint, Checkpoint], where: list[int]) -> dict[st
         ("processes", *(size and {p: n for p, (_, n) in size.items()} for size in sizes)),
     ):
         if left != right:
-            return {"kind": kind, "first": left, "second": right, "words": f"{left} | {right}"}
+            words = f"{left} | {right}"
+            if kind == "value":
+                words = " | ".join(short(value_of(one.kind, value)) for value in (left, right))
+            return {"kind": kind, "first": left, "second": right, "words": words}
     return None

@@ -12,14 +12,13 @@ import typer
 from shoal.checkpoint.patterns import matches
 from shoal.checkpoint.reader import Checkpoint, open_folder
 from shoal.checkpoint.step_folder import KEEP
+from shoal.checkpoint.values import value_of
 from shoal.cli.ckpt_paths import look_at, one_of
-from shoal.cli.ckpt_tables import print_table, safe
+from shoal.cli.ckpt_tables import print_table, safe, short
 from shoal.draw.amounts import in_bytes
 from shoal.errors import UsageError, nearest
 
 __all__ = ["show"]
-
-_LONGEST = 40  # characters of a value
 
 
 def show(
@@ -53,7 +52,7 @@ def show(
         shape = "of each process" if row["kind"] == "per_process" else shape
         what = f"key of {row['impl']}" if row["impl"] else row["dtype"] or row["kind"]
         size = in_bytes(row["bytes"]) if row["dtype"] else ""
-        told = row["layout"] if row["dtype"] else _short(row["value"])
+        told = row["layout"] if row["dtype"] else short(value_of(row["kind"], row["value"]))
         rows.append([row["name"], what, shape, size, str(row["chunks"]), told])
     print_table(
         ("leaf", "dtype", "shape", "size", "chunks", "layout or value"), rows, "size chunks"
@@ -116,8 +115,3 @@ def _shown(name: str, value: Any) -> str:
     if name == "pinned":
         return "yes" if value else "no"
     return json.dumps(value) if isinstance(value, dict) else str(value)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

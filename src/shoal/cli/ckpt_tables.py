@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["print_table", "safe"]
+__all__ = ["print_table", "safe", "short"]
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
@@ -41,3 +42,15 @@ def safe(text: str) -> str:
     'a\\x1b[2Jb'
     """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def short(value: Any, most: int = 40) -> str:
+    """Return a value of a tree in few characters.
+
+    >>> short(1.5), short("a" * 50, 10)
+    ('1.5', "'aaaaaaaa…")
+    """
+    if isinstance(value, int) and abs(value) >= 1 << 64:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 1] + "…"
