@@ -332,6 +332,25 @@ def test_a_part_of_an_attempt_whose_folder_is_gone(folder):
         attempts.write_part(folder, part)
 
 
+@pytest.mark.parametrize("often", [1, 1000])
+def test_beginning_in_a_folder_that_others_remove(folder, often):
+    make, count = folder.make, [0]
+
+    def made_and_gone() -> None:
+        make()
+        count[0] += 1
+        if count[0] <= often:
+            folder.remove_folder()
+
+    folder.make = made_and_gone
+    if often > 1:
+        with pytest.raises(SaveAborted):
+            FIRST.begin(folder)
+    else:
+        FIRST.begin(folder)
+        assert attempts.see(folder, FIRST.attempt)
+
+
 def test_beginning_fails_without_a_trace(disk, folder):
     class Full(type(folder)):
         def rename(self, old: str, new: str) -> None:
