@@ -85,7 +85,7 @@ def test_asked_again_it_answers_alike_and_meets_nobody():
     assert len(meetings) == 2
 
 
-@given(st.floats(0.01, 3.0), st.floats(20, 500))
+@given(st.floats(0.05, 3.0), st.floats(20, 100))
 def test_time_is_kept_within_a_few_steps_and_with_few_meetings(step_s, every_s):
     clock, meetings, saved = Clock(), [], []
     decides = cadence(EverySeconds(every_s), clock, meetings=meetings)

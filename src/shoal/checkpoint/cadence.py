@@ -2,7 +2,8 @@
 
 All processes must decide alike. Steps are equal on all; clocks are not, so that of the lead counts,
 and the processes meet to hear it: not at each step, but after half of the steps that the lead
-expects to be left, so that a save of every ten minutes costs some ten meetings.
+expects to be left, so that a save of every ten minutes costs some ten meetings. A loop that becomes
+slower is late by at most what half of those steps take then.
 """
 
 from __future__ import annotations
