@@ -1,12 +1,18 @@
-"""Garbage is looked for again, whatever happens."""
+"""What a restore does with memory."""
 
 from __future__ import annotations
 
 import gc
+import weakref
 
+import numpy as np
 import pytest
 
+from checkpoint import written
+from shoal.checkpoint.filling import Job, fill, on_host
 from shoal.checkpoint.memory import extra_bytes, uncollected
+from shoal.checkpoint.opening import open_checkpoint
+from shoal.checkpoint.target import Wish
 
 
 def _fail_inside(inside):
@@ -32,3 +38,26 @@ def test_what_was_on_is_on_again(before):
 def test_the_bound_is_the_callers_or_some_of_what_is_free():
     assert extra_bytes(12345) == 12345
     assert 1 << 20 < extra_bytes(None) <= 2 << 30
+
+
+def test_memory_that_is_not_kept_is_given_up_before_more_is_read(tmp_path):
+    tree = {name: np.ones(100_000) for name in "abcd"}
+    written.write(tmp_path / "saved", tree)
+    checkpoint = open_checkpoint(tmp_path / "saved")
+    wishes = [Wish(number, None, np.dtype(np.float32)) for number in range(4)]
+    fillings = [on_host(checkpoint, wish, Job(0, 1)) for wish in wishes]
+    held = [weakref.ref(one.wants[0].out) for one in fillings]
+    alive = []
+
+    def counted(filling):
+        def finish():
+            alive.append(sum(one() is not None for one in held))
+            return filling.finish()
+
+        return filling._replace(finish=finish)
+
+    values, read_bytes = fill(checkpoint, list(map(counted, fillings)), most_bytes=1 << 21)
+    assert alive == [4, 3, 2, 1]  # 800,000 bytes each, and a buffer
+    assert read_bytes > 4 * 800_000
+    assert {value.dtype.name for value in values} == {"float32"}
+    assert all(one() is None for one in held)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -328,3 +330,31 @@ def test_what_was_restored_is_put_again(path):
     back = restore(path, only="params/w")["params"]["w"]
     assert back.flags.writeable
     assert same(put(back, SPLIT), TREE["params"]["w"])
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    w: Any
+    name: str = dataclasses.field(default="", metadata={"static": True})
+
+
+def test_registered_nodes_with_and_without_a_target(tmp_path):
+    save(tmp_path / "nodes", {"layer": Layer(np.ones((8, 2), np.float32), "one"), "n": 3})
+    back = restore(tmp_path / "nodes")
+    assert type(back["layer"]) is Layer
+    assert back["layer"].name == "one"
+    back = restore(tmp_path / "nodes", {"layer": Layer(SPLIT, "other"), "n": None})
+    assert back["layer"].name == "other"
+    assert back["layer"].w.sharding == sharding(SPLIT)
+    assert restore(tmp_path / "nodes", {"layer": SPLIT, "n": 0})["layer"].name == "one"
+
+
+@pytest.mark.parametrize("tree", [{}, [], 3, {"a": "text"}, np.zeros((0, 3)), np.float32(1), ()])
+def test_little_or_nothing(tree, tmp_path):
+    written.write(tmp_path / "little", tree)
+    back = restore(tmp_path / "little")
+    assert type(back) is type(tree)
+    assert str(back) == str(tree)
+    assert str(plan_restore(tmp_path / "little")).startswith(str(tmp_path))
+    assert type(restore(tmp_path / "little", lambda name, leaf: None)) is type(tree)

@@ -26,9 +26,9 @@ Array = np.ndarray[Any, Any]
 class Filling(NamedTuple):
     """Reads that together make one value."""
 
-    wants: Sequence[Want]
+    wants: list[Want]
     finish: Callable[[], Any]  # called once, when all are read
-    extra_bytes: int = 0  # of their memory, not kept in the value
+    extra_bytes: int = 0  # of their memory, not kept in the value; given up when it is finished
 
 
 class Job(NamedTuple):
@@ -55,6 +55,10 @@ def fill(
         read_bytes += read(checkpoint, wants, most_bytes=left)
         for number in numbers:
             found[number] = fillings[number].finish()
+            fillings[number].wants.clear()
+        if extra:  # what sets out for a device holds its memory until it is there
+            for number in numbers:
+                getattr(found[number], "block_until_ready", int)()
     return [found[number] for number in range(len(fillings))], read_bytes
 
 
@@ -78,18 +82,18 @@ def on_host(checkpoint: Checkpoint, wish: Wish, job: Job) -> Filling:
     """Return how a leaf becomes a value on the host."""
     record = checkpoint.manifest.leaves[wish.leaf]
     if not record.has_data:
-        return Filling((), lambda: values.value_of(record.kind, record.value))
+        return Filling([], lambda: values.value_of(record.kind, record.value))
     if record.kind == "per_process":
         return _own_value(checkpoint, wish.leaf, job)
-    want = whole(checkpoint, wish.leaf)
+    wants = [whole(checkpoint, wish.leaf)]
+    num_bytes = wants[0].out.nbytes
     if record.kind == "key":
-        return Filling((want,), lambda: keys_of(want.out, record.impl))
+        return Filling(wants, lambda: keys_of(wants[0].out, record.impl))
     if record.kind in ("str", "bytes"):
-        text = lambda: _text(checkpoint, record, want.out)  # noqa: E731
-        return Filling((want,), text, want.out.nbytes)
+        return Filling(wants, lambda: _text(checkpoint, record, wants[0].out), num_bytes)
     if wish.dtype is not None:
-        return Filling((want,), lambda: cast(want.out, wish.dtype), want.out.nbytes)
-    return Filling((want,), lambda: want.out)
+        return Filling(wants, lambda: cast(wants[0].out, wish.dtype), num_bytes)
+    return Filling(wants, lambda: wants[0].out)
 
 
 def whole(checkpoint: Checkpoint, leaf: int) -> Want:

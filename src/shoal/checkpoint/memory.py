@@ -33,7 +33,10 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     if num_bytes < _SMALL_BYTES:
         return np.empty(shape, dtype)
     if num_bytes >= _LARGE_BYTES:
-        pages = mmap.mmap(-1, num_bytes)
+        try:
+            pages = mmap.mmap(-1, num_bytes)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"no memory for an array of {num_bytes:,} bytes: {error}") from None
         if hasattr(pages, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without them
                 pages.madvise(mmap.MADV_HUGEPAGE)

@@ -257,8 +257,9 @@ def _tree(
     structure: tree.Structure, wishes: Sequence[Wish], values: Sequence[Any], nodes: Any
 ) -> Any:
     """Return the tree of some leaves of a structure, in its order."""
-    numbers = [wish.leaf for wish in wishes]
-    return tree.unflatten(tree.prune(structure, numbers), values, nodes)
+    if tree.num_leaves(structure):  # else it is an empty node of some kind
+        structure = tree.prune(structure, [wish.leaf for wish in wishes])
+    return tree.unflatten(structure, values, nodes)
 
 
 def _branch(structure: tree.Structure, name: str) -> tree.Structure:

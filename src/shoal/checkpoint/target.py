@@ -33,6 +33,7 @@ __all__ = [
 DTYPES = ("exact", "safe", "any")
 HELD = ("array", "key")  # kinds of leaves that can lie on devices
 _MOST_LISTED = 50
+_MOST_GUESSED, _MOST_COMPARED = 10, 1000  # names, for which a near one is sought among these
 
 Rename = Mapping[str, str] | Callable[[str], str]
 
@@ -191,14 +192,15 @@ class _Matching:
         if asked.is_layout:
             start = "" if stored == ROOT else f"{stored}/"
             below = [n for name, n in self.number.items() if name.startswith(start)]
-        if not below:
+        is_all = asked.is_layout and stored == ROOT  # of a tree without leaves, too
+        if not below and not is_all:
             self.missing.append((asked.name, stored))
             return
         before = "" if asked.name == ROOT else f"{asked.name}/"
         skip = 0 if stored == ROOT else len(stored) + 1
         taken = [n for n in below if self.options.takes(before + self.leaves[n].name[skip:])]
         self.used |= set(below)
-        if taken:
+        if taken or not below:
             self.below[number] = stored
             self._take(number, asked, taken)
 
@@ -265,9 +267,10 @@ class _Matching:
     def finish(self) -> None:
         """Raise if anything is wrong."""
         missing, unexpected = self.missing, self.kinds["unexpected"]
+        known = list(unexpected or self.number)[:_MOST_COMPARED]
         for name, stored in missing:
             where = f" (as {stored})" if stored != name else ""
-            near = nearest(stored, unexpected or self.number) if len(missing) <= 50 else ""
+            near = nearest(stored, known) if len(missing) <= _MOST_GUESSED else ""
             self.offences.append(f"{name}: is not in the checkpoint{where}{near}")
         for name in unexpected:
             self.offences.append(
