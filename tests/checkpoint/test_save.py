@@ -180,11 +180,13 @@ def test_processes_share_what_all_of_them_hold(path, processes):
 
     def work(coordinator):
         tree = {"large": large, "n": 3, "own": PerProcess(coordinator.process), "s": grid("x")[0]}
+        tree["on devices"] = on_devices(large, None, "x")
         return save_with(coordinator, path, tree, step=1)
 
     assert in_job(processes, work) == [None] * processes
     found = kept(path)
     assert same_bits(found["large"], large)
+    assert same_bits(found["on devices"], large)
     assert same_bits(found["s"], grid("x")[1])
     assert found["own"] == list(range(processes))
     sizes = [file.bytes for file in open_checkpoint(path).index.files]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from checkpoint.kept import CLEAN, files_of, in_job, kept, messages
+from shoal.checkpoint import attempts, settling
 from shoal.checkpoint.beat import Beat
 from shoal.checkpoint.save import save, save_with
 from shoal.checkpoint.storage import LocalFolder
@@ -216,6 +217,33 @@ def test_who_is_lost(path, at_point, point, is_saved):
         assert {error.exit_code for error in results[:2]} == {ProcessLostError.exit_code}
         assert {error.processes for error in results[:2]} == {(2,)}
         assert files_of(path) == []
+
+
+def test_who_still_writes_is_waited_for_when_another_died_after_its_part(path, monkeypatch):
+    """By what the storage shows: the others cannot be asked any more."""
+    job = LocalJob(3)
+    looked = threading.Event()
+
+    def looks(look):
+        def looking(*arguments):
+            looked.set()
+            return look(*arguments)
+
+        return looking
+
+    monkeypatch.setattr(settling, "missing_parts", looks(settling.missing_parts))
+    monkeypatch.setattr(attempts, "is_complete", looks(attempts.is_complete))
+
+    def reach(name, where=None):
+        if (name, where) == ("save.write", 1):
+            assert looked.wait(30)
+        elif (name, where) == ("save.parted", 2):
+            job.lose(2)
+
+    monkeypatch.setattr(fault_points, "reach", reach)
+    results = in_job(3, lambda one: save_with(one, path, TREE), job)
+    assert results[:2] == [None, None], messages(results)
+    assert set(kept(path)) == set(TREE)
 
 
 def test_who_is_late_is_not_waited_for_beyond_the_deadline(path, at_point):

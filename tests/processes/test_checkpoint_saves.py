@@ -25,7 +25,7 @@ SPECS = {
     "rows": P(("p", "d")), "columns": P(None, ("p", "d")), "both": P("p", "d"),
     "turned": P("d", "p"), "by process": P("p"), "by device": P("d"), "all": P(),
 }  # fmt: skip
-VALUES = np.arange(512 * 1024, dtype=np.float32).reshape(512, 1024)
+VALUES = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)
 
 
 def spread(spec, values=VALUES, devices=None):

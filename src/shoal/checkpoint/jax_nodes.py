@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import jax
@@ -32,18 +34,46 @@ class JaxNodes:
     def build(self, type_name: str, level: Level) -> Any | None:
         """See `tree.Nodes`: None unless the class is loaded and registered, and takes these."""
         kind = loaded(type_name)
+        if kind is deque:
+            is_length = level.static is None or type(level.static) is int
+            return deque(level.children, level.static) if is_length else None
         registry = tree_util.default_registry
         if kind is None or level.static is OPAQUE or not registry.is_node(kind):
             return None
-        leaf = tree_util.tree_structure(0)
-        parts = [leaf] * len(level.children)
+        if issubclass(kind, _NATIVE) or (is_dataclass(kind) and not _fits(kind, level)):
+            return None
+        parts = [tree_util.tree_structure(0)] * len(level.children)
         node = tree_util.PyTreeDef.from_node_data_and_children(
             registry, (kind, level.static), parts
         )
         try:
             return node.unflatten(level.children)
-        except Exception:  # noqa: BLE001 - whatever the class says: it takes others now than it gave then
+        except Exception:  # noqa: BLE001 - whatever the class says: it takes others than it gave
             return None
+
+
+# What JAX builds without a look at what it is given: a file could crash the process with it.
+_NATIVE = (dict, list, tuple, type(None))
+
+
+def _fits(kind: type, level: Level) -> bool:
+    """Has a registered dataclass these children and as much static data? JAX does not look.
+
+    What it has is seen by taking an instance apart that was made without its own code.
+    """
+    try:
+        blank: Any = object.__new__(kind)
+        for field in fields(kind):
+            object.__setattr__(blank, field.name, None)
+        found = tree_util.default_registry.flatten_one_level_with_keys(blank)
+    except Exception:  # noqa: BLE001 - as above
+        return False
+    if found is None:
+        return False
+    pairs, static = found
+    if tuple(_key(key) for key, _ in pairs) != level.keys or type(static) is not type(level.static):
+        return False
+    return not isinstance(static, tuple) or len(static) == len(level.static)
 
 
 def _key(entry: Any) -> Any:
