@@ -350,11 +350,26 @@ def test_registered_nodes_with_and_without_a_target(tmp_path):
     assert restore(tmp_path / "nodes", {"layer": SPLIT, "n": 0})["layer"].name == "one"
 
 
-@pytest.mark.parametrize("tree", [{}, [], 3, {"a": "text"}, np.zeros((0, 3)), np.float32(1), ()])
+LITTLE = (
+    {},
+    [],
+    (),
+    3,
+    {"a": "text"},
+    np.zeros((0, 3)),
+    np.float32(1),
+    {"a": [(), {}, 1], "b": {}},
+)
+
+
+@pytest.mark.parametrize("tree", LITTLE, ids=str)
 def test_little_or_nothing(tree, tmp_path):
     written.write(tmp_path / "little", tree)
     back = restore(tmp_path / "little")
     assert type(back) is type(tree)
     assert str(back) == str(tree)
     assert str(plan_restore(tmp_path / "little")).startswith(str(tmp_path))
-    assert type(restore(tmp_path / "little", lambda name, leaf: None)) is type(tree)
+    back = restore(tmp_path / "little", lambda name, leaf: None)
+    assert str(back) == str(tree)
+    written.write(tmp_path / "more", [1, {"below": tree}])
+    assert str(restore(tmp_path / "more")) == str([1, {"below": tree}])

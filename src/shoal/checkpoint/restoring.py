@@ -257,9 +257,11 @@ def _tree(
     structure: tree.Structure, wishes: Sequence[Wish], values: Sequence[Any], nodes: Any
 ) -> Any:
     """Return the tree of some leaves of a structure, in its order."""
-    if tree.num_leaves(structure):  # else it is an empty node of some kind
-        structure = tree.prune(structure, [wish.leaf for wish in wishes])
-    return tree.unflatten(structure, values, nodes)
+    numbers = [wish.leaf for wish in wishes]
+    if len(numbers) < tree.num_leaves(structure):
+        return tree.unflatten(tree.prune(structure, numbers), values, nodes)
+    leaves: Any = dict(zip(numbers, values, strict=True))  # of a branch they do not begin at 0
+    return tree.unflatten(structure, leaves, nodes)
 
 
 def _branch(structure: tree.Structure, name: str) -> tree.Structure:
