@@ -39,6 +39,8 @@ def read(folder: Path):
         for block, wanted in zip(blocks, index["block_hash"][first:last], strict=True):
             assert xxhash.xxh3_64_intdigest(block) == wanted
     leaves = manifest["leaves"]
+    for number, file in enumerate(files):
+        assert entries_of(file) == entries_by_index(number, file, index, leaves)
     values = [value_of(leaf, rows_of(number, index, files)) for number, leaf in enumerate(leaves)]
     return commit, manifest, {leaf["name"]: v for leaf, v in zip(leaves, values, strict=True)}
 
@@ -53,6 +55,59 @@ def vouched(folder, blob):
 def metadata_of(data):
     length = int.from_bytes(data[:8], "little")
     return json.loads(data[8 : 8 + length])["__metadata__"]
+
+
+ENTRIES = {
+    "bool": "BOOL", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0", "float8_e4m3fnuz": "F8_E4M3FNUZ", "complex64": "C64",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ", "complex128": "F64", "complex32": "F16", "bcomplex32": "BF16",
+}  # fmt: skip
+
+
+def entries_of(file):
+    """Return what the header of a data file lists: name → dtype, shape, offsets in the file."""
+    length = int.from_bytes(file[:8], "little")
+    assert (8 + length) % 4096 == 0
+    said = json.loads(file[8 : 8 + length])
+    assert said.pop("__metadata__")["format"] == "shoal-checkpoint"
+    return {
+        name: (one["dtype"], one["shape"], [8 + length + at for at in one["data_offsets"]])
+        for name, one in said.items()
+    }
+
+
+def entries_by_index(number, file, index, leaves):
+    """Return what it should list."""
+    found = {}
+    for row in np.flatnonzero(index["file"] == number):
+        leaf = leaves[index["leaf"][row]]
+        begin, end = index["begin"][row].item(), index["end"][row].item()
+        shape = [*leaf["shape"], *leaf.get("words", [])]
+        origin = index["origin"][row][: max(1, len(shape))].tolist()
+        extent = index["extent"][row][: len(shape)].tolist()
+        name, dtype = leaf["name"], leaf["dtype"]
+        if leaf["kind"] == "per_process":
+            name, extent = f"{name}#p{origin[0]}", [end - begin]
+        elif extent != shape:
+            name = f"{name}#{','.join(map(str, origin))}"
+        found[name] = (*entry_of(dtype, extent, end - begin), [begin, end])
+    return found
+
+
+def entry_of(dtype, extent, num_bytes):
+    """Return dtype and shape of an entry."""
+    kind = dtype_of(dtype).kind
+    if dtype in PER_BYTE:
+        return "U8", [num_bytes]
+    if dtype in ("complex128", "complex32", "bcomplex32"):
+        return ENTRIES[dtype], [*extent, 2]
+    if kind in "SU":
+        return "U8", [*extent, dtype_of(dtype).itemsize]
+    if kind in "mM":
+        return "I64", extent
+    if dtype in ENTRIES or kind in "iuf":
+        return ENTRIES.get(dtype) or f"{kind.upper()}{dtype_of(dtype).itemsize * 8}", extent
+    return "U8", extent
 
 
 def rows_of(leaf, index, files):
