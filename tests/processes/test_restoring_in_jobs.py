@@ -83,6 +83,7 @@ def four(path):
             plan = plan_restore(path, target(dims) | {"step": 0, "own": 0}, mode=mode)
             assert plan.read_bytes == read
             found[f"{dims} {mode}"] = (plan.mode, read)
+    is_same(shoal.restore(path, "stored"))
     return found
 
 
@@ -94,6 +95,8 @@ def fewer(path):
         is_same(back)
     with pytest.raises(shoal.UsageError, match="own has a value of each of 4 processes"):
         shoal.restore(path)
+    with pytest.raises(shoal.RestoreMismatch, match=r"a: was saved as .* which does not fit here"):
+        shoal.restore(path, "stored", only=["a", "b"])
     merged = shoal.restore(path, only=["own", "odd"], merge=lambda rows: [r["row"] for r in rows])
     assert merged["own"].value == [0, 1, 2, 3]
     assert type(merged["odd"]) is np.ndarray

@@ -135,7 +135,7 @@ def restore_with(
     most = _most("restore", most_bytes)
     request = request._replace(merge=merge)
     call = Call("restore", name, callsite(), request.lines)
-    return Restore(coordinator, request, call, deadline).run(most)
+    return Restore(coordinator, request, call, deadline.timeout_s).run(most)
 
 
 @local

@@ -20,7 +20,6 @@ from shoal.checkpoint.storage import Folder
 from shoal.checkpoint.target import Asked, Options, Wish, Wishes
 from shoal.checkpoint.told import tellers, told, untold
 from shoal.checkpoint.ways import Geometry, Ways, choose
-from shoal.collectives.arguments import Deadline
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -113,10 +112,10 @@ class Restore:
     """The steps of one restore on one process."""
 
     def __init__(
-        self, coordinator: Coordinator, request: Request, call: Call, deadline: Deadline
+        self, coordinator: Coordinator, request: Request, call: Call, timeout_s: float
     ) -> None:
         self._coordinator, self._request = coordinator, request
-        self._call, self._deadline = call, deadline
+        self._call, self._timeout_s = call, timeout_s  # of each wait: reading may take long
         self._me = Self(coordinator.process, coordinator.hosts)
 
     def run(self, most_bytes: int) -> Any:
@@ -135,8 +134,7 @@ class Restore:
     def _meet(self, call: Call, problem: Exception | None, brought: bytes) -> Mapping[int, bytes]:
         """Meet all, and return what they bring; raise, on all alike, what one of them met with."""
         payload = brought if problem is None else told(problem)
-        timeout_s = self._deadline.left_s
-        answers = agree(self._coordinator, call, payload, timeout_s=timeout_s)
+        answers = agree(self._coordinator, call, payload, timeout_s=self._timeout_s)
         who = tellers(answers)
         if not who:
             return answers
