@@ -12,6 +12,7 @@ from shoal import settings
 from shoal.checkpoint import steps
 from shoal.checkpoint.cadence import Cadence, rule_text, rules_of
 from shoal.checkpoint.lead import lead_says
+from shoal.checkpoint.resumable import check_resumable
 from shoal.checkpoint.retention import Keep, policy_of
 from shoal.checkpoint.saving import Saver
 from shoal.checkpoint.steps import checked_step
@@ -271,7 +272,8 @@ class Checkpoints:
         Args:
           target: what a restored state becomes: layouts, as for `restore`.
           init: what makes the state if nothing is saved: a function without arguments
-            (`lambda: shoal.create(…, layouts=layouts)`), or the state. It is used as it is.
+            (`lambda: shoal.create(…, layouts=layouts)`), or the state. It is used as it is, once it
+            is known that `target` could restore it.
           skip_corrupt, timeout_s, options: as for `restore`.
 
         Returns:
@@ -281,8 +283,8 @@ class Checkpoints:
         """
         found = self._agreed_step("resume", None, skip_corrupt)
         if found is None:
-            state = init() if callable(init) else init
-            first = 0
+            state, first = init() if callable(init) else init, 0
+            check_resumable(state, target, options, self._coordinator.num_processes)
         else:
             state, first = self._restore(found, target, timeout_s, options), found + 1
         self._saver.reserve_for(state)

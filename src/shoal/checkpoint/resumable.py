@@ -1,0 +1,43 @@
+"""Could a state that is begun with be restored later? Better asked before a job is preempted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.checkpoint import target as targets
+from shoal.checkpoint.format import Manifest
+from shoal.errors import RestoreMismatch, UsageError
+
+__all__ = ["check_resumable"]
+
+
+def check_resumable(state: Any, target: Any, options: Mapping[str, Any], processes: int) -> None:
+    """Hold a target against the state that a run begins with, as if that had been saved.
+
+    Nothing is said of states that are restored in parts or under other names, nor of those that
+    cannot be saved as they are.
+
+    Raises:
+      RestoreMismatch: leaves are missing, unexpected, or of another shape or dtype; all of them.
+    """
+    if target is None or "jax" not in sys.modules or {"only", "rename"} & options.keys():
+        return
+    from shoal.checkpoint.state import read_state
+    from shoal.checkpoint.wanted import fit, target_of
+
+    asked, _, _ = target_of(target)
+    try:
+        read = read_state(state, processes, "resume")
+    except UsageError:
+        return
+    records = tuple(leaf.record for leaf in read.leaves)
+    manifest = Manifest("0" * 12, None, 0, processes, read.structure, records)
+    wanted = targets.Options(dtype=options.get("dtype", "exact"))
+    try:
+        targets.match(manifest, asked, wanted, fit)
+    except RestoreMismatch as error:
+        told = "resume: what `init` made could not be restored by this target once it is saved"
+        error.args = (f"{told}\n{error}",)
+        raise

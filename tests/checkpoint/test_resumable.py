@@ -1,0 +1,60 @@
+"""A run that could not be resumed is refused before it begins."""
+
+import numpy as np
+import pytest
+
+import shoal
+from shoal.checkpoint.history import Checkpoints
+from shoal.errors import RestoreMismatch
+from shoal.runtime.coordinator_local import LocalJob
+
+
+@pytest.fixture
+def ckpts(tmp_path):
+    with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as history:
+        yield history
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return shoal.make_mesh({"x": 4, "y": 2})
+
+
+def begun(mesh, **more):
+    rows = shoal.Layout(mesh, "x", None)
+    return {"w": shoal.put(np.ones((8, 3), np.float32), rows), "epoch": 0, **more}
+
+
+def test_a_target_that_fits_is_no_matter(ckpts, mesh):
+    turned = shoal.Layout(mesh, "y", None)
+    for target in ({"w": turned, "epoch": 0}, turned, begun(mesh), None):
+        state, first = ckpts.resume(target, lambda: begun(mesh))
+        assert (first, state["epoch"]) == (0, 0)
+    ckpts.save(0, state)
+    ckpts.wait()
+    state, first = ckpts.resume({"w": turned, "epoch": 0}, None)
+    assert first == 1
+    assert state["w"].sharding.spec[0] == "y"
+
+
+@pytest.mark.parametrize(
+    ("change", "attribute"),
+    [
+        (lambda target: target.pop("w"), "unexpected"),
+        (lambda target: target.update(v=target["w"]), "missing"),
+        (lambda target: target.update(w=np.ones((8, 4), np.float32)), "wrong_shape"),
+        (lambda target: target.update(w=np.ones((8, 3), np.int32)), "wrong_dtype"),
+    ],
+)
+def test_one_that_does_not_is_an_error_at_the_beginning(ckpts, mesh, change, attribute):
+    target = {"w": shoal.Layout(mesh, "x", None), "epoch": 0}
+    change(target)
+    with pytest.raises(RestoreMismatch, match="what `init` made") as caught:
+        ckpts.resume(target, lambda: begun(mesh))
+    assert getattr(caught.value, attribute)
+
+
+def test_nothing_is_said_of_what_is_restored_in_parts_or_saved_in_parts(ckpts, mesh):
+    target = {"w": shoal.Layout(mesh, "x", None)}
+    assert ckpts.resume(target, begun(mesh), only="w")[1] == 0
+    assert ckpts.resume(target, begun(mesh, cannot_be_saved=object()))[1] == 0
