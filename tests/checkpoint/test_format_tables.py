@@ -173,6 +173,11 @@ def test_every_pair_of_boxes_of_a_small_leaf():
         assert refused([pair], [(3, 3)]) == (not (count(pair, (3, 3)) == 1).all())
 
 
+def test_a_chunk_of_nothing_in_a_leaf_of_something():
+    assert not refused([[((0,), (2,)), ((2,), (1,))]], [(3,)])
+    assert refused([[((0,), (2,)), ((1,), (0,)), ((2,), (1,))]], [(3,)])
+
+
 def test_empty_leaves_have_one_chunk():
     whole = ((0, 0), (0, 8))
     assert not refused([[whole]], [(0, 8)])
@@ -229,6 +234,17 @@ def test_chunks_that_share_bytes_are_refused(by):
     moved = changed_chunks(begin=(W, min(ends)), end=(W, max(ends)))
     with pytest.raises(CorruptCheckpoint, match="over one another"):
         files.decode_index(files.encode_index(moved))
+
+
+def test_a_value_of_one_process_lies_in_a_file_of_that_process():
+    index = changed_chunks()
+    swapped = {}
+    for column in ("file", "begin", "end", "extent"):
+        swapped[column] = getattr(index.chunks, column).copy()
+        swapped[column][[1, 2]] = swapped[column][[2, 1]]
+    lie = replace(index, chunks=replace(index.chunks, **swapped))
+    with pytest.raises(CorruptCheckpoint, match="own value in a file of another"):
+        files.check_index(manifest(), files.decode_index(files.encode_index(lie)))
 
 
 def test_rows_in_another_order_are_refused():

@@ -2,6 +2,7 @@
 
 import json
 import struct
+import unicodedata
 
 import pytest
 from hypothesis import example, given
@@ -55,6 +56,8 @@ def test_every_path_comes_back(path):
     assert json.loads(json.dumps(name, ensure_ascii=False).encode()) == name  # it is real text
     assert name != "__metadata__"
     assert "#" not in name
+    assert name.splitlines() == [name]  # and it disturbs nobody's terminal
+    assert not any(unicodedata.category(one) == "Cc" for one in name)
 
 
 @given(st.lists(KEYS, max_size=3).map(tuple), st.lists(KEYS, max_size=3).map(tuple))
@@ -67,7 +70,9 @@ NAMES = (
     (("a/b",), "a~1b"), (("a", "b"), "a/b"), (("a#b~",), "a~2b~0"), (("__metadata__",), "~m"),
     ((1,), "~i1"), (("1",), "1"), ((True,), "~t"), ((1.0,), "~d1.0"), ((None,), "~n"),
     ((b"\0\xff",), "~b00ff"), (((1, "a"),), "~T~i1~,a~."), (((),), "~T~."),
-    (("\ud800",), "~ud800"), (("größe",), "größe"), ((float("inf"), -0.0), "~dinf/~d-0.0"),
+    (("\ud800",), "~ud800"), (("a\n\x1b[31m",), "a~u000a~u001b[31m"),
+    (("\0\u2028",), "~u0000~u2028"),
+    (("größe",), "größe"), ((float("inf"), -0.0), "~dinf/~d-0.0"),
 )  # fmt: skip
 
 
@@ -105,7 +110,8 @@ def test_tuples_without_end_are_refused():
     "text",
     ["", "~", "a~", "~3", "#", "a#", "a/b", "~i", "~i01", "~i+1", "~i1_0", "~i 1", "~x5", "~d1",
      "~dnan", "~d1e3", "~b0", "~bFF", "~q7ff", "~q0000000000000000", "~T", "~T~i1", "~Ta~,", "~ue",
-     "~u0041", "~uD800", "\ud800", "__metadata__", "~z", "~ta", "~T~,~.", "~i" + "9" * 5000],
+     "~u0041", "~u00e9", "~u001", "~u001B", "a\nb", "\x7f",
+     "~uD800", "\ud800", "__metadata__", "~z", "~ta", "~T~,~.", "~i" + "9" * 5000],
 )  # fmt: skip
 def test_what_is_no_component(text):
     with pytest.raises(UsageError, match="not part of a name"):

@@ -2,8 +2,8 @@
 
 A path is a tuple of *keys*: a dict's own key, the decimal text of an index, the name of a field.
 Its name is their components, joined by "/". The components of str keys are their text, in which
-"~", "/" and "#" and what UTF-8 cannot say are escaped; those of other keys begin with "~" and a
-letter::
+"~", "/", "#", control characters and lone surrogates are escaped; those of other keys begin with
+"~" and a letter::
 
     'w'  w       'a/b'  a~1b      ''     ~e      1     ~i1      None      ~n
     'a.b'  a.b   'a~b'  a~0b      True   ~t      1.5   ~d1.5    b'\\x00'  ~b00
@@ -44,10 +44,12 @@ _DEEPEST = 16  # tuples in tuples, as keys
 _RESERVED = "__metadata__"  # safetensors' own key
 _PLAIN_INTS = 1 << 63  # larger ones are written in hex: Python limits long decimals
 _ESCAPES = {"~": "~0", "/": "~1", "#": "~2"}
-_TO_ESCAPE = re.compile("[~/#\ud800-\udfff]")
+# Lone surrogates are no text; control characters and line ends would disturb who prints a name.
+_ODD = "~/#\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff"
+_TO_ESCAPE = re.compile(f"[{_ODD}]")
 _INNER = re.compile("(?:[^~]|~[^,.T])*")  # a component within a tuple
-_PLAIN = re.compile("[^~/#\ud800-\udfff]+")
-_TOKEN = re.compile("~(?:[012]|u(d[89a-f][0-9a-f]{2}))|[^~/#\ud800-\udfff]")
+_PLAIN = re.compile(f"[^{_ODD}]+")
+_TOKEN = re.compile(f"~(?:[012]|u([0-9a-f]{{4}}))|[^{_ODD}]")
 
 
 def component(key: Key) -> str:
