@@ -107,6 +107,19 @@ def test_lies_are_refused(file):
     assert len(str(error.value)) < 500
 
 
+def test_no_header_beyond_the_limit_is_read():
+    limit = 100_000_000
+    assert header.header_bytes(limit.to_bytes(8, "little"), 1 << 40, "f") == limit + 8
+    with pytest.raises(CorruptCheckpoint, match="says that its header has 100000001 bytes"):
+        header.header_bytes((limit + 1).to_bytes(8, "little"), 1 << 40, "f")
+
+
+@pytest.mark.parametrize("text", ["[NaN]", "[-Infinity]", '{"a":1,"a":1}', "[01]", "'a'", "[1,]"])
+def test_what_only_some_call_json(text):
+    with pytest.raises(CorruptCheckpoint, match="f is not the JSON that it should be"):
+        header.strict_json(text, "f")
+
+
 def test_what_those_lies_are_lies_about_is_fine():
     file = file_of(one(), 8)
     assert header.parse(file, len(file), "f").entries == (header.Entry("x", "F32", (2,), 0, 8),)
