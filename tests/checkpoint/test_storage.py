@@ -390,10 +390,3 @@ def test_what_is_no_file_is_not_read(tmp_path):
     (tmp_path / "huge").write_bytes(b"12345")
     with pytest.raises(StorageError, match="more than 4 bytes"):
         folder.read("huge", 4)
-
-
-def test_the_clock_of_who_may_only_read(tmp_path, monkeypatch):
-    folder = LocalFolder(tmp_path)
-    folder.write_new("x", b"")
-    _refuse(monkeypatch, "open", errno.EROFS)
-    assert 0 <= folder.age_s("x") < 60

@@ -8,14 +8,17 @@ ordinary file.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import threading
-from errno import EINVAL
+from errno import EDQUOT, EFBIG, EINVAL, ENOSPC
 
 from shoal.checkpoint.format import PAGE_BYTES
 from shoal.checkpoint.refusal import refused, write_all
 
 __all__ = ["DirectFile"]
+
+_LARGE_BYTES = 1 << 20
 
 
 class DirectFile:
@@ -29,6 +32,21 @@ class DirectFile:
         self._fd = os.open(path, flags, 0o666)
         # Not at open: tmpfs makes the file and refuses then.
         self._is_direct = num_bytes >= PAGE_BYTES and _set_direct(self._fd, True)
+        if num_bytes >= _LARGE_BYTES:
+            self._allocate()
+
+    def _allocate(self) -> None:
+        """Have all blocks given to the file: a full disk is found before anything is written.
+
+        Writes that make a file longer wait for one another, writes into what it has do not.
+        """
+        try:
+            _allocate(self._fd, self._num_bytes)
+        except OSError as error:
+            self.discard()
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+            raise refused(error, self._path, "write", self._num_bytes) from error
 
     @property
     def is_direct(self) -> bool:
@@ -78,6 +96,17 @@ class DirectFile:
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+
+def _allocate(fd: int, num_bytes: int) -> None:
+    """Call fallocate(2). Python's own falls back on writing zeros where that is not known."""
+    fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if fallocate is None or ctypes.sizeof(ctypes.c_long) < 8:
+        return
+    if fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(num_bytes)):
+        number = ctypes.get_errno()
+        if number in (ENOSPC, EDQUOT, EFBIG):
+            raise OSError(number, os.strerror(number))
 
 
 def _set_direct(fd: int, on: bool) -> bool:
