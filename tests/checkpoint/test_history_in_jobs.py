@@ -45,6 +45,16 @@ def test_a_job_that_is_told_to_leave_goes_on_on_another_mesh(child_env, tmp_path
     assert values == {"w": [[undisturbed()] * 6] * 8, "seen": [undisturbed()] * 3}
 
 
+def test_who_is_killed_while_it_saves_costs_that_save_alone(child_env, tmp_path):
+    with Cluster(3, env=child_env, faults="save.write@2#2:kill") as job:
+        job.start(training.lose_one, str(tmp_path))
+        ended = job.wait(only=[0, 1])
+    assert [one.value for one in ended] == [["SaveAborted", 71, (2,), [1], [0, 1]]] * 2
+    with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as ckpts:
+        assert ckpts.restore()["w"].tolist() == [1] * 1000
+        assert [path.name for path in tmp_path.iterdir()] == [step_name(1)], "it was abandoned"
+
+
 @pytest.mark.parametrize("point", ["retain.before", "delete.marked", "delete.half"])
 def test_who_is_killed_while_old_steps_go_loses_nothing(point, child_env, tmp_path):
     env = {**child_env, "SHOAL_FAULTS": f"{point}:kill", "PYTHONPATH": "tests"}

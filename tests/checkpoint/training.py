@@ -9,6 +9,7 @@ import sys
 import numpy as np
 
 import shoal
+from shoal.errors import CheckpointError
 
 STEPS = 30
 
@@ -32,6 +33,20 @@ def train(path: str, noticed_at: int = -1) -> list[object]:
         saved = ckpts.wait() or list(ckpts.all_steps())
     values = {name: shoal.allgather(leaf, tiled=True).tolist() for name, leaf in state.items()}
     return [first, step, saved, values, shoal.exit_code()]
+
+
+def lose_one(path: str) -> list[object]:
+    """Save twice; somebody is killed during the second. Return what the survivors see."""
+    ckpts = shoal.Checkpoints(path, keep=2)
+    for step in (1, 2):
+        ckpts.save(step, {"w": np.full(1000, step)})
+        try:
+            ckpts.wait()
+        except CheckpointError as error:
+            caught = error
+    ckpts.wait()  # it is raised once
+    told = type(caught).__name__, caught.exit_code, caught.processes
+    return [*told, list(ckpts.all_steps()), list(shoal.live())]
 
 
 def save_two(path: str) -> None:
