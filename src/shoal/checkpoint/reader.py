@@ -70,8 +70,9 @@ def read(
     threads, request_bytes = _sizes(checkpoint.manifest, wants, most_bytes)
     boxes = _boxes(checkpoint, wants)
     plan = plan_of(checkpoint, boxes, request_bytes)
+    _check_filled(checkpoint, boxes, plan)
     _check_sizes(checkpoint, plan.files)
-    outs = [np.ascontiguousarray(want.out) for want in wants]  # itself, if it is contiguous
+    outs = [_contiguous(want.out) for want in wants]
     reading = _Reading(checkpoint, plan, boxes, outs, progress)
     in_threads(reading.serve, range(plan.num_requests), min(threads, plan.num_requests))
     for want, out in zip(wants, outs, strict=True):
@@ -185,6 +186,11 @@ class _Reading:
         scatter(box, elements.view(np.uint8), inner, target, self.into[piece])
 
 
+def _contiguous(out: Array) -> Array:
+    """Return the array itself, or memory for what will be copied to it."""
+    return out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
+
+
 def _boxes(checkpoint: Checkpoint, wants: Sequence[Want]) -> Boxes:
     """Return the boxes of wants as arrays.
 
@@ -203,6 +209,16 @@ def _boxes(checkpoint: Checkpoint, wants: Sequence[Want]) -> Boxes:
         origin[row, : len(shape)] = want.origin
         extent[row, : len(shape)] = shape
     return Boxes(leaf, origin, extent)
+
+
+def _check_filled(checkpoint: Checkpoint, boxes: Boxes, plan: ReadPlan) -> None:
+    """Raise if a box reaches out of its leaf: some of its memory would hold anything."""
+    found = np.zeros(len(boxes.leaf), dtype=np.int64)
+    np.add.at(found, plan.box, plan.extent.prod(axis=1))
+    outside = np.flatnonzero(found != boxes.extent.prod(axis=1))
+    if outside.size:
+        record = checkpoint.manifest.leaves[int(boxes.leaf[outside[0]])]
+        raise UsageError(f"{record.name}: a box reaches out of {record.stored_shape}")
 
 
 def _wrong(
