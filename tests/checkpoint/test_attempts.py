@@ -332,6 +332,14 @@ def test_a_part_of_an_attempt_whose_folder_is_gone(folder):
         attempts.write_part(folder, part)
 
 
+def test_beginning_twice_is_beginning(folder):
+    FIRST.begin(folder)
+    FIRST.write(folder, 0)
+    FIRST.begin(folder)
+    FIRST.write(folder, 1)
+    assert value_of(folder, attempts.commit(folder, FIRST.attempt)) == 7
+
+
 @pytest.mark.parametrize("often", [1, 1000])
 def test_beginning_in_a_folder_that_others_remove(folder, often):
     make, count = folder.make, [0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import subprocess
+import sys
 import threading
 
 import ml_dtypes
@@ -217,6 +219,49 @@ def test_values_that_cannot_be_had_leave_no_file(folder):
         write_files(folder, [image, broken], None, lambda _: None)
     assert caught.value is error
     assert folder.names() == []
+
+
+@pytest.mark.parametrize("has_arena", [True, False])
+def test_an_interrupt_in_the_middle_leaves_no_file(folder, has_arena):
+    image, _ = _image(BIG)
+    arena = None
+    if has_arena:
+        arena = Arena()
+        arena.take([image])
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_files(folder, [image], arena, interrupt)
+    assert folder.names() == []
+    assert not [one for one in threading.enumerate() if one.name == "shoal files"]
+
+
+AT_EXIT = """
+import sys, threading
+import numpy as np
+from shoal.checkpoint.storage import LocalFolder
+from shoal.checkpoint.writer import FileImage, Piece, write_files
+
+values = np.full(16 << 20, 7, np.uint8)
+piece = Piece(4096, values.shape, values.dtype, 1, (slice(0, len(values)),), lambda: values)
+image = FileImage("x", b"h" * 4096, 4096 + len(values), (piece,))
+
+
+def write():
+    threading.main_thread().join()
+    write_files(LocalFolder(sys.argv[1]), [image], None, lambda _: None)
+
+
+threading.Thread(target=write).start()
+"""
+
+
+def test_files_are_written_after_the_end_of_the_program(tmp_path, child_env):
+    command = [sys.executable, "-c", AT_EXIT, str(tmp_path)]
+    subprocess.run(command, env=child_env, check=True, timeout=60)
+    assert LocalFolder(tmp_path).read("x") == b"h" * 4096 + b"\x07" * (16 << 20)
 
 
 def test_a_file_that_is_there_stays(folder):

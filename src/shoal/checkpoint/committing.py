@@ -82,7 +82,8 @@ def _write_pending(folder: Folder, attempt: str, said: bytes) -> None:
         temporary = temporary_name(new_attempt())  # PENDING is the first file of its own attempt
         try:
             folder.write_new(temporary, said)
-            folder.link(temporary, pending_name(attempt))
+            with contextlib.suppress(FileExistsError):  # it was begun already
+                folder.link(temporary, pending_name(attempt))
             return
         except FileNotFoundError:  # others removed the folder, empty as it was, or this file
             if not left:
