@@ -267,6 +267,17 @@ def test_an_attempt_that_is_complete_is_recovered_and_a_stale_one_ends(tmp_path,
     assert not (run / "step_000000000025").exists()
 
 
+@pytest.mark.parametrize(("lease_s", "stays"), [(60.0, True), (1e-9, False)])
+def test_what_is_stale_goes_with_the_old_steps_and_who_writes_is_spared(tmp_path, lease_s, stays):
+    run = checkpoints.run_of_two(tmp_path / "run")
+    alone = LocalJob(1).coordinators[0]
+    with Checkpoints(run, keep=1, lease_s=lease_s, coordinator=alone) as ckpts:
+        checkpoints.begun(run, 25)
+        ckpts.save(30, state(30))
+    assert ckpts.all_steps() == (30,)
+    assert (run / "step_000000000025").exists() is stays
+
+
 def test_seconds_needed_grow_with_bytes():
     assert seconds_needed(10, Rate(0, 1.0)) == 10.0
     assert saving.bytes_of({"a": np.zeros(4), "b": 3, "c": "x"}) == 32
