@@ -154,6 +154,57 @@ def said_by(data):
     return json.loads(data)
 
 
+def test_a_commit_of_more_than_4_kib_is_refused():
+    said = said_by(files.encode_commit(commit())[:-65]) | {"version": [1, 1]}
+    assert files.decode_commit(sealed(said | {"more": "x" * 3000})).step == 5
+    with pytest.raises(CorruptCheckpoint):
+        files.decode_commit(sealed(said | {"more": "x" * 4000}))
+
+
+ARRAY = {"name": "~", "kind": "array", "dtype": "float32", "shape": [2]}
+KEY = {"name": "~", "kind": "key", "dtype": "uint32", "shape": [], "words": [2], "impl": "fry"}
+LEAVES = (
+    (ARRAY, True), (KEY, True), (ARRAY | {"name": "a"}, False), (ARRAY | {"dtype": "f4"}, False),
+    (ARRAY | {"shape": [-1]}, False), (ARRAY | {"shape": [1 << 61, 2]}, False),
+    (ARRAY | {"shape": [1 << 60]}, False), (ARRAY | {"shape": [1] * 65}, False),
+    (ARRAY | {"shape": [1] * 64}, True), (ARRAY | {"shape": [0, 1 << 61]}, False),
+    (ARRAY | {"value": "1"}, False), (ARRAY | {"words": [2]}, False),
+    (ARRAY | {"impl": "x"}, False), (ARRAY | {"more": 1}, False),
+    (ARRAY | {"kind": "int"}, False), (ARRAY | {"kind": "list"}, False),
+    (KEY | {"impl": ""}, False), (KEY | {"words": [-1]}, False), (KEY | {"words": [1.0]}, False),
+    (ARRAY | {"kind": "per_process"}, False), (ARRAY | {"kind": "str"}, False),
+    (ARRAY | {"kind": "str", "dtype": "uint8"}, True),
+    (ARRAY | {"kind": "bytes", "dtype": "int8"}, False),
+    (ARRAY | {"kind": "str", "dtype": "uint8", "shape": [2, 2]}, False),
+    (ARRAY | {"kind": "per_process", "dtype": "uint8", "shape": []}, True),
+    (ARRAY | {"kind": "per_process", "dtype": "uint8"}, False),
+    ({"name": "~", "kind": "int", "value": "5"}, True), ({"name": "~", "kind": "int"}, False),
+    ({"name": "~", "kind": "int", "value": 5}, False), ({"name": "~", "kind": "none"}, True),
+    ({"name": "~", "kind": "int", "value": "5", "shape": []}, False),
+    ({"name": "~", "kind": "int", "value": "5", "words": [1]}, False),
+    ({"name": "~", "kind": "array"}, False), ({"kind": "none"}, False), ("none", False),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("leaf", "is_right"), LEAVES, ids=str)
+def test_leaves_that_contradict_themselves_are_refused(leaf, is_right):
+    said = files.Manifest(ATTEMPT, 1, 5, 1, 0, (files.LeafRecord("~", "none"),))
+    text = said_by(files.encode_manifest(said)) | {"leaves": [leaf]}
+    if is_right:
+        assert files.decode_manifest(json.dumps(text).encode()).leaves[0].kind == leaf["kind"]
+        return
+    with pytest.raises(CorruptCheckpoint, match="leaf") as error:
+        files.decode_manifest(json.dumps(text).encode())
+    assert error.value.leaf in ("~", "a", "")
+
+
+def test_as_many_leaves_as_the_tree_has():
+    text = said_by(files.encode_manifest(manifest()))
+    for leaves in (text["leaves"][:-1], [*text["leaves"], text["leaves"][-1]], None, {}):
+        with pytest.raises(CorruptCheckpoint, match="does not list as many"):
+            files.decode_manifest(json.dumps(text | {"leaves": leaves}).encode())
+
+
 @pytest.mark.parametrize("kind", ["commit", "manifest"])
 def test_later_versions_are_refused_by_name(kind):
     if kind == "commit":
