@@ -171,3 +171,10 @@ def test_nothing_wanted_reads_nothing():
     none = np.zeros((0, 2), np.int64)
     plan = plan_reads(chunks, sizes, items, Boxes(none[:, 0], none, none))
     assert (plan.num_requests, plan.read_bytes, plan.needed_bytes, plan.files) == (0, 0, 0, [])
+
+
+def test_a_box_inside_another_takes_nothing_away():
+    chunks, sizes, items = one_chunk((64,))
+    boxes = Boxes(np.array([0, 0]), np.array([[0], [8]]), np.array([[64], [2]]))
+    plan = plan_reads(chunks, sizes, items, boxes, gap_bytes=0, block_bytes=4)
+    assert list(zip(plan.begin, plan.end, strict=True)) == [(8, 72)]
