@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
@@ -120,7 +121,7 @@ def test_every_element_is_written_once_by_who_holds_it(job: Job) -> None:
 
 
 @given(jobs(), st.randoms())
-def test_processes_decide_alike_whatever_order_the_holders_were_found_in(job: Job, random) -> None:  # type: ignore[no-untyped-def]
+def test_processes_decide_alike_whatever_order_boxes_come_in(job: Job, random: Random) -> None:
     again = []
     for held in job.held:
         order = list(range(len(held.holders)))
@@ -184,7 +185,7 @@ def test_shards_of_one_process_are_merged() -> None:
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.randoms())
-def test_a_grid_is_merged_into_one_box(counts: list[int], random) -> None:  # type: ignore[no-untyped-def]
+def test_a_grid_is_merged_into_one_box(counts: list[int], random: Random) -> None:
     boxes = [Box(tuple(3 * i for i in at), (3,) * len(counts)) for at in np.ndindex(*counts)]
     random.shuffle(boxes)
     assert merge(boxes) == [Box((0,) * len(counts), tuple(3 * n for n in counts))]

@@ -13,7 +13,8 @@ import pytest
 from checkpoint.kept import CLEAN, files_of, in_job, kept, messages
 from shoal.checkpoint import attempts, settling
 from shoal.checkpoint.beat import Beat
-from shoal.checkpoint.save import save, save_with
+from shoal.checkpoint.protocol import Save
+from shoal.checkpoint.save import request_of, save, save_with
 from shoal.checkpoint.storage import LocalFolder
 from shoal.checkpoint.told import tellers, told, untold
 from shoal.errors import (
@@ -253,7 +254,7 @@ def test_who_is_late_is_not_waited_for_beyond_the_deadline(path, at_point):
 
     def work(one):
         try:
-            save_with(one, path, TREE, timeout_s=0.3)
+            save_with(one, path, TREE, timeout_s=2.0)
         finally:
             ended.append(one.process)
             if sorted(ended) == [0, 2]:
@@ -362,3 +363,12 @@ def test_the_next_process_keeps_the_lease_when_the_first_is_gone(path):
     assert pending.stat().st_mtime > 1000
     pending.unlink()
     Beat(job.coordinators[1], folder, "abcabcabcabc", 1).keep()  # it is committed: that is fine
+
+
+def test_the_numbers_of_jax_may_come_in_any_order_but_must_be_those_of_the_job(path):
+    """Who holds what is said by JAX's numbers of processes."""
+    one = Save(LocalJob(3).coordinators[0], request_of(path, None, None, None, None, None))
+    one._check_numbers({0: b'{"number": 2}', 1: b"{}", 2: b'{"number": 0}'})
+    for wrong in (b'{"number": 1}', b'{"number": 3}'):
+        with pytest.raises(UsageError, match="the numbers"):
+            one._check_numbers({0: wrong, 1: b"{}", 2: b"{}"})

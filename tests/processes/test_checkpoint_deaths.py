@@ -205,12 +205,19 @@ def test_a_process_raises(forks, root, point, victim):
     next_run(forks, root, saved=False, processes=PROCESSES)
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("point", ["write", "written"])
+FROZEN = [
+    ("write", 0),
+    ("written", 2),
+    pytest.param("write", 2, marks=pytest.mark.faults),
+    pytest.param("written", 0, marks=pytest.mark.faults),
+]
+
+
+@pytest.mark.parametrize(("point", "victim"), FROZEN)
 def test_a_frozen_writer_wakes_when_others_have_collected_and_saved(forks, root, point, victim):
     path = root / "2"
     children = forks.start(
-        PROCESSES, "save_step", str(path), 2, SEED, 0.5, faults=f"save.{point}@{victim}:stop"
+        PROCESSES, "save_step", str(path), 2, SEED, 3.0, faults=f"save.{point}@{victim}:stop"
     )
     children[victim].until_stopped()
     others = [child.wait() for p, child in enumerate(children) if p != victim]

@@ -16,11 +16,13 @@ there, it commits; else it ends the attempt. One of the two wins, for all.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib import metadata
 from typing import Any
 
 import jax
@@ -62,9 +64,7 @@ from shoal.runtime.verdicts import Self
 
 __all__ = ["Save"]
 
-_LOG = logging.getLogger("shoal")
-MAX_FILE_BYTES = 16 << 30
-_LOOK_S = 0.05
+MAX_FILE_BYTES = 16 << 30  # a larger box is a file by itself
 
 
 class Save:
@@ -136,9 +136,10 @@ class Save:
 
     def _check_numbers(self, answers: Mapping[int, bytes]) -> None:
         """JAX's numbers of processes must be those of the job, in whatever order."""
-        if len({*answers.values()}) < len(answers):  # equal payloads name no numbers
-            return
-        found = [json.loads(text).get("number", process) for process, text in answers.items()]
+        found = [
+            json.loads(text)["number"] if b'"number"' in text else process
+            for process, text in answers.items()
+        ]
         if sorted(found) != list(range(len(answers))):
             raise UsageError(
                 f"{self._request.asked}: the processes of this job have the numbers {found} in "
@@ -167,8 +168,6 @@ class Save:
 
     def _described(self, state: State) -> Manifest:
         request = self._request
-        import shoal
-
         return Manifest(
             attempt=self._attempt,
             step=request.step,
@@ -176,7 +175,7 @@ class Save:
             num_processes=self._coordinator.num_processes,
             tree=state.structure,
             leaves=tuple(leaf.record for leaf in state.leaves),
-            writer={"shoal": shoal.__version__, "numpy": np.__version__, "jax": jax.__version__},
+            writer=dict(_versions()),
             mesh=state.mesh,
             user=request.user,
             metrics=request.metrics,
@@ -305,6 +304,16 @@ class Save:
         if isinstance(error, PeerFailedError):
             raise settling.aborted(self._scene, self._phase, error) from error
         raise error from problem
+
+
+@lru_cache(maxsize=1)
+def _versions() -> tuple[tuple[str, str], ...]:
+    """Return what saves, and in which version."""
+    found = []
+    for name in ("shoal", "numpy", "jax"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append((name, metadata.version(name)))
+    return tuple(found)
 
 
 def _tried(work: Callable[[], None]) -> Exception | None:
