@@ -9,8 +9,10 @@ import random
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from jax.sharding import SingleDeviceSharding
 
 from checkpoint import written
 from shoal.checkpoint.reader import Want, open_checkpoint, read, verify
@@ -204,3 +206,20 @@ def test_a_commit_that_vouches_for_files_elsewhere(bad):
     (bad / "COMMIT").write_bytes(text + hashlib.sha256(text).hexdigest().encode() + b"\n")
     with pytest.raises(CorruptCheckpoint):
         restore(bad)
+
+
+@pytest.mark.parametrize("impl", ["nonsense", "rbg"])
+def test_keys_of_a_kind_that_nobody_knows(tmp_path, monkeypatch, impl):
+    """Sealed by its author: all hashes are right."""
+    real = written.LeafRecord
+
+    def key(name, kind, dtype="", shape=(), **more):
+        if kind == "array":
+            return real(name, "key", dtype, shape[:-1], (2,), impl, **more)
+        return real(name, kind, dtype, shape, **more)
+
+    monkeypatch.setattr(written, "LeafRecord", key)
+    written.write(tmp_path / "keys", {"k": np.zeros((3, 2), np.uint32)})
+    for target in (None, SingleDeviceSharding(jax.devices()[0])):
+        with pytest.raises(UnsupportedCheckpoint, match="k: this JAX makes no key"):
+            restore(tmp_path / "keys", target)

@@ -16,9 +16,9 @@ from shoal.checkpoint.per_process import PerProcess
 from shoal.checkpoint.reader import Want, read
 from shoal.checkpoint.records import LeafRecord
 from shoal.checkpoint.target import Wish
-from shoal.errors import CorruptCheckpoint, UsageError
+from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
 
-__all__ = ["Filling", "Job", "fill", "on_host", "whole"]
+__all__ = ["Filling", "Job", "cast", "fill", "keys_of", "on_host", "whole"]
 
 Array = np.ndarray[Any, Any]
 
@@ -88,7 +88,7 @@ def on_host(checkpoint: Checkpoint, wish: Wish, job: Job) -> Filling:
     wants = [whole(checkpoint, wish.leaf)]
     num_bytes = wants[0].out.nbytes
     if record.kind == "key":
-        return Filling(wants, lambda: keys_of(wants[0].out, record.impl))
+        return Filling(wants, lambda: _host_keys(checkpoint, record, wants[0].out))
     if record.kind in ("str", "bytes"):
         return Filling(wants, lambda: _text(checkpoint, record, wants[0].out), num_bytes)
     if wish.dtype is not None:
@@ -108,13 +108,27 @@ def cast(array: Array, dtype: np.dtype[Any] | None) -> Array:
     return array if dtype is None else array.astype(dtype)
 
 
-def keys_of(words: Array, impl: str) -> Any:
+def keys_of(checkpoint: Checkpoint, record: LeafRecord, wrap: Callable[[], Any]) -> Any:
+    """Return PRNG keys that `wrap` makes of their words.
+
+    Raises:
+      UnsupportedCheckpoint: this JAX does not know keys of that kind.
+    """
+    try:
+        return wrap()
+    except (ValueError, TypeError, LookupError) as why:
+        path, kind = checkpoint.folder.path, f"key<{record.impl}>"
+        told = f"{path}: {record.name}: this JAX makes no {kind} of {list(record.words)} words"
+        raise UnsupportedCheckpoint(f"{told}: {why}", path=path, features=(kind,)) from None
+
+
+def _host_keys(checkpoint: Checkpoint, record: LeafRecord, words: Array) -> Any:
     """Return PRNG keys; where JAX is missing, their words."""
     try:
         from shoal.collectives.leaves import key_of
     except ImportError:
         return words
-    return key_of(words, impl)
+    return keys_of(checkpoint, record, lambda: key_of(words, record.impl))
 
 
 def _text(checkpoint: Checkpoint, record: LeafRecord, data: Array) -> str | bytes:

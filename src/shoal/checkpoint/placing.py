@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shoal.arrays.move import Move, move
 from shoal.checkpoint.dtypes import dtype_of
-from shoal.checkpoint.filling import Filling, cast
+from shoal.checkpoint.filling import Filling, cast, keys_of
 from shoal.checkpoint.memory import empty
 from shoal.checkpoint.opening import Checkpoint
 from shoal.checkpoint.reader import Want
@@ -64,7 +64,9 @@ def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None
                 shape, place, lambda index: boxes[spread.number[_key(index[:rank])]], dtype=dtype
             )
         if record.kind == "key":
-            return jax.random.wrap_key_data(array, impl=record.impl)
+            return keys_of(
+                checkpoint, record, lambda: jax.random.wrap_key_data(array, impl=record.impl)
+            )
         return array
 
     is_kept = wish.dtype is None and _is_on_cpu(place)
