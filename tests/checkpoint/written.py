@@ -72,7 +72,7 @@ def write(
                 box = Box((process,), (len(blob),))
                 share.append((Own(_held(number, record, is_own=True), box), blob))
         elif number in data:
-            for box in sorted(cut(record.name, record.shape)):
+            for box in sorted(cut(record.name, record.stored_shape)):
                 inside = tuple(slice(a, a + n) for a, n in zip(box.origin, box.extent, strict=True))
                 packed = dtypes.pack(data[number][(*inside, ...)]).tobytes()
                 shares[turn % processes].append((Own(_held(number, record), box), packed))
