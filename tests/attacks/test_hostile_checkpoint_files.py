@@ -212,6 +212,13 @@ def test_tables_of_later_versions(kind):
         decode(table_file(tables, metadata | {"version": "[2, 0]"}))
 
 
+def test_a_part_speaks_for_its_own_process():
+    tables, metadata = tables_of(PART)
+    for process in ("1", "-1", "null", "2147483648", "0.0", "true"):
+        with pytest.raises(CorruptCheckpoint):
+            files.decode_part(table_file(tables, metadata | {"process": process}))
+
+
 OUTSIDE = (
     "../data", "/etc/passwd", "a/b", "..", ".", "", "COMMIT", "data\0", "data-0123456789ab",
     f"../{files.data_name(ATTEMPT, 0, 2)}", files.data_name("a" * 12, 0, 2),
