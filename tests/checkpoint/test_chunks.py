@@ -262,3 +262,13 @@ def test_the_values_of_a_process_bear_its_number(process: int) -> None:
     found = header.parse(plan.files[0].header, plan.files[0].num_bytes, "a file")
     assert found.entries[0].name == f"loader#p{process}"
     assert found.entries[0].shape == (5,)
+
+
+def test_what_happens_to_be_one_object_makes_no_difference() -> None:
+    everyone = tuple(range(3))
+    apart = [whole(n, (2 * MIB + n % 2,), everyone, "uint8") for n in range(9)]
+    firsts = {one.stored_shape: one for one in apart}
+    shared = [firsts[one.stored_shape]._replace(leaf=one.leaf, name=one.name) for one in apart]
+    for process in everyone:
+        mine = [(one.held.leaf, one.box) for one in own_boxes(apart, process)]
+        assert mine == [(one.held.leaf, one.box) for one in own_boxes(shared, process)]

@@ -64,30 +64,34 @@ def own_boxes(held: Sequence[Held], process: int) -> list[Own]:
     Every process decides by the same rule from the same `held`. It is impossible that an element
     is written twice or not at all, or by who does not hold it.
     """
-    patterns: dict[tuple[Any, ...], _Pattern] = {}
-    counts: dict[tuple[Any, ...], int] = {}
+    alike: dict[tuple[Any, ...], list[Held]] = {}
+    for one in held:  # by identity: to look at the holders of each leaf takes long in large jobs
+        key = one.dtype, one.stored_shape, id(one.origin), id(one.extent), id(one.holders)
+        alike.setdefault(key, []).append(one)
     own: list[Own] = []
+    loads: dict[int, int] = {}
     classes: dict[tuple[int, ...], list[Own]] = {}
-    for one in held:
-        key = (*one[2:4], one.origin.tobytes(), one.extent.tobytes(), one.holders)
-        pattern = patterns.get(key)
-        if pattern is None:
-            pattern = patterns[key] = _pattern(one)
-        counts[key] = counts.get(key, 0) + 1
-        for box in pattern.alone.get(process, ()):
-            own.append(Own(one, box))
+    patterns: dict[tuple[Any, ...], _Pattern] = {}
+    for leaves in alike.values():
+        first = leaves[0]
+        content = (*first[2:4], first.origin.tobytes(), first.extent.tobytes(), first.holders)
+        pattern = patterns.get(content) or patterns.setdefault(content, _pattern(first))
+        own += [Own(leaf, box) for leaf in leaves for box in pattern.alone.get(process, ())]
+        for writer, boxes in pattern.alone.items():
+            size = sum(bytes_of(first.dtype, box.extent) for box in boxes)
+            loads[writer] = loads.get(writer, 0) + size * len(leaves)
         for holders, boxes in pattern.shared:
-            classes.setdefault(holders, []).extend(Own(one, box) for box in boxes)
-    if classes:
-        loads: dict[int, int] = {}
-        for key, pattern in patterns.items():
-            for writer, boxes in pattern.alone.items():
-                size = sum(bytes_of(key[0], box.extent) for box in boxes) * counts[key]
-                loads[writer] = loads.get(writer, 0) + size
-        for holders in sorted(classes, key=lambda names: (len(names), names)):
-            own += _Deal(holders, loads).deal(classes[holders], process)
-    own.sort(key=lambda one: (one.held.leaf, one.box.origin))
-    return own
+            shared = classes.setdefault(holders, [])
+            shared += [Own(leaf, box) for leaf in leaves for box in boxes]
+    for holders in sorted(classes, key=lambda names: (len(names), names)):
+        # In an order that does not depend on what happens to be one object here.
+        shared = sorted(classes[holders], key=_place)
+        own += _Deal(holders, loads).deal(shared, process)
+    return sorted(own, key=_place)
+
+
+def _place(one: Own) -> tuple[int, tuple[int, ...]]:
+    return one.held.leaf, one.box.origin
 
 
 @lru_cache(maxsize=1 << 12)
@@ -144,7 +148,9 @@ class _Deal:
 
     def __init__(self, holders: Sequence[int], loads: dict[int, int]) -> None:
         self._loads = loads
-        self._rest = list(holders)  # those that may still be given something, the next one first
+        self._order = sorted(holders, key=lambda process: (loads.get(process, 0), process))
+        self._before = np.array([loads.get(p, 0) for p in self._order], np.float64)
+        self._next = 0  # in that order, who is given something; those behind have had nothing yet
         self._level = 0.0
 
     def deal(self, boxes: Sequence[Own], process: int) -> list[Own]:
@@ -156,34 +162,35 @@ class _Deal:
         for one, size in zip(boxes, sizes, strict=True):
             box: Box | None = one.box
             while box is not None:
-                writer = self._rest[0]
+                writer = self._order[self._next]
                 room = self._level - self._loads.get(writer, 0)
                 first, box = self._take(box, size, one.held.dtype, room)
                 given = 0 if first is None else bytes_of(one.held.dtype, first.extent)
-                left, size = left - given, size - given
+                left -= given
                 if first is not None:
                     self._loads[writer] = self._loads.get(writer, 0) + given
                     if writer == process:
                         own.append(Own(one.held, first))
                 if box is not None:
-                    self._rest.pop(0)
+                    size = bytes_of(one.held.dtype, box.extent)
+                    self._next += 1
                     self._raise_level(left)
         return own
 
     def _take(self, box: Box, size: int, dtype: str, room: float) -> tuple[Box | None, Box | None]:
         """Split a box into what goes into `room` and what is left for the next."""
-        if len(self._rest) == 1 or size <= room:
+        if self._next == len(self._order) - 1 or size <= room:
             return box, None
         if size < 2 * SHARE_BYTES or min(room, size - room) < SHARE_BYTES:  # whole, or not at all
             return (box, None) if 2 * room >= size else (None, box)
         return cut(box, room / size, dtype)
 
     def _raise_level(self, left: int) -> None:
-        """Find how far all that are left are filled if they share `left` bytes evenly.
+        """Find how far all from the next on are filled if they share `left` bytes evenly.
 
         Loads 0, 4, 9 and 8 bytes: to 6, 6 and 9.
         """
-        loads = np.sort(np.array([self._loads.get(p, 0) for p in self._rest], np.float64))
+        loads = self._before[self._next :]
         levels = (np.cumsum(loads) + left) / np.arange(1, len(loads) + 1)
         self._level = float(levels.min())
 
