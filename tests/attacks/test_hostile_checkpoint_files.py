@@ -219,12 +219,39 @@ def test_a_part_speaks_for_its_own_process():
             files.decode_part(table_file(tables, metadata | {"process": process}))
 
 
+def test_files_are_listed_by_process():
+    tables, metadata = tables_of(INDEX)
+    listed = json.loads(metadata["files"])
+    for lie, why in ((listed[::-1], "order of their processes"), (listed * 2, "order"),
+                     ([listed[0]] * 2, "should be"), (listed[:1], "one hash")):  # fmt: skip
+        with pytest.raises(CorruptCheckpoint, match=why):
+            files.decode_index(table_file(tables, metadata | {"files": json.dumps(lie)}))
+
+
 OUTSIDE = (
     "../data", "/etc/passwd", "a/b", "..", ".", "", "COMMIT", "data\0", "data-0123456789ab",
     f"../{files.data_name(ATTEMPT, 0, 2)}", files.data_name("a" * 12, 0, 2),
     files.data_name(ATTEMPT, 1, 2), files.data_name(ATTEMPT, 0, 2, 1), files.index_name(ATTEMPT),
     files.data_name(ATTEMPT, 0, 2) + "\n", files.data_name(ATTEMPT, 0, 2).upper(),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("attempt", ["../../../tmp/x", "/etc/passwd", "..", "", "A" * 12, "a" * 13])
+def test_no_attempt_leaves_the_folder(attempt):
+    """Names follow from the attempt."""
+    commit = json.loads(WRITTEN["COMMIT"][:-65]) | {"attempt": attempt}
+    commit["manifest"]["name"] = files.manifest_name(attempt)
+    commit["index"]["name"] = files.index_name(attempt)
+    with pytest.raises(CorruptCheckpoint, match="not 12 hex digits"):
+        files.decode_commit(seal_text(json.dumps(commit).encode()))
+    tables, metadata = tables_of(PART)
+    ((_, size, process),) = json.loads(metadata["files"])
+    listed = json.dumps([[files.data_name(attempt, process, 2), size, process]])
+    with pytest.raises(CorruptCheckpoint, match="not 12 hex digits"):
+        files.decode_part(table_file(tables, metadata | {"attempt": attempt, "files": listed}))
+    said = json.loads(MANIFEST) | {"attempt": attempt}
+    with pytest.raises(CorruptCheckpoint, match="not 12 hex digits"):
+        files.decode_manifest(json.dumps(said).encode())
 
 
 @pytest.mark.parametrize("name", OUTSIDE, ids=repr)

@@ -113,6 +113,15 @@ def test_trees_without_end_are_refused():
     assert len(tree.flatten([shared, shared])[0]) == 4
 
 
+def test_files_nest_no_deeper_than_trees():
+    deep: object = 0
+    for _ in range(100):
+        deep = {"kind": "list", "children": [deep]}
+    assert tree.from_json(deep, "m")[1] == 1
+    with pytest.raises(CorruptCheckpoint, match="nested deeper than 100"):
+        tree.from_json({"kind": "list", "children": [deep]}, "m")
+
+
 def test_what_is_no_node_is_a_leaf():
     array = np.arange(3)
     assert tree.flatten(array)[0][0][1] is array
