@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.checkpoint import blobs, values
+from shoal.checkpoint import blobs, header, values
 from shoal.errors import CorruptCheckpoint, UsageError, UsageTypeError
 
 TEXT = st.text(st.characters(codec=None, exclude_categories=()))
@@ -200,3 +200,21 @@ def test_a_damaged_blob_is_refused_or_another_tree():
     for length in range(len(blob)):
         with pytest.raises(CorruptCheckpoint):
             blobs.tree_of(bytes(blob[:length]))
+
+
+@pytest.mark.parametrize(
+    ("leaves", "entries"),
+    [('[["array","float32",[2]]]', [("a", "F32", (2,)), ("b", "U8", (0,))]),
+     ('[["array","float32",[2]]]', [("a", "F32", (1, 2))]),
+     ('[["array","float32",[2]]]', [("a", "I32", (2,))]), ('[["array","float32",[2]]]', []),
+     ('[["array","float32",[true,2]]]', [("a", "F32", (1, 2))]), ("[]", []), ("{}", []),
+     ('[["array","object",[2]]]', [("a", "U8", (2,))]), ('[["int","1"],["int","1"]]', []),
+     ('[["int","1"]]', [("a", "U8", (1,))]), ('[["int"]]', []), ("[3]", [])],
+)  # fmt: skip
+def test_a_blob_that_contradicts_itself_is_refused(leaves, entries):
+    placed = header.arrange(entries)
+    metadata = {"format": "shoal-values", "leaves": leaves}
+    metadata["tree"] = '{"kind":"dict","keys":["a"],"children":[0]}'
+    data = header.build(placed, metadata) + bytes(placed[-1].end if placed else 0)
+    with pytest.raises(CorruptCheckpoint):
+        blobs.tree_of(data)
