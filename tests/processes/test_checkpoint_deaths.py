@@ -189,8 +189,13 @@ def test_a_process_fails_and_another_dies(forks, root):
     next_run(forks, root, saved=False, processes=PROCESSES)
 
 
-@pytest.mark.parametrize("point", ["snapshot", "write", "written", "parted"])
-@pytest.mark.parametrize("victim", [0, 2])
+RAISES = [("snapshot", 2), ("write", 0), ("written", 2), ("parted", 0)]
+ALSO = [("snapshot", 0), ("write", 2), ("written", 0), ("parted", 2)]
+
+
+@pytest.mark.parametrize(
+    ("point", "victim"), [*RAISES, *(pytest.param(*row, marks=pytest.mark.faults) for row in ALSO)]
+)
 def test_a_process_raises(forks, root, point, victim):
     """All hear of it, whoever it is; nobody waits for a deadline."""
     path = root / "2"
@@ -273,7 +278,9 @@ def test_a_live_writer_is_spared(forks, root):
     holds(path, SEED, 1)
 
 
-@pytest.mark.parametrize("turn", range(5))
+@pytest.mark.parametrize(
+    "turn", [0, 1, *(pytest.param(n, marks=pytest.mark.faults) for n in range(2, 20))]
+)
 def test_two_jobs_save_one_step(forks, root, turn):
     path = root / "2"
     one = forks.start(2, "save_step", str(path), 2, SEED, 30.0, name="one")

@@ -101,10 +101,13 @@ def dies(root):
     except SaveAborted as error:
         told = f"{error.processes} {error.exit_code}"
     # The save has told nobody's main line: that is still to come.
+    while not coordinator().troubles.any():
+        coordinator().members(timeout_s=30)
     try:
         coordinator().check("the next step")
     except ProcessLostError as error:
         told += f" then {sorted(error.lost)}"
+    shoal.barrier("all have looked", processes=[0, 1, 3])
     os.write(1, f"\n{index}: {told}\n".encode())
     sys.stdout.flush()
     os._exit(0)
