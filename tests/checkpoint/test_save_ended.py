@@ -247,6 +247,16 @@ def test_who_still_writes_is_waited_for_when_another_died_after_its_part(path, m
     assert set(kept(path)) == set(TREE)
 
 
+@pytest.mark.parametrize("point", ["opened", "write", "written", "parted"])
+def test_who_was_frozen_and_collected_learns_that(path, at_point, point):
+    """Whether its folder is gone or not; nothing of it remains."""
+    at_point(point, 0, lambda: attempts.collect(LocalFolder(path), idle_s=0))
+    errors = in_job(2, lambda one: save_with(one, path, {"w": np.arange(1 << 18)}))
+    assert {type(error) for error in errors} == {SaveAborted}, messages(errors)
+    assert "ended by somebody" in str(errors[0])
+    assert files_of(path) == []
+
+
 def test_who_is_late_is_not_waited_for_beyond_the_deadline(path, at_point):
     goes_on = threading.Event()
     at_point("write", 1, goes_on.wait)

@@ -230,18 +230,26 @@ class Save:
         fault_points.reach("save.opened", process)
 
     def _see(self) -> None:
-        if not attempts.see(self._folder, self._attempt):
-            raise NotShared(
-                f"{self._folder.path}: this process does not see what process 0 wrote there\n"
-                "save to a path that all processes share",
-                path=self._folder.path,
-                processes=[self._coordinator.process],
-            )
+        if attempts.see(self._folder, self._attempt):
+            return
+        if self._is_lead:
+            raise settling.ended(self._scene, self._phase)
+        raise NotShared(
+            f"{self._folder.path}: this process does not see what process 0 wrote there\n"
+            "save to a path that all processes share",
+            path=self._folder.path,
+            processes=[self._coordinator.process],
+        )
 
     def _write(self, arena: Arena | None, beat: Beat) -> None:
         process, plan = self._coordinator.process, self._plan
         fault_points.reach("save.write", process)
-        hashes = write_files(self._folder, self._images, arena, beat.wrote)
+        try:
+            hashes = write_files(self._folder, self._images, arena, beat.wrote)
+        except OSError as error:
+            if attempts.see(self._folder, self._attempt):
+                raise
+            raise settling.ended(self._scene, self._phase) from error
         self._images = []
         fault_points.reach("save.written", process)
         files = tuple(
