@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal.checkpoint import patterns
+from shoal.checkpoint.casting import is_lossless
 from shoal.checkpoint.dtypes import dtype_of
 from shoal.checkpoint.names import ROOT
 from shoal.checkpoint.records import LeafRecord, Manifest
@@ -241,11 +242,16 @@ class _Matching:
         if asked.dtype is None or asked.dtype == stored:
             return stored
         policy = self.options.dtype
-        if policy == "any" or (policy == "safe" and np.can_cast(stored, asked.dtype, "safe")):
+        is_possible = np.can_cast(stored, asked.dtype, "unsafe")
+        if (policy == "any" and is_possible) or (
+            policy == "safe" and is_lossless(stored, asked.dtype)
+        ):
             return asked.dtype
         told = f"is {stored} as saved, not {asked.dtype}"
-        if policy == "exact":
-            safe = np.can_cast(stored, asked.dtype, "safe")
+        if not is_possible:
+            told += "; there is no cast"
+        elif policy == "exact":
+            safe = is_lossless(stored, asked.dtype)
             told += f"; dtype={'safe' if safe else 'any'!r} casts it"
         else:
             told += "; the cast may lose something: dtype='any' does it"

@@ -1,0 +1,90 @@
+"""Which casts of dtypes lose nothing: whatever value there is comes back bit for bit.
+
+`numpy.can_cast(…, "safe")` is no answer: it lets int64 become float64, and int8 float8_e4m3fn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+__all__ = ["is_lossless"]
+
+_PARTS: Mapping[str, str] = {
+    "complex64": "float32",
+    "complex128": "float64",
+    "complex32": "float16",
+    "bcomplex32": "bfloat16",
+}
+
+
+@lru_cache(maxsize=1024)
+def is_lossless(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Does every value of `one` survive a cast to `other` and back? NaNs may change their payload.
+
+    >>> is_lossless(np.dtype("int32"), np.dtype("float64"))
+    True
+    >>> is_lossless(np.dtype("int64"), np.dtype("float64"))
+    False
+    """
+    if one == other:
+        return True
+    if not np.can_cast(one, other, "unsafe"):
+        return False
+    if one.kind in "SUmM" or other.kind in "SUmM":
+        return one.kind == other.kind and np.can_cast(one, other, "safe")
+    if one.name in _PARTS:
+        return other.name in _PARTS and is_lossless(_part(one), _part(other))
+    if other.name in _PARTS:
+        return is_lossless(one, _part(other))
+    integers, others = _integers(one), _integers(other)
+    if integers is not None and others is not None:
+        return bool(integers.min >= others.min and integers.max <= others.max)
+    if one.itemsize <= 2:
+        return _comes_back(one, other)
+    if integers is not None:
+        return _holds(integers, other)
+    return np.can_cast(one, other, "safe")  # floats to floats
+
+
+def _part(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    name = _PARTS[dtype.name]
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def _comes_back(one: np.dtype[Any], other: np.dtype[Any]) -> bool:
+    """Try all values; there are at most 65,536."""
+    bits = np.arange(1 << _bits(one), dtype=f"u{one.itemsize}")
+    values = bits.view(one)
+    with np.errstate(all="ignore"):
+        back = values.astype(other).astype(one)
+        both_nan = (back != back) & (values != values)
+    return bool(((back.view(bits.dtype) == bits) | both_nan).all())
+
+
+def _bits(dtype: np.dtype[Any]) -> int:
+    if dtype == np.bool_:
+        return 1
+    integers = _integers(dtype)
+    return int(ml_dtypes.finfo(dtype).bits if integers is None else integers.bits)
+
+
+def _integers(dtype: np.dtype[Any]) -> Any:
+    """Return the range of a dtype of integers, None of any other."""
+    try:
+        return ml_dtypes.iinfo(dtype)
+    except ValueError:
+        return None
+
+
+def _holds(integers: Any, other: np.dtype[Any]) -> bool:
+    """Has a float enough bits for all integers of a dtype?"""
+    if other == np.bool_:
+        return False
+    floats = ml_dtypes.finfo(other)
+    bits = int(integers.max).bit_length()
+    return bool(floats.nmant + 1 >= bits and float(floats.max) >= float(integers.max))
