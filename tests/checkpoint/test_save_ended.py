@@ -247,7 +247,7 @@ def test_who_still_writes_is_waited_for_when_another_died_after_its_part(path, m
     assert set(kept(path)) == set(TREE)
 
 
-@pytest.mark.parametrize("point", ["opened", "write", "written", "parted"])
+@pytest.mark.parametrize("point", ["opened", "write", "written"])
 def test_who_was_frozen_and_collected_learns_that(path, at_point, point):
     """Whether its folder is gone or not; nothing of it remains."""
     at_point(point, 0, lambda: attempts.collect(LocalFolder(path), idle_s=0))
