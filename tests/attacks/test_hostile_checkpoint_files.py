@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint.samples import ATTEMPT, checkpoint
-from shoal.checkpoint import blobs, header
-from shoal.checkpoint import format as files
+from shoal.checkpoint.format import blobs, header
+from shoal.checkpoint.format import files as files
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint
 
 WRITTEN = checkpoint()

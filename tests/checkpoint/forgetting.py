@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shoal.checkpoint.storage import Folder, OpenFile
+from shoal.checkpoint.disk.storage import Folder, OpenFile
 
 
 class Names(NamedTuple):

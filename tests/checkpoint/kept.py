@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from shoal.checkpoint import blobs, dtypes, values
-from shoal.checkpoint.opening import Checkpoint, open_checkpoint
-from shoal.checkpoint.reader import Want, read, verify
+from shoal.checkpoint.blocks.reader import Want, read, verify
+from shoal.checkpoint.disk.opening import Checkpoint, open_checkpoint
+from shoal.checkpoint.format import blobs, dtypes, values
 from shoal.runtime.coordinator_local import LocalCoordinator, LocalJob
 
 Array = np.ndarray[Any, Any]

@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from shoal.checkpoint import blobs, dtypes, header, names, tree, values
-from shoal.checkpoint import format as files
+from shoal.checkpoint.format import blobs, dtypes, header, names, tree, values
+from shoal.checkpoint.format import files as files
 
 ATTEMPT = "0123456789ab"
 

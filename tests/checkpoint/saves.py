@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from shoal.checkpoint import attempts
-from shoal.checkpoint import format as files
-from shoal.checkpoint.chunks import Chunks
-from shoal.checkpoint.header import Entry, build
-from shoal.checkpoint.names import entry
-from shoal.checkpoint.storage import Folder
-from shoal.checkpoint.tree import flatten
-from shoal.checkpoint.writer import FileImage, Piece, write_files
+from shoal.checkpoint.blocks.writer import FileImage, Piece, write_files
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.format import files as files
+from shoal.checkpoint.format.header import Entry, build
+from shoal.checkpoint.format.names import entry
+from shoal.checkpoint.format.tree import flatten
+from shoal.checkpoint.rules.chunks import Chunks
 
 ROWS, COLUMNS = 3, 1000  # of each process
 OWNER = {"host": "here", "pid": 1}

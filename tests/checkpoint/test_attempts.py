@@ -11,9 +11,9 @@ import pytest
 
 from checkpoint.forgetting import Disk
 from checkpoint.saves import OWNER, Save, names_of, value_of
-from shoal.checkpoint import attempts
-from shoal.checkpoint import format as files
-from shoal.checkpoint.storage import LocalFolder
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.format import files as files
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpoint,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from checkpoint.saves import Save, names_of, value_of
-from shoal.checkpoint import attempts
-from shoal.checkpoint.storage import LocalFolder
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.errors import CheckpointError, StorageError, StorageFull
 
 FIRST, SECOND = Save("00000000000a", value=7), Save("00000000000b", value=9)

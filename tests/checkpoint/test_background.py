@@ -14,8 +14,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from checkpoint.kept import CLEAN, files_of, in_job, kept, same_bits
-from shoal.checkpoint.background import start_save_with
-from shoal.checkpoint.writer import Arena
+from shoal.checkpoint.blocks.writer import Arena
+from shoal.checkpoint.saving.background import start_save_with
 from shoal.errors import DeadlineError, SaveAborted, StepAlreadyCommitted, StorageError
 from shoal.runtime import fault_points
 from shoal.runtime.barrier import barrier_with
@@ -216,8 +216,8 @@ PROGRAM = """
     import numpy as np
     import jax, jax.numpy as jnp
     import shoal
-    from shoal.checkpoint.background import start_save_with
-    from shoal.checkpoint.writer import Arena
+    from shoal.checkpoint.saving.background import start_save_with
+    from shoal.checkpoint.blocks.writer import Arena
     from shoal.runtime.process import coordinator
     if "joined" in sys.argv[2]:
         shoal.initialize(virtual_devices=2)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.checkpoint import header, names
-from shoal.checkpoint.chunks import PartPlan, plan_parts
-from shoal.checkpoint.dtypes import dtype_of, num_bytes
-from shoal.checkpoint.format import Manifest, check_tiling, join_chunks
-from shoal.checkpoint.records import FileRecord, LeafRecord, Part, data_name
-from shoal.checkpoint.shares import SHARE_BYTES, Box, Held, merge, own_boxes
-from shoal.checkpoint.structure import Branch
+from shoal.checkpoint.format import header, names
+from shoal.checkpoint.format.dtypes import dtype_of, num_bytes
+from shoal.checkpoint.format.files import Manifest, check_tiling, join_chunks
+from shoal.checkpoint.format.records import FileRecord, LeafRecord, Part, data_name
+from shoal.checkpoint.format.structure import Branch
+from shoal.checkpoint.rules.chunks import PartPlan, plan_parts
+from shoal.checkpoint.rules.shares import SHARE_BYTES, Box, Held, merge, own_boxes
 
 MIB = 1 << 20
 ATTEMPT = "0123456789ab"
@@ -253,8 +253,8 @@ def test_a_process_that_holds_nothing_writes_no_file() -> None:
 
 @pytest.mark.parametrize("process", [0, 1])
 def test_the_values_of_a_process_bear_its_number(process: int) -> None:
-    from shoal.checkpoint.chunks import lay_out
-    from shoal.checkpoint.shares import Own
+    from shoal.checkpoint.rules.chunks import lay_out
+    from shoal.checkpoint.rules.shares import Own
 
     none = np.zeros((0, 0), np.int64)
     held = Held(0, "loader", "uint8", (), none, none, (), True)

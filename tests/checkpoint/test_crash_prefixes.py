@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from checkpoint.forgetting import Crash, Disk, crash
 from checkpoint.saves import Save, names_of, value_of
-from shoal.checkpoint import attempts, committing, sweep
+from shoal.checkpoint.disk import attempts, committing, sweep
 
 FIRST, SECOND = Save("00000000000a", value=7), Save("00000000000b", value=9)
 ALONE = Save("00000000000a", value=7, processes=1)

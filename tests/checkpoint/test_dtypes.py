@@ -7,7 +7,7 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.checkpoint import dtypes, header
+from shoal.checkpoint.format import dtypes, header
 from shoal.errors import UsageError, UsageTypeError
 
 SMALL = [

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.samples import ATTEMPT, checkpoint, manifest, part_of, records
-from shoal.checkpoint import format as files
-from shoal.checkpoint import tree
+from shoal.checkpoint.format import files as files
+from shoal.checkpoint.format import tree
 from shoal.errors import CorruptCheckpoint
 
 COLUMNS = ("leaf", "file", "begin", "end", "origin", "extent")

@@ -8,7 +8,7 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.checkpoint import header
+from shoal.checkpoint.format import header
 from shoal.errors import CorruptCheckpoint, UsageError
 
 DTYPES = {"F64": "f8", "I32": "i4", "U16": "u2", "F16": "f2", "U8": "u1", "BOOL": "?", "C64": "c8"}

@@ -10,8 +10,8 @@ import pytest
 
 from checkpoint import training
 from cli import checkpoints
+from shoal.checkpoint.disk.steps import step_name
 from shoal.checkpoint.history import Checkpoints
-from shoal.checkpoint.steps import step_name
 from shoal.runtime.coordinator_local import LocalJob
 from shoal.testing.cluster import Cluster
 

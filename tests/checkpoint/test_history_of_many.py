@@ -11,11 +11,11 @@ import pytest
 
 from cli import checkpoints
 from collectives.jobs import run_all
-from shoal.checkpoint import saving
+from shoal.checkpoint import in_flight as saving
+from shoal.checkpoint.blocks.reader import open_checkpoint, verify
 from shoal.checkpoint.history import Checkpoints
-from shoal.checkpoint.reader import open_checkpoint, verify
+from shoal.checkpoint.in_flight import Rate, seconds_needed
 from shoal.checkpoint.retention import EverySeconds, Keep
-from shoal.checkpoint.saving import Rate, seconds_needed
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -215,7 +215,7 @@ def test_a_notice_makes_a_save_synchronous_and_its_deadline_counts(tmp_path, cap
 
 def saving_of(monkeypatch, limits):
     """Note the deadline of each save that begins."""
-    from shoal.checkpoint import background
+    from shoal.checkpoint.saving import background
 
     start = background.start_save_with
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from checkpoint import written
-from shoal.checkpoint.filling import Job, fill, on_host
-from shoal.checkpoint.memory import extra_bytes, uncollected
-from shoal.checkpoint.opening import open_checkpoint
-from shoal.checkpoint.target import Wish
+from shoal.checkpoint.blocks.memory import extra_bytes, uncollected
+from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.restoring.filling import Job, fill, on_host
+from shoal.checkpoint.restoring.target import Wish
 
 
 def _fail_inside(inside):

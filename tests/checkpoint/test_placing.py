@@ -12,13 +12,19 @@ from arrays.grids import placements
 from checkpoint import written
 from shoal.arrays.put import put
 from shoal.arrays.sharding import sharding
-from shoal.checkpoint import ways
-from shoal.checkpoint.filling import fill
-from shoal.checkpoint.memory import empty
-from shoal.checkpoint.opening import open_checkpoint
-from shoal.checkpoint.placing import exchanged, geometry, on_devices, spread_of, transports
+from shoal.checkpoint.blocks.memory import empty
+from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.restore import restore
-from shoal.checkpoint.target import Wish
+from shoal.checkpoint.restoring import ways
+from shoal.checkpoint.restoring.filling import fill
+from shoal.checkpoint.restoring.placing import (
+    exchanged,
+    geometry,
+    on_devices,
+    spread_of,
+    transports,
+)
+from shoal.checkpoint.restoring.target import Wish
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
@@ -84,7 +90,7 @@ def test_a_transport_cuts_one_dim_over_all_devices_in_order():
 
 
 def test_what_is_moved_is_moved_a_few_at_a_time(monkeypatch):
-    from shoal.checkpoint import placing
+    from shoal.checkpoint.restoring import placing
 
     mesh = Mesh({"x": 8}, kind="cpu")
     rows, columns = Layout(mesh, "x", None), Layout(mesh, None, "x")

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint import written
-from shoal.checkpoint.reader import Want, open_checkpoint, read, verify
-from shoal.checkpoint.records import BLOCK_BYTES
-from shoal.checkpoint.storage import LocalFolder
+from shoal.checkpoint.blocks.reader import Want, open_checkpoint, read, verify
+from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.errors import StorageError, UsageError
 
 TREE = {

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.checkpoint.reading import Boxes, Items, ReadPlan, plan_reads
-from shoal.checkpoint.records import Chunks
+from shoal.checkpoint.format.records import Chunks
+from shoal.checkpoint.rules.reading import Boxes, Items, ReadPlan, plan_reads
 
 BLOCK = 4
 

@@ -9,8 +9,8 @@ import pytest
 
 from checkpoint import written
 from collectives.jobs import run_all
+from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.restore import restore_with
-from shoal.checkpoint.storage import LocalFolder
 from shoal.errors import (
     CorruptCheckpoint,
     DivergenceError,

@@ -17,12 +17,13 @@ from safetensors import safe_open
 
 import shoal
 from checkpoint.kept import CLEAN, files_of, in_job, kept, messages, same_bits
-from shoal.checkpoint import attempts, preflight
-from shoal.checkpoint.opening import open_checkpoint
+from shoal.checkpoint.blocks.writer import Arena
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.per_process import PerProcess
 from shoal.checkpoint.save import save, save_with
-from shoal.checkpoint.storage import LocalFolder
-from shoal.checkpoint.writer import Arena
+from shoal.checkpoint.saving import preflight
 from shoal.errors import (
     DivergenceError,
     NotShared,

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from checkpoint.kept import CLEAN, files_of, in_job, kept, messages
-from shoal.checkpoint import attempts, settling
-from shoal.checkpoint.beat import Beat
-from shoal.checkpoint.protocol import Save
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.beat import Beat
+from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.save import request_of, save, save_with
-from shoal.checkpoint.storage import LocalFolder
+from shoal.checkpoint.saving import settling
+from shoal.checkpoint.saving.protocol import Save
 from shoal.checkpoint.told import tellers, told, untold
 from shoal.errors import (
     CorruptCheckpoint,

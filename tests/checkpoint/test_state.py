@@ -14,11 +14,12 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from checkpoint.kept import same_bits
-from shoal.checkpoint import images, tree
+from shoal.checkpoint.format import tree
 from shoal.checkpoint.jax_nodes import JaxNodes
-from shoal.checkpoint.lines import lines_of
 from shoal.checkpoint.per_process import PerProcess
-from shoal.checkpoint.state import held_of, own_of, read_state
+from shoal.checkpoint.saving import images
+from shoal.checkpoint.saving.lines import lines_of
+from shoal.checkpoint.saving.state import held_of, own_of, read_state
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from checkpoint.forgetting import Disk
-from shoal.checkpoint.arena import pages
-from shoal.checkpoint.storage import PAGE_BYTES, LocalFolder
+from shoal.checkpoint.blocks.arena import pages
+from shoal.checkpoint.disk.storage import PAGE_BYTES, LocalFolder
 from shoal.errors import StorageError, StorageFull
 
 SHM = Path("/dev/shm")

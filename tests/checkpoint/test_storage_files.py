@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from shoal.checkpoint import direct
-from shoal.checkpoint.storage import LocalFolder
+from shoal.checkpoint.disk import direct
+from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.errors import StorageError, StorageFull
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.checkpoint import tree
-from shoal.checkpoint.names import name_of
+from shoal.checkpoint.format import tree
+from shoal.checkpoint.format.names import name_of
 from shoal.errors import CorruptCheckpoint, UsageError, UsageTypeError
 
 Point = namedtuple("Point", ["x", "y"])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from checkpoint.saves import Save, names_of, value_of
-from shoal.checkpoint import attempts, committing, sweep
-from shoal.checkpoint.format import Commit
-from shoal.checkpoint.storage import LocalFolder
+from shoal.checkpoint.disk import attempts, committing, sweep
+from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.format.files import Commit
 from shoal.errors import SaveAborted, StepAlreadyCommitted
 from shoal.runtime import fault_points
 from shoal.runtime.fault_points import POINTS, InjectedError

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.checkpoint import blobs, header, values
+from shoal.checkpoint.format import blobs, header, values
 from shoal.errors import CorruptCheckpoint, UsageError, UsageTypeError
 
 TEXT = st.text(st.characters(codec=None, exclude_categories=()))

@@ -17,13 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.forgetting import Disk
-from shoal.checkpoint import arena as arenas
-from shoal.checkpoint import dtypes, writer
-from shoal.checkpoint.image import Filler, padded
-from shoal.checkpoint.records import BLOCK_BYTES, PAGE_BYTES
-from shoal.checkpoint.storage import LocalFolder
-from shoal.checkpoint.threads import in_threads
-from shoal.checkpoint.writer import Arena, FileImage, Piece, write_files
+from shoal.checkpoint.blocks import arena as arenas
+from shoal.checkpoint.blocks import writer
+from shoal.checkpoint.blocks.image import Filler, padded
+from shoal.checkpoint.blocks.threads import in_threads
+from shoal.checkpoint.blocks.writer import Arena, FileImage, Piece, write_files
+from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.format import dtypes
+from shoal.checkpoint.format.records import BLOCK_BYTES, PAGE_BYTES
 
 HEADER = b"h" * PAGE_BYTES
 DTYPES = (
@@ -241,8 +242,8 @@ def test_an_interrupt_in_the_middle_leaves_no_file(folder, has_arena):
 AT_EXIT = """
 import sys, threading
 import numpy as np
-from shoal.checkpoint.storage import LocalFolder
-from shoal.checkpoint.writer import FileImage, Piece, write_files
+from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.blocks.writer import FileImage, Piece, write_files
 
 values = np.full(16 << 20, 7, np.uint8)
 piece = Piece(4096, values.shape, values.dtype, 1, (slice(0, len(values)),), lambda: values)

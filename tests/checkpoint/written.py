@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from shoal.checkpoint import attempts, dtypes, values
-from shoal.checkpoint.blobs import blob_of
-from shoal.checkpoint.chunks import Held, lay_out
-from shoal.checkpoint.names import name_of
-from shoal.checkpoint.per_process import PerProcess
-from shoal.checkpoint.records import (
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.format import dtypes, values
+from shoal.checkpoint.format.blobs import blob_of
+from shoal.checkpoint.format.names import name_of
+from shoal.checkpoint.format.records import (
     BLOCK_BYTES,
     FileRecord,
     LeafRecord,
@@ -23,9 +23,10 @@ from shoal.checkpoint.records import (
     Part,
     data_name,
 )
-from shoal.checkpoint.shares import Box, Own
-from shoal.checkpoint.storage import LocalFolder
-from shoal.checkpoint.tree import flatten
+from shoal.checkpoint.format.tree import flatten
+from shoal.checkpoint.per_process import PerProcess
+from shoal.checkpoint.rules.chunks import Held, lay_out
+from shoal.checkpoint.rules.shares import Box, Own
 
 ATTEMPT = "00000000000a"
 Cut = Callable[[str, tuple[int, ...]], list[Box]]

@@ -9,11 +9,11 @@ import sys
 import ml_dtypes
 import numpy as np
 
-from shoal.checkpoint import attempts
-from shoal.checkpoint.reader import open_checkpoint
+from shoal.checkpoint.blocks.reader import open_checkpoint
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.steps import step_name
+from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.save import save_with
-from shoal.checkpoint.steps import step_name
-from shoal.checkpoint.storage import LocalFolder
 from shoal.runtime.coordinator_local import LocalJob
 
 KILLED = """

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 import shoal
 from cli import checkpoints
 from collectives.jobs import run_all
+from shoal.checkpoint.disk.step_folder import KEEP
+from shoal.checkpoint.disk.steps import step_name
 from shoal.checkpoint.save import save_with
-from shoal.checkpoint.step_folder import KEEP
-from shoal.checkpoint.steps import step_name
 from shoal.cli.ckpt_tables import print_table
 from shoal.cli.main import build
 from shoal.errors import NotCommitted, UsageError

@@ -10,8 +10,8 @@ import safetensors
 
 from checkpoint import samples
 from golden import plain_reader
-from shoal.checkpoint import blobs, dtypes, names, structure, tree, values
-from shoal.checkpoint import format as files
+from shoal.checkpoint.format import blobs, dtypes, names, structure, tree, values
+from shoal.checkpoint.format import files as files
 
 HERE = Path(__file__).parent / "checkpoint"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -88,7 +88,7 @@ def test_json_files_follow_the_schema():
 
 
 def test_the_schema_and_the_reader_know_the_same_keys():
-    from shoal.checkpoint import json_files
+    from shoal.checkpoint.format import json_files
 
     known = SCHEMA["$defs"]
     assert set(known["manifest"]["properties"]) == json_files._MANIFEST_KEYS

@@ -61,6 +61,14 @@ def test_the_services_of_a_job_start_without_numpy():
     assert loaded_by(importing(["shoal", *modules]), (*HEAVY, "numpy")) == []
 
 
+def test_checkpoints_are_listed_and_read_without_jax():
+    parts = ("checkpoint/format/", "checkpoint/rules/", "checkpoint/disk/", "checkpoint/blocks/")
+    names = [module_name(path) for path in package_tree() if path.startswith(parts)]
+    names += [f"shoal.checkpoint.{name}" for name in ("history", "restore")]
+    assert len(names) > 30
+    assert loaded_by(importing(names), (*HEAVY, "rich", "typer")) == []
+
+
 def test_the_command_line_shows_its_help_without_jax():
     program = "import typer.main, shoal.cli.main as m\ntyper.main.get_command(m.build(m.COMMANDS))"
     assert loaded_by(program, HEAVY) == []

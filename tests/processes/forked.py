@@ -170,8 +170,8 @@ def save_step(coordinator: Any, path: str, step: int, seed: int, timeout_s: floa
 
 def save_behind(coordinator: Any, path: str, step: int, seed: int, timeout_s: float) -> None:
     """Save one step in a thread."""
-    from shoal.checkpoint.background import start_save_with
-    from shoal.checkpoint.writer import Arena
+    from shoal.checkpoint.blocks.writer import Arena
+    from shoal.checkpoint.saving.background import start_save_with
 
     tree = tree_of(seed, coordinator.process)
     saving = start_save_with(
@@ -183,8 +183,8 @@ def save_behind(coordinator: Any, path: str, step: int, seed: int, timeout_s: fl
 
 def save_many(coordinator: Any, root: str, first: int, end: int) -> None:
     """Save steps one after the other, those before too if they are complete but not committed."""
-    from shoal.checkpoint import attempts
-    from shoal.checkpoint.storage import LocalFolder
+    from shoal.checkpoint.disk import attempts
+    from shoal.checkpoint.disk.storage import LocalFolder
 
     for step in range(first, end):
         path = f"{root}/{step}"
@@ -219,7 +219,7 @@ def _is_plain(value: object) -> bool:
 
 def main(lines: Sequence[str]) -> None:
     """Fork a child for each order."""
-    import shoal.checkpoint.background
+    import shoal.checkpoint.saving.background
     import shoal.runtime.coordinator_tcp  # noqa: F401
 
     for line in lines:

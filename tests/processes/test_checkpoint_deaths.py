@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 
 from processes.forked import Forks, Outcome, tree_of
-from shoal.checkpoint import attempts
-from shoal.checkpoint.blobs import tree_of as tree_of_blob
-from shoal.checkpoint.opening import open_checkpoint
-from shoal.checkpoint.reader import Want, read, verify
-from shoal.checkpoint.storage import LocalFolder
+from shoal.checkpoint.blocks.reader import Want, read, verify
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.format.blobs import tree_of as tree_of_blob
 from shoal.errors import NotCommitted
 
 EARLY = ("preflight", "snapshot", "write", "written")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import shoal
+from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.restore import plan_restore
-from shoal.checkpoint.storage import LocalFolder
 from shoal.testing.cluster import Cluster
 
 LARGE, SMALL = (2048, 1024), (16, 24)

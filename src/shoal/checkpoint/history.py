@@ -9,14 +9,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from shoal import settings
-from shoal.checkpoint import steps
-from shoal.checkpoint.cadence import Cadence, rule_text, rules_of
+from shoal.checkpoint.disk import steps
+from shoal.checkpoint.disk.steps import checked_step
+from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.in_flight import Saver
 from shoal.checkpoint.lead import lead_says
 from shoal.checkpoint.resumable import check_resumable
 from shoal.checkpoint.retention import Keep, policy_of
-from shoal.checkpoint.saving import Saver
-from shoal.checkpoint.steps import checked_step
-from shoal.checkpoint.storage import LocalFolder
+from shoal.checkpoint.rules.cadence import Cadence, rule_text, rules_of
 from shoal.colour import collective, local
 from shoal.errors import NotCommitted, UsageError, UsageTypeError
 from shoal.runtime import process

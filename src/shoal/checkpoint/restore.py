@@ -6,12 +6,12 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from shoal.checkpoint.memory import extra_bytes
-from shoal.checkpoint.records import BLOCK_BYTES
-from shoal.checkpoint.restoring import Request, Restore, open_for, understand
-from shoal.checkpoint.storage import Folder, LocalFolder
-from shoal.checkpoint.target import options_of
-from shoal.checkpoint.ways import RestorePlan, check_mode, plan_all
+from shoal.checkpoint.blocks.memory import extra_bytes
+from shoal.checkpoint.disk.storage import Folder, LocalFolder
+from shoal.checkpoint.format.records import BLOCK_BYTES
+from shoal.checkpoint.restoring.protocol import Request, Restore, open_for, understand
+from shoal.checkpoint.restoring.target import options_of
+from shoal.checkpoint.restoring.ways import RestorePlan, check_mode, plan_all
 from shoal.collectives.arguments import deadline_of
 from shoal.colour import collective, local
 from shoal.errors import UsageError, UsageTypeError

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.checkpoint import target as targets
-from shoal.checkpoint.format import Manifest
+from shoal.checkpoint.format.files import Manifest
+from shoal.checkpoint.restoring import target as targets
 from shoal.errors import RestoreMismatch, UsageError
 
 __all__ = ["check_resumable"]
@@ -24,8 +24,8 @@ def check_resumable(state: Any, target: Any, options: Mapping[str, Any], process
     """
     if target is None or "jax" not in sys.modules or {"only", "rename"} & options.keys():
         return
-    from shoal.checkpoint.state import read_state
-    from shoal.checkpoint.wanted import fit, target_of
+    from shoal.checkpoint.restoring.wanted import fit, target_of
+    from shoal.checkpoint.saving.state import read_state
 
     asked, _, _ = target_of(target)
     try:

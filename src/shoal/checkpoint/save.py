@@ -7,12 +7,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.checkpoint.fields import check_json
-from shoal.checkpoint.protocol import Save
-from shoal.checkpoint.request import Request, Waits
-from shoal.checkpoint.state import read_state
-from shoal.checkpoint.storage import Folder, LocalFolder
-from shoal.checkpoint.writer import Arena
+from shoal.checkpoint.blocks.writer import Arena
+from shoal.checkpoint.disk.storage import Folder, LocalFolder
+from shoal.checkpoint.format.fields import check_json
+from shoal.checkpoint.saving.protocol import Save
+from shoal.checkpoint.saving.request import Request, Waits
+from shoal.checkpoint.saving.state import read_state
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime.callsite import callsite

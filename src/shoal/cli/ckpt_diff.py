@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.checkpoint.patterns import matches
-from shoal.checkpoint.reader import Checkpoint, open_folder
-from shoal.checkpoint.values import value_of
+from shoal.checkpoint.blocks.reader import Checkpoint, open_folder
+from shoal.checkpoint.format.values import value_of
+from shoal.checkpoint.rules.patterns import matches
 from shoal.cli.ckpt_paths import look_at, one_of
 from shoal.cli.ckpt_tables import safe, short
 from shoal.cli.ckpt_values import Pair, compare, shape_of

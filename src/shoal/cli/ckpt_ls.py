@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.checkpoint import attempts
-from shoal.checkpoint.format import decode_manifest, manifest_name, part_name
-from shoal.checkpoint.step_folder import KEEP
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.step_folder import KEEP
+from shoal.checkpoint.format.files import decode_manifest, manifest_name, part_name
 from shoal.cli.ckpt_paths import Entry, look_at
 from shoal.cli.ckpt_tables import print_table, safe
 from shoal.draw.amounts import in_bytes, in_seconds

@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.checkpoint.attempts import committed
-from shoal.checkpoint.steps import folders, step_of
-from shoal.checkpoint.storage import Folder, LocalFolder
+from shoal.checkpoint.disk.attempts import committed
+from shoal.checkpoint.disk.steps import folders, step_of
+from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.errors import NotCommitted, UsageError
 
 __all__ = ["Entry", "Place", "look_at", "one_of"]

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from shoal.checkpoint.patterns import matches
-from shoal.checkpoint.reader import Checkpoint, open_folder
-from shoal.checkpoint.step_folder import KEEP
-from shoal.checkpoint.values import value_of
+from shoal.checkpoint.blocks.reader import Checkpoint, open_folder
+from shoal.checkpoint.disk.step_folder import KEEP
+from shoal.checkpoint.format.values import value_of
+from shoal.checkpoint.rules.patterns import matches
 from shoal.cli.ckpt_paths import look_at, one_of
 from shoal.cli.ckpt_tables import print_table, safe, short
 from shoal.draw.amounts import in_bytes

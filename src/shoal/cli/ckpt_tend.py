@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.checkpoint import attempts
+from shoal.checkpoint.disk import attempts
 from shoal.cli.ckpt_paths import Entry, look_at
 from shoal.cli.ckpt_tables import safe
 from shoal.draw.amounts import in_bytes

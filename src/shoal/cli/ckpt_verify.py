@@ -20,8 +20,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from shoal.checkpoint import reader
-from shoal.checkpoint.attempts import committed
+from shoal.checkpoint.blocks import reader
+from shoal.checkpoint.disk.attempts import committed
 from shoal.cli.ckpt_paths import Entry, Place, look_at
 from shoal.cli.ckpt_tables import safe
 from shoal.draw.amounts import in_bytes

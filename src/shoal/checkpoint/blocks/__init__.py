@@ -1,0 +1,1 @@
+"""Memory to files and back, block by block, each hashed and verified. Works without JAX."""

@@ -1,0 +1,220 @@
+"""A data file as it will be, part by part, filled from the arrays that it holds."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.checkpoint.format.files import PAGE_BYTES
+
+__all__ = ["FileImage", "Filler", "Piece", "padded"]
+
+Array = np.ndarray[Any, Any]
+Bytes = NDArray[np.uint8]
+
+# What is copied is bits: integers of the same size are copied fastest, and no NaN is touched.
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+
+class Piece(NamedTuple):
+    """Values that fill a box of a chunk in an image: one shard of what a process writes."""
+
+    begin: int  # of the chunk in the file, bytes
+    extent: tuple[int, ...]  # of the chunk
+    dtype: np.dtype[Any]  # as it lies in memory, unpacked
+    per_byte: int  # 1; 2, 4 or 8 where elements are packed
+    where: tuple[slice, ...]  # the box in the chunk that `values` fills
+    values: Callable[[], Array]  # C order or not; called once, as late as possible
+
+
+class FileImage(NamedTuple):
+    """One data file before it is written."""
+
+    name: str
+    header: bytes
+    num_bytes: int
+    pieces: tuple[Piece, ...]  # by `begin`
+
+
+def padded(num_bytes: int) -> int:
+    """Return the bytes of whole pages."""
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+class Filler:
+    """Fills windows of one image; several threads may fill different ones at once.
+
+    Every byte of the image is filled by exactly one window, so that values which lie in several
+    windows are asked for once, and let go after the last.
+    """
+
+    def __init__(self, image: FileImage) -> None:
+        self._header = image.header
+        self._pieces = [piece for piece in image.pieces if _num_bytes(piece)]
+        self._begins = [piece.begin for piece in self._pieces]
+        self._ends = [piece.begin + _num_bytes(piece) for piece in self._pieces]
+        self._lock = threading.Lock()
+        self._held: dict[int, _Held] = {}
+
+    def fill(self, out: Bytes, begin: int) -> None:
+        """Fill `out` with the bytes of the image from `begin` on; behind its end are zeros."""
+        end = begin + len(out)
+        header = self._header
+        at = begin
+        if begin < len(header):
+            at = min(end, len(header))
+            out[: at - begin] = np.frombuffer(header, np.uint8)[begin:at]
+        number = bisect.bisect_right(self._ends, begin)
+        last = bisect.bisect_left(self._begins, end)
+        while number < last:
+            first, low = number, self._begins[number]
+            while number < last and self._begins[number] == low:
+                number += 1
+            low, high = max(begin, low), min(end, self._ends[first])
+            if low < high:
+                if low > at:
+                    out[at - begin : low - begin] = 0
+                self._fill_chunk(range(first, number), out[low - begin : high - begin], low)
+                at = high
+        out[at - begin :] = 0
+
+    def _fill_chunk(self, numbers: range, out: Bytes, low: int) -> None:
+        """Fill a run of bytes of one chunk from the pieces that make it up."""
+        piece = self._pieces[numbers[0]]
+        skip = low - piece.begin
+        if piece.per_byte == 1:
+            for number in numbers:
+                self._fill_piece(number, out, skip)
+            return
+        per_byte = piece.per_byte
+        loose = np.zeros(len(out) * per_byte, np.uint8)
+        for number in numbers:
+            self._fill_piece(number, loose, skip * per_byte)
+        _pack(loose, per_byte, out)
+
+    def _fill_piece(self, number: int, out: Bytes, skip: int) -> None:
+        """Fill a run of a chunk that begins after `skip` bytes, unpacked, with one piece."""
+        piece = self._pieces[number]
+        num_bytes = math.prod(piece.extent) * piece.dtype.itemsize
+        more = len(out)
+        if piece.per_byte > 1:  # behind the last element are zeros up to the byte
+            more = min(more, num_bytes - skip)
+        is_all = skip == 0 and more == num_bytes
+        values = piece.values() if is_all else self._values(number, more)
+        if not values.size:
+            return
+        if values.size * piece.dtype.itemsize == num_bytes and values.flags.c_contiguous:
+            flat = _bits(values, piece.dtype).reshape(-1).view(np.uint8)
+            out[:more] = flat[skip : skip + more]
+            return
+        _scatter(piece, values, out[:more], skip)
+
+    def _values(self, number: int, num_bytes: int) -> Array:
+        """Return the values of a piece of which `num_bytes` of the chunk are filled now."""
+        with self._lock:
+            held = self._held.get(number)
+            if held is None:
+                piece = self._pieces[number]
+                left = math.prod(piece.extent) * piece.dtype.itemsize
+                held = self._held[number] = _Held(left)
+            held.left_bytes -= num_bytes
+            if not held.left_bytes:
+                del self._held[number]
+        with held.lock:  # the others wait for the one that asks
+            if held.values is None:
+                held.values = self._pieces[number].values()
+            return held.values
+
+
+class _Held:
+    """Values of a piece that lies in several windows."""
+
+    def __init__(self, left_bytes: int) -> None:
+        self.left_bytes = left_bytes
+        self.lock = threading.Lock()
+        self.values: Array | None = None
+
+
+def _num_bytes(piece: Piece) -> int:
+    return -(-math.prod(piece.extent) * piece.dtype.itemsize // piece.per_byte)
+
+
+def _bits(values: Array, dtype: np.dtype[Any], as_bytes: bool = False) -> Array:
+    """Return values as words of the same size, little-endian; of odd sizes as bytes.
+
+    Those have one dim more.
+    """
+    if values.dtype.byteorder == ">":
+        values = values.astype(dtype.newbyteorder("<"))
+    word = _WORDS.get(dtype.itemsize)
+    if word is not None and not as_bytes:
+        return values.view(word)
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8).reshape(*values.shape, -1)
+
+
+def _scatter(piece: Piece, values: Array, out: Bytes, skip: int) -> None:
+    """Copy values to where their box lies in a run of the chunk."""
+    # A window may begin within an element: pairs of words lie at multiples of a word.
+    is_cut = bool(skip % piece.dtype.itemsize or len(out) % piece.dtype.itemsize)
+    bits = _bits(values, piece.dtype, as_bytes=is_cut)
+    extent = piece.extent + bits.shape[len(piece.extent) :]
+    item_bytes = bits.dtype.itemsize
+    box = [part.indices(size)[:2] for part, size in zip(piece.where, piece.extent, strict=True)]
+    box += [(0, size) for size in extent[len(box) :]]
+    run = out.view(bits.dtype)
+    first = skip // item_bytes
+    for at, part in _boxes(extent, first, first + len(run)):
+        sizes = [high - low for low, high in part]
+        target = run[at - first : at - first + math.prod(sizes)].reshape(sizes)
+        into, source = [], []
+        for (low, high), (begin, end) in zip(part, box, strict=True):
+            lower, upper = max(low, begin), min(high, end)
+            into.append(slice(lower - low, max(lower, upper) - low))
+            source.append(slice(lower - begin, max(lower, upper) - begin))
+        target[tuple(into)] = bits[tuple(source)]
+
+
+def _boxes(
+    shape: Sequence[int], low: int, high: int, at: int = 0
+) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """Yield where each box begins, and the boxes that low ≤ i < high of an array fill, in C order.
+
+    Elements 2 to 11 of a [4, 4]: the end of row 0, rows 1 to 1, the beginning of row 2::
+
+        . . a a
+        b b b b
+        c c c .
+    """
+    if low >= high:
+        return
+    if not shape:
+        yield at, []
+        return
+    row = math.prod(shape[1:])
+    whole = [(0, size) for size in shape[1:]]
+    while low < high:
+        index, within = divmod(low, row)
+        if within or high - low < row:
+            end = min(high, (index + 1) * row)
+            for start, box in _boxes(shape[1:], within, end - index * row, at + index * row):
+                yield start, [(index, index + 1), *box]
+        else:
+            last = high // row
+            end = last * row
+            yield at + low, [(index, last), *whole]
+        low = end
+
+
+def _pack(loose: Bytes, per_byte: int, out: Bytes) -> None:
+    """Put `per_byte` elements into each byte, the first into the lowest bits."""
+    bits = 8 // per_byte
+    mask = (1 << bits) - 1
+    np.bitwise_and(loose[::per_byte], mask, out=out)
+    for number in range(1, per_byte):
+        out |= (loose[number::per_byte] & mask) << (number * bits)

@@ -1,0 +1,297 @@
+"""Reading what is committed: every block that is read is verified before a value is returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from shoal.checkpoint.blocks.scatter import box_of, scatter
+from shoal.checkpoint.blocks.threads import in_threads, num_cores
+from shoal.checkpoint.disk.opening import Checkpoint, open_checkpoint, open_folder
+from shoal.checkpoint.format.dtypes import dtype_of, storage_of, unpack
+from shoal.checkpoint.format.records import BLOCK_BYTES, Manifest
+from shoal.checkpoint.rules.reading import REQUEST_BYTES, Boxes, ReadPlan, plan_reads, suffixes
+from shoal.errors import CorruptCheckpoint, UsageError
+
+__all__ = ["Checkpoint", "Want", "open_checkpoint", "open_folder", "plan_of", "read", "verify"]
+
+Array = np.ndarray[Any, Any]
+Bytes = NDArray[np.uint8]
+Progress = Callable[[int], None]
+
+_MOST_THREADS = 8
+
+
+class Want(NamedTuple):
+    """A box of a leaf, and the memory that it goes to."""
+
+    leaf: int
+    origin: tuple[int, ...]
+    out: Array  # its shape is the box's extent; dtype as stored, unpacked; need not be contiguous
+
+
+def plan_of(
+    checkpoint: Checkpoint, boxes: Boxes, most_request_bytes: int = REQUEST_BYTES
+) -> ReadPlan:
+    """Return how boxes of a checkpoint are read."""
+    sizes = np.array([one.bytes for one in checkpoint.index.files], dtype=np.int64)
+    return plan_reads(
+        checkpoint.chunks,
+        sizes,
+        checkpoint.items,
+        boxes,
+        most_request_bytes=most_request_bytes,
+    )
+
+
+def read(
+    checkpoint: Checkpoint,
+    wants: Sequence[Want],
+    *,
+    most_bytes: int,
+    progress: Progress = lambda _: None,
+) -> int:
+    """Fill the memory of all wants; return the bytes read.
+
+    A block is read once, even if several wants need it.
+
+    Args:
+      most_bytes: of memory beside that of the wants; wants that are not contiguous need as much
+        as they have in addition.
+
+    Raises:
+      CorruptCheckpoint: names file, leaf and offset.
+    """
+    wants = [want for want in wants if want.out.nbytes]
+    threads, request_bytes = _sizes(checkpoint.manifest, wants, most_bytes)
+    boxes = _boxes(checkpoint, wants)
+    plan = plan_of(checkpoint, boxes, request_bytes)
+    _check_filled(checkpoint, boxes, plan)
+    _check_sizes(checkpoint, plan.files)
+    outs = [_contiguous(want.out) for want in wants]
+    reading = _Reading(checkpoint, plan, boxes, outs, progress)
+    in_threads(reading.serve, range(plan.num_requests), min(threads, plan.num_requests))
+    for want, out in zip(wants, outs, strict=True):
+        if out is not want.out:
+            want.out[...] = out
+    return plan.read_bytes
+
+
+def verify(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[str]:
+    """Read every byte of every file; return what is wrong, in words. Raises nothing for it."""
+    found: list[tuple[int, int, str]] = []
+    parts: list[tuple[int, int, int]] = []
+    for number, record in enumerate(checkpoint.index.files):
+        try:
+            _check_sizes(checkpoint, [number])
+        except CorruptCheckpoint as why:
+            found.append((number, -1, str(why)))
+        for begin in range(0, record.bytes, REQUEST_BYTES):
+            parts.append((number, begin, min(begin + REQUEST_BYTES, record.bytes)))
+    silent = {number for number, _, _ in found}
+
+    def look(share: Iterable[tuple[int, int, int]]) -> None:
+        memory = np.empty(REQUEST_BYTES, np.uint8)
+        for number, begin, end in share:
+            for why in _wrong(checkpoint, number, begin, memory[: end - begin]):
+                found.append((number, why.offset or 0, str(why)))
+            progress(end - begin)
+
+    in_threads(look, [part for part in parts if part[0] not in silent], _threads())
+    return [words for _, _, words in sorted(found)]
+
+
+class _Reading:
+    """One call of `read`: what every thread needs."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        plan: ReadPlan,
+        boxes: Boxes,
+        outs: Sequence[Array],
+        progress: Progress,
+    ) -> None:
+        self.checkpoint, self.plan, self.progress = checkpoint, plan, progress
+        self.targets: list[Bytes] = [out.reshape(-1).view(np.uint8) for out in outs]
+        self.dtypes = [out.dtype for out in outs]
+        chunks = checkpoint.chunks
+        row, starts = plan.pieces_of_requests(chunks.file)
+        self.row, self.starts = row.tolist(), starts.tolist()
+        self._lay_out(boxes)
+
+    def _lay_out(self, boxes: Boxes) -> None:
+        """Find how each piece lies in its chunk and in the memory of its want."""
+        plan, chunks, items = self.plan, self.checkpoint.chunks, self.checkpoint.items
+        leaf = boxes.leaf[plan.box]
+        item, per_byte = items.num_bytes[leaf], items.per_byte[leaf]
+        from_ = suffixes(chunks.extent[plan.chunk], item)
+        to = suffixes(boxes.extent[plan.box], item)
+        begin = ((plan.origin - chunks.origin[plan.chunk]) * from_).sum(axis=1)
+        into = ((plan.origin - boxes.origin[plan.box]) * to).sum(axis=1)
+        num_bytes = plan.extent.prod(axis=1) * item
+        span = ((plan.extent - 1) * from_).sum(axis=1) + item
+        spread = ((plan.extent - 1) * to).sum(axis=1) + item
+        is_flat = (span == num_bytes) & (spread == num_bytes)
+        self.is_plain = (is_flat & (per_byte == 1)).tolist()
+        self.want, self.into = plan.box.tolist(), into.tolist()
+        self.first, self.last = plan.first.tolist(), plan.last.tolist()
+        self.per_byte, self.item = per_byte.tolist(), item.tolist()
+        self.chunk_begin = chunks.begin[plan.chunk].tolist()
+        self.inner = begin.tolist()  # first byte of the piece in its chunk, as in memory
+        self.from_, self.to = from_, to
+
+    def serve(self, requests: Iterable[int]) -> None:
+        """Read, verify and hand out some of the requests, through one buffer that stays warm."""
+        memory = np.empty(int((self.plan.end - self.plan.begin).max(initial=0)), np.uint8)
+        for number in requests:
+            self._serve(number, memory)
+
+    def _serve(self, number: int, memory: Bytes) -> None:
+        plan = self.plan
+        file, begin, end = int(plan.file[number]), int(plan.begin[number]), int(plan.end[number])
+        buffer = memory[: end - begin]
+        for why in _wrong(self.checkpoint, file, begin, buffer):
+            raise why
+        for piece in self.row[self.starts[number] : self.starts[number + 1]]:
+            if self.is_plain[piece]:
+                first = self.first[piece]
+                low, high = max(first, begin), min(self.last[piece], end)
+                into = self.into[piece] - first
+                target = self.targets[self.want[piece]]
+                target[into + low : into + high] = buffer[low - begin : high - begin]
+            else:
+                self._scatter(piece, begin, buffer)
+        self.progress(end - begin)
+
+    def _scatter(self, piece: int, begin: int, buffer: Bytes) -> None:
+        """Copy what lies in rows, or packed."""
+        per_byte, chunk = self.per_byte[piece], self.chunk_begin[piece]
+        target = self.targets[self.want[piece]]
+        extent = self.plan.extent[piece].tolist()
+        from_, to = self.from_[piece].tolist(), self.to[piece].tolist()
+        box = box_of(extent, from_, to, self.item[piece])
+        if per_byte == 1:
+            scatter(box, buffer, chunk + self.inner[piece] - begin, target, self.into[piece])
+            return
+        low = max(self.first[piece], begin)
+        high = min(self.last[piece], begin + len(buffer))
+        dtype = self.dtypes[self.want[piece]]
+        elements = unpack(buffer[low - begin : high - begin], dtype, ((high - low) * per_byte,))
+        inner = self.inner[piece] - (low - chunk) * per_byte
+        scatter(box, elements.view(np.uint8), inner, target, self.into[piece])
+
+
+def _contiguous(out: Array) -> Array:
+    """Return the array itself, or memory for what will be copied to it."""
+    return out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
+
+
+def _boxes(checkpoint: Checkpoint, wants: Sequence[Want]) -> Boxes:
+    """Return the boxes of wants as arrays.
+
+    Raises:
+      UsageError: a want is none of its leaf.
+    """
+    rank = checkpoint.chunks.origin.shape[1]
+    leaf = np.array([want.leaf for want in wants], dtype=np.int64)
+    origin = np.zeros((len(wants), rank), dtype=np.int64)
+    extent = np.ones((len(wants), rank), dtype=np.int64)
+    for row, want in enumerate(wants):
+        record = checkpoint.manifest.leaves[want.leaf]
+        shape = want.out.shape
+        if want.out.dtype != dtype_of(record.dtype) or len(shape) != len(want.origin):
+            raise UsageError(f"{record.name}: {want.out.dtype}{shape} is no box of it")
+        origin[row, : len(shape)] = want.origin
+        extent[row, : len(shape)] = shape
+    return Boxes(leaf, origin, extent)
+
+
+def _check_filled(checkpoint: Checkpoint, boxes: Boxes, plan: ReadPlan) -> None:
+    """Raise if a box reaches out of its leaf: some of its memory would hold anything."""
+    found = np.zeros(len(boxes.leaf), dtype=np.int64)
+    np.add.at(found, plan.box, plan.extent.prod(axis=1))
+    outside = np.flatnonzero(found != boxes.extent.prod(axis=1))
+    if outside.size:
+        record = checkpoint.manifest.leaves[int(boxes.leaf[outside[0]])]
+        raise UsageError(f"{record.name}: a box reaches out of {record.stored_shape}")
+
+
+def _wrong(
+    checkpoint: Checkpoint, file: int, begin: int, buffer: Bytes
+) -> Iterator[CorruptCheckpoint]:
+    """Fill `buffer` with bytes of a file; tell each block that is not what was saved."""
+    record = checkpoint.index.files[file]
+    try:
+        got = checkpoint.folder.read_at(record.name, begin, buffer.data)
+    except FileNotFoundError:
+        yield _damaged(checkpoint, file, None, "is missing")
+        return
+    if got < len(buffer):
+        yield _damaged(checkpoint, file, begin + got, f"ends at byte {begin + got:,}")
+        return
+    hashes = checkpoint.index.block_hash
+    block = int(checkpoint.index.first_block[file]) + begin // BLOCK_BYTES
+    for number, at in enumerate(range(0, len(buffer), BLOCK_BYTES)):
+        digest = xxhash.xxh3_64_intdigest(buffer[at : at + BLOCK_BYTES].data)
+        if digest != int(hashes[block + number]):
+            told = f"the block at byte {begin + at:,} is not what was saved: its hash differs"
+            yield _damaged(checkpoint, file, begin + at, told)
+
+
+def _damaged(checkpoint: Checkpoint, file: int, offset: int | None, what: str) -> CorruptCheckpoint:
+    """Return the error for a file, or a block of it."""
+    record, path = checkpoint.index.files[file], checkpoint.folder.path
+    leaves = _leaves_at(checkpoint, file, offset)
+    held = f" (it holds {', '.join(leaves[:3])}{', …' if leaves[3:] else ''})" if leaves else ""
+    return CorruptCheckpoint(
+        f"{path}: {record.name}: {what}{held}\n"
+        "nothing of it was returned; restore another step, or put an undamaged copy in place",
+        path=path,
+        file=record.name,
+        leaf=leaves[0] if leaves else "",
+        offset=offset,
+    )
+
+
+def _leaves_at(checkpoint: Checkpoint, file: int, offset: int | None) -> list[str]:
+    """Return the names of leaves with bytes in a block."""
+    if offset is None:
+        return []
+    chunks = checkpoint.chunks
+    block = offset // BLOCK_BYTES * BLOCK_BYTES
+    inside = (chunks.file == file) & (chunks.end > block) & (chunks.begin < block + BLOCK_BYTES)
+    rows = np.flatnonzero(inside)
+    rows = rows[np.argsort(chunks.begin[rows], kind="stable")]
+    numbers = dict.fromkeys(chunks.leaf[rows].tolist())
+    return [checkpoint.manifest.leaves[number].name for number in numbers]
+
+
+def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
+    """Raise if a file is not as long as it was."""
+    for number in numbers:
+        record = checkpoint.index.files[number]
+        try:
+            size = checkpoint.folder.size(record.name)
+        except FileNotFoundError:
+            raise _damaged(checkpoint, number, None, "is missing") from None
+        if size != record.bytes:
+            told = f"has {size:,} bytes, {record.bytes:,} were saved"
+            raise _damaged(checkpoint, number, min(size, record.bytes), told)
+
+
+def _sizes(manifest: Manifest, wants: Sequence[Want], most_bytes: int) -> tuple[int, int]:
+    """Return how many threads read at a time, and how much each."""
+    dtypes = {manifest.leaves[want.leaf].dtype for want in wants}
+    packed = max((storage_of(dtype_of(dtype)).per_byte for dtype in dtypes), default=1)
+    cost = 1 if packed == 1 else 2 + 2 * packed  # unpacking takes a few arrays of elements
+    threads = max(min(_threads(), most_bytes // (cost * BLOCK_BYTES)), 1)
+    return threads, min(REQUEST_BYTES, most_bytes // (threads * cost))
+
+
+def _threads() -> int:
+    return min(max(num_cores(), 2), _MOST_THREADS)

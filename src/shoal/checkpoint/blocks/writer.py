@@ -1,0 +1,113 @@
+"""Files as images: header and chunks → memory → disk, hashed on the way.
+
+An *image* is a data file as it will be, block by block, filled from the arrays that it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from shoal.checkpoint.blocks.arena import Arena, pages
+from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, Piece, padded
+from shoal.checkpoint.blocks.threads import in_threads
+from shoal.checkpoint.disk.storage import Folder, OpenFile
+from shoal.checkpoint.format.files import BLOCK_BYTES
+from shoal.errors import ShoalError
+
+__all__ = ["Arena", "FileImage", "Piece", "write_files"]
+
+# Buffers are fresh memory, whose first touch costs as much as a write: small and few is fast.
+_WINDOW_BYTES = 4 << 20  # of one write; a multiple of BLOCK_BYTES
+_NUM_THREADS = 3  # one fills and hashes while others wait for the disk
+
+Hashes = NDArray[np.uint64]
+
+
+class _Window(NamedTuple):
+    """A part of a file that one thread writes at a time."""
+
+    file: OpenFile
+    hashes: Hashes  # of the whole file
+    begin: int
+    num_bytes: int  # up to the last page of the file
+    real_bytes: int  # without what is cut at the end
+    filler: Filler | None  # None: `memory` holds it already
+    memory: Bytes
+
+
+def write_files(
+    folder: Folder,
+    images: Sequence[FileImage],
+    arena: Arena | None,
+    progress: Callable[[int], None],
+) -> list[Hashes]:
+    """Write the files durably, and return the hash of every block of each.
+
+    Their names are durable with `folder.sync()`, which is left to who writes the part. If
+    anything fails, none of the files remains.
+
+    Args:
+      arena: holds the images already (`take`); None: the arrays are read while the files are
+        written, through a few buffers.
+      progress: is told how many more bytes are written, from any thread.
+    """
+    opened: list[OpenFile] = []
+    hashes = [np.zeros(-(-image.num_bytes // BLOCK_BYTES), np.uint64) for image in images]
+    try:
+        work: list[_Window] = []
+        for image, own in zip(images, hashes, strict=True):
+            opened.append(folder.open_new(image.name, image.num_bytes))
+            work += _windows(image, opened[-1], own, arena)
+
+        def write(windows: Iterator[_Window]) -> None:
+            buffer: Bytes | None = None
+            for window in windows:
+                if window.filler and buffer is None:
+                    buffer = pages(min(_WINDOW_BYTES, max(one.num_bytes for one in work)))
+                _write(window, buffer)
+                progress(window.real_bytes)
+
+        in_threads(write, work, min(_NUM_THREADS, len(work)))
+        for image, file in zip(images, opened, strict=True):
+            file.finish(image.num_bytes)
+    except BaseException:
+        for image, file in zip(images, opened, strict=False):
+            file.discard()
+            with contextlib.suppress(ShoalError, OSError):
+                folder.remove(image.name)
+        raise
+    return hashes
+
+
+def _windows(
+    image: FileImage, file: OpenFile, hashes: Hashes, arena: Arena | None
+) -> Iterator[_Window]:
+    size = padded(image.num_bytes)
+    filler = None if arena else Filler(image)
+    memory = arena.image(image.name) if arena else np.zeros(0, np.uint8)
+    for begin in range(0, size, _WINDOW_BYTES):
+        num_bytes = min(_WINDOW_BYTES, size - begin)
+        real_bytes = min(num_bytes, image.num_bytes - begin)
+        part = memory[begin : begin + num_bytes]
+        yield _Window(file, hashes, begin, num_bytes, real_bytes, filler, part)
+
+
+def _write(window: _Window, buffer: Bytes | None) -> None:
+    memory = window.memory
+    if window.filler and buffer is not None:
+        memory = buffer[: window.num_bytes]
+        window.filler.fill(memory, window.begin)
+    block = window.begin // BLOCK_BYTES
+    view = memoryview(memory)  # type: ignore[arg-type]
+    for at in range(0, window.real_bytes, BLOCK_BYTES):
+        end = min(at + BLOCK_BYTES, window.real_bytes)
+        window.hashes[block] = xxhash.xxh3_64_intdigest(view[at:end])
+        block += 1
+    # The last page goes whole, and is cut when the file is finished.
+    window.file.write(view, window.begin)

@@ -1,0 +1,77 @@
+"""Parts of all processes → the index and the text of COMMIT. Whoever does it gets the same."""
+
+from __future__ import annotations
+
+import hashlib
+
+from shoal.checkpoint.disk.step_folder import in_folder
+from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.format.files import (
+    Blob,
+    Commit,
+    Index,
+    Manifest,
+    Part,
+    decode_manifest,
+    decode_part,
+    join_parts,
+    manifest_name,
+    part_name,
+)
+from shoal.errors import CorruptCheckpoint
+
+__all__ = ["assemble", "blob_of", "commit_of"]
+
+
+def assemble(folder: Folder, attempt: str) -> tuple[Manifest, Blob, Index]:
+    """Read manifest and parts, and check that they tell of whole leaves and of files that exist.
+
+    Raises:
+      FileNotFoundError: manifest or a part is missing.
+      CorruptCheckpoint: they contradict one another, or the files.
+    """
+    name = manifest_name(attempt)
+    text = folder.read(name)
+    with in_folder(folder):
+        manifest = decode_manifest(text, name)
+        parts: list[Part] = []
+        for process in range(manifest.num_processes):
+            own = part_name(attempt, process)
+            parts.append(decode_part(folder.read(own), own))
+        index = join_parts(manifest, parts)
+        _check_files(folder, index)
+    return manifest, blob_of(name, text), index
+
+
+def _check_files(folder: Folder, index: Index) -> None:
+    for file in index.files:
+        try:
+            size = folder.size(file.name)
+        except FileNotFoundError:
+            words = "is missing"
+        else:
+            if size == file.bytes:
+                continue
+            words = f"has {size:,} bytes"
+        raise CorruptCheckpoint(
+            f"{file.name} {words}; process {file.process} wrote {file.bytes:,}", file=file.name
+        )
+
+
+def blob_of(name: str, data: bytes) -> Blob:
+    """Return what COMMIT says of a file."""
+    return Blob(name, len(data), hashlib.sha256(data).hexdigest())
+
+
+def commit_of(manifest: Manifest, manifest_blob: Blob, index: Index, index_blob: Blob) -> Commit:
+    """Return what COMMIT says: the same, whoever commits."""
+    return Commit(
+        attempt=manifest.attempt,
+        step=manifest.step,
+        created_ns=manifest.created_ns,
+        manifest=manifest_blob,
+        index=index_blob,
+        data_bytes=sum(file.bytes for file in index.files),
+        num_files=len(index.files),
+        metrics=manifest.metrics,
+    )

@@ -1,0 +1,268 @@
+"""An attempt from its beginning to COMMIT, or to its end. See `attempts`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.checkpoint.disk.assemble import assemble, blob_of, commit_of
+from shoal.checkpoint.disk.step_folder import (
+    COMMIT,
+    listing,
+    missing_parts,
+    new_attempt,
+    pending_name,
+    read_commit,
+    see,
+    standing,
+    temporary_name,
+    tombstone_name,
+)
+from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.format.files import (
+    Commit,
+    Manifest,
+    Part,
+    encode_commit,
+    encode_index,
+    encode_manifest,
+    encode_part,
+    index_name,
+    manifest_name,
+    part_name,
+)
+from shoal.errors import CorruptCheckpoint, SaveAborted, ShoalError, StepAlreadyCommitted
+from shoal.runtime import fault_points
+
+__all__ = [
+    "abandon",
+    "begin",
+    "commit",
+    "give_back",
+    "remove_attempt",
+    "tidy",
+    "write_part",
+]
+
+_TRIES = 100  # to begin in a folder that others remove at the same time
+
+
+def begin(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) -> None:
+    """Make the folder, PENDING and the manifest, durably.
+
+    Raises:
+      StepAlreadyCommitted: there is a COMMIT.
+      SaveAborted: somebody ended the attempt at once.
+    """
+    attempt = manifest.attempt
+    found = standing(folder)
+    if found and found[1].attempt != attempt:
+        raise _taken(folder, found[1])
+    try:
+        _write_pending(folder, attempt, json.dumps(dict(owner), sort_keys=True).encode())
+        # From here on the folder is not empty and stays. It may not be the one made before, and
+        # who made this one may not have come to the fsync of its parent.
+        folder.make()
+        _write_whole(folder, manifest_name(attempt), attempt, encode_manifest(manifest))
+        folder.sync()
+    except BaseException as error:
+        with contextlib.suppress(ShoalError, OSError):
+            abandon(folder, attempt)
+        if isinstance(error, FileNotFoundError):
+            raise _ended(folder, attempt, "begin") from error
+        raise
+
+
+def _write_pending(folder: Folder, attempt: str, said: bytes) -> None:
+    """Write PENDING by a link: where there are none, that is found before all data is written."""
+    for left in reversed(range(_TRIES)):
+        folder.make()
+        temporary = temporary_name(new_attempt())  # PENDING is the first file of its own attempt
+        try:
+            folder.write_new(temporary, said)
+            with contextlib.suppress(FileExistsError):  # it was begun already
+                folder.link(temporary, pending_name(attempt))
+            return
+        except FileNotFoundError:  # others removed the folder, empty as it was, or this file
+            if not left:
+                raise
+        finally:
+            folder.remove(temporary)
+
+
+def _taken(folder: Folder, commit: Commit) -> StepAlreadyCommitted:
+    return StepAlreadyCommitted(
+        f"{folder.path} is saved already, by attempt {commit.attempt}; nothing is overwritten\n"
+        "save another step, or delete this one first",
+        path=folder.path,
+        attempt=commit.attempt,
+    )
+
+
+def _ended(folder: Folder, attempt: str, phase: str) -> SaveAborted:
+    return SaveAborted(
+        f"{folder.path}: attempt {attempt} was ended by somebody: its PENDING is gone\n"
+        "it was collected as stale or abandoned; save again",
+        path=folder.path,
+        phase=phase,
+    )
+
+
+def _write_whole(folder: Folder, name: str, attempt: str, data: bytes) -> None:
+    """Write a file that is whole whenever it bears its name."""
+    temporary = temporary_name(attempt)
+    folder.write_new(temporary, data)
+    folder.rename(temporary, name)
+
+
+def write_part(folder: Folder, part: Part) -> None:
+    """Write a part under another name, durably, then give it its own.
+
+    Raises:
+      SaveAborted: the attempt was ended by somebody, and the folder with it.
+    """
+    try:
+        name = part_name(part.attempt, part.process)
+        _write_whole(folder, name, part.attempt, encode_part(part))
+    except FileNotFoundError as error:
+        raise _ended(folder, part.attempt, "part") from error
+    folder.sync()  # the names of the data files, too
+
+
+def commit(folder: Folder, attempt: str) -> Commit:
+    """Check that the parts tile every leaf, write the index, and commit; tidy afterwards.
+
+    If the attempt is committed already, that is made durable, tidied and returned.
+
+    Raises:
+      StepAlreadyCommitted: another attempt is committed.
+      SaveAborted: the attempt was ended by somebody (its PENDING is gone), or parts are missing.
+      CorruptCheckpoint: the parts contradict the manifest or the files.
+      StorageError: the file system refused; it may be committed for all that, but not durably.
+    """
+    fault_points.reach("save.assemble", None)
+    give_back(folder)
+    if done := _settled(folder, attempt):
+        return done
+    try:
+        _link(folder, attempt)
+    except (FileNotFoundError, FileExistsError, CorruptCheckpoint) as error:
+        # Others commit, tidy or end this attempt at the same time; what stands now counts.
+        if done := _settled(folder, attempt):
+            return done
+        if not see(folder, attempt):
+            remove_attempt(folder, attempt)  # also what was written after its end
+            raise _ended(folder, attempt, "commit") from error
+        if isinstance(error, CorruptCheckpoint):
+            raise
+        raise _incomplete(folder, attempt) from error
+    done = _settled(folder, attempt)
+    if done is None:  # deleted as soon as it was there
+        raise _ended(folder, attempt, "commit")
+    return done
+
+
+def _link(folder: Folder, attempt: str) -> None:
+    """Write the index and what COMMIT says, and link it."""
+    manifest, manifest_blob, index = assemble(folder, attempt)
+    name = index_name(attempt)
+    data = encode_index(index)
+    _write_index(folder, name, attempt, data)
+    # Whatever COMMIT vouches for is durable before COMMIT is: names, too.
+    folder.sync()
+    fault_points.reach("save.indexed", None)
+    said = commit_of(manifest, manifest_blob, index, blob_of(name, data))
+    folder.rewrite(pending_name(attempt), encode_commit(said))
+    fault_points.reach("save.link", None)
+    folder.link(pending_name(attempt), COMMIT)
+
+
+def _write_index(folder: Folder, name: str, attempt: str, data: bytes) -> None:
+    temporary = temporary_name(attempt)
+    folder.write_new(temporary, data)
+    try:
+        folder.link(temporary, name)
+    except FileExistsError:  # another process commits the same, or came this far and died
+        if folder.read(name) != data:
+            raise CorruptCheckpoint(
+                f"{folder.path}: {name} is not what the parts say",
+                path=folder.path,
+                file=name,
+            ) from None
+    folder.remove(temporary)
+
+
+def _settled(folder: Folder, attempt: str) -> Commit | None:
+    """Return the commit of this attempt, durable and tidy; None if there is no COMMIT at all."""
+    found = standing(folder)
+    if found is None:
+        return None
+    if found[1].attempt != attempt:
+        raise _taken(folder, found[1])
+    # Who linked it may have died before this.
+    folder.sync()
+    fault_points.reach("save.committed", None)
+    tidy(folder, found[1])
+    fault_points.reach("save.tidied", None)
+    return found[1]
+
+
+def _incomplete(folder: Folder, attempt: str) -> SaveAborted:
+    """Say what is missing."""
+    there = listing(folder).attempts.get(attempt, ())
+    missing: list[int] = []
+    words = "its manifest is missing"
+    with contextlib.suppress(FileNotFoundError, CorruptCheckpoint):
+        missing = missing_parts(folder, attempt, there)
+        words = f"process {', '.join(map(str, missing[:20]))} has not written all of its data"
+    return SaveAborted(
+        f"{folder.path}: attempt {attempt} is not complete: {words}",
+        path=folder.path,
+        phase="commit",
+        processes=missing,
+    )
+
+
+def give_back(folder: Folder) -> None:
+    """Give COMMIT its name back if it was renamed to delete an attempt that it does not name."""
+    for attempt in listing(folder).tombstones:
+        name = tombstone_name(attempt)
+        with contextlib.suppress(CorruptCheckpoint):
+            said = read_commit(folder, name)
+            if said and said.attempt != attempt:
+                with contextlib.suppress(FileExistsError, FileNotFoundError):  # others do it, too
+                    folder.link(name, COMMIT)
+                folder.sync()
+                folder.remove(name)
+
+
+def tidy(folder: Folder, commit: Commit) -> None:
+    """Remove what a committed attempt no longer needs."""
+    keep = (commit.manifest.name, commit.index.name)
+    for name in listing(folder).attempts.get(commit.attempt, ()):
+        if name not in keep and not name.startswith("data-"):
+            folder.remove(name)
+
+
+def abandon(folder: Folder, attempt: str) -> Commit | None:
+    """End an attempt: PENDING goes first, so that nobody can commit it any more; then its files.
+
+    Returns what COMMIT says if that attempt was committed in the last moment: nothing is removed.
+    """
+    folder.remove(pending_name(attempt))
+    # A process on another host must not find PENDING again when files of it are gone.
+    folder.sync()
+    found = standing(folder)
+    if found and found[1].attempt == attempt:
+        return _settled(folder, attempt)
+    remove_attempt(folder, attempt)
+    return None
+
+
+def remove_attempt(folder: Folder, attempt: str) -> None:
+    """Remove the files of an attempt that is dead, and the folder if it is empty then."""
+    for name in listing(folder).attempts.get(attempt, ()):
+        folder.remove(name)
+    folder.remove_folder()

@@ -1,0 +1,135 @@
+"""A committed checkpoint, opened: COMMIT vouches for manifest and index, and these for all else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.step_folder import in_folder
+from shoal.checkpoint.disk.storage import Folder, LocalFolder
+from shoal.checkpoint.format import files as files
+from shoal.checkpoint.format.dtypes import dtype_of, storage_of
+from shoal.checkpoint.format.records import (
+    Blob,
+    Chunks,
+    Commit,
+    Index,
+    IntArray,
+    LeafRecord,
+    Manifest,
+)
+from shoal.checkpoint.rules.reading import Items
+from shoal.errors import CorruptCheckpoint, NotCommitted
+
+__all__ = ["Checkpoint", "open_checkpoint", "open_folder"]
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A committed checkpoint; its manifest and index are verified."""
+
+    folder: Folder
+    commit: Commit
+    manifest: Manifest
+    index: Index
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        """The index's chunks, values of processes one behind the other, as if they were a row."""
+        return replace(self.index.chunks, origin=self._origins)
+
+    @cached_property
+    def _origins(self) -> IntArray:
+        chunks = self.index.chunks
+        own = [n for n, leaf in enumerate(self.manifest.leaves) if leaf.kind == "per_process"]
+        if not own:
+            return chunks.origin
+        origin = chunks.origin.copy()
+        for leaf in own:
+            rows = np.flatnonzero(chunks.leaf == leaf)
+            sizes = chunks.extent[rows, 0]
+            origin[rows, 0] = np.cumsum(sizes) - sizes
+        return origin
+
+    @cached_property
+    def items(self) -> Items:
+        """What an element of each leaf is; 0 bytes of those without data in files."""
+        return _items(self.manifest.leaves)
+
+    def values_of(self, leaf: int) -> dict[int, tuple[int, int]]:
+        """Return where the value of each process lies: its first byte in `chunks`, and how many."""
+        rows = np.flatnonzero(self.chunks.leaf == leaf)
+        processes = self.index.chunks.origin[rows, 0].tolist()
+        first, sizes = self.chunks.origin[rows, 0], self.chunks.extent[rows, 0]
+        return dict(zip(processes, zip(first.tolist(), sizes.tolist(), strict=True), strict=True))
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open what is committed at `path`.
+
+    Raises:
+      NotCommitted: nothing is.
+      CorruptCheckpoint, UnsupportedCheckpoint, StorageError.
+    """
+    return open_folder(LocalFolder(path))
+
+
+def open_folder(folder: Folder) -> Checkpoint:
+    """Do what `open_checkpoint` does."""
+    commit = attempts.committed(folder)
+    if commit is None:
+        raise NotCommitted(f"{folder.path}: {_what_is_there(folder)}", path=folder.path)
+    manifest_data = _read_blob(folder, commit.manifest)
+    index_data = _read_blob(folder, commit.index)
+    with in_folder(folder):
+        manifest = files.decode_manifest(manifest_data, commit.manifest.name)
+        index = files.decode_index(index_data, commit.index.name)
+        files.check_whole(commit, manifest, index)
+    return Checkpoint(folder, commit, manifest, index)
+
+
+def _items(leaves: Sequence[LeafRecord]) -> Items:
+    num_bytes = np.zeros(len(leaves), dtype=np.int64)
+    per_byte = np.ones(len(leaves), dtype=np.int64)
+    for number, leaf in enumerate(leaves):
+        if leaf.has_data:
+            how = storage_of(dtype_of(leaf.dtype))
+            num_bytes[number], per_byte[number] = how.item_bytes, how.per_byte
+    return Items(num_bytes, per_byte)
+
+
+def _read_blob(folder: Folder, blob: Blob) -> bytes:
+    """Read a file that COMMIT vouches for."""
+    what = "is missing"
+    try:
+        data = folder.read(blob.name, blob.bytes + 1)
+        if len(data) == blob.bytes and hashlib.sha256(data).hexdigest() == blob.sha256:
+            return data
+        what = "is not what was saved: its hash differs"
+        if len(data) != blob.bytes:
+            what = f"is not what was saved: it had {blob.bytes:,} bytes"
+    except FileNotFoundError:
+        pass
+    raise CorruptCheckpoint(
+        f"{folder.path}: {blob.name} {what}\n"
+        "restore another step, or put an undamaged copy in its place",
+        path=folder.path,
+        file=blob.name,
+    )
+
+
+def _what_is_there(folder: Folder) -> str:
+    """Say why nothing can be read."""
+    names = folder.names()
+    steps = [name for name in names if name.startswith("step_")]
+    if steps:
+        return f"is no checkpoint, but a history of {len(steps)} steps; give the path of one"
+    if any(name.startswith("PENDING-") for name in names):
+        return "nothing is committed; a save is under way, or ended before it was complete"
+    return "is no checkpoint: there is no file COMMIT" if names else "nothing is saved there"

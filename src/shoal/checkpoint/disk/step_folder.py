@@ -1,0 +1,277 @@
+"""What lies in the folder of one step: names of its files, whose they are, what is committed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.format.files import (
+    COMMIT_BYTES,
+    Commit,
+    decode_commit,
+    decode_manifest,
+    manifest_name,
+    part_name,
+)
+from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
+
+__all__ = [
+    "COMMIT",
+    "KEEP",
+    "Attempt",
+    "Listing",
+    "State",
+    "committed",
+    "in_folder",
+    "is_complete",
+    "listing",
+    "missing_parts",
+    "new_attempt",
+    "pending_name",
+    "read_commit",
+    "see",
+    "standing",
+    "state_of",
+    "temporary_name",
+    "tombstone_name",
+]
+
+COMMIT, KEEP = "COMMIT", "KEEP"
+_ATTEMPT = "[0-9a-f]{12}"
+_OWNED = re.compile(
+    rf"(?:PENDING-|manifest-|part-|index-|data-|tmp-)({_ATTEMPT})"
+    r"(?:\.json|\.safetensors|-[0-9a-z-]+(?:\.safetensors)?)?"
+)
+_TOMBSTONE = re.compile(f"DELETING-({_ATTEMPT})")
+
+
+def new_attempt() -> str:
+    """Return 12 hex digits that no other attempt has."""
+    return secrets.token_hex(6)
+
+
+def pending_name(attempt: str) -> str:
+    """Name the fence and lease of an attempt."""
+    return f"PENDING-{attempt}"
+
+
+def tombstone_name(attempt: str) -> str:
+    """Name what COMMIT becomes when the step is deleted."""
+    return f"DELETING-{attempt}"
+
+
+def temporary_name(attempt: str) -> str:
+    """Return a name that nobody else uses, for a file that gets its own name when it is whole."""
+    return f"tmp-{attempt}-{secrets.token_hex(4)}"
+
+
+class Listing(NamedTuple):
+    """The names in a folder, by whose they are."""
+
+    attempts: Mapping[str, tuple[str, ...]]
+    tombstones: tuple[str, ...]  # attempts, not names
+    is_pinned: bool
+    others: tuple[str, ...]
+
+
+def listing(folder: Folder) -> Listing:
+    """List a folder."""
+    attempts: dict[str, list[str]] = {}
+    tombstones, others = [], []
+    names = folder.names()
+    for name in names:
+        if match := _OWNED.fullmatch(name):
+            attempts.setdefault(match[1], []).append(name)
+        elif match := _TOMBSTONE.fullmatch(name):
+            tombstones.append(match[1])
+        elif name not in (COMMIT, KEEP):
+            others.append(name)
+    return Listing(
+        {attempt: tuple(owned) for attempt, owned in attempts.items()},
+        tuple(tombstones), KEEP in names, tuple(others),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Files of one attempt that is not committed."""
+
+    id: str
+    is_live: bool  # its PENDING is there: it may still be committed
+    is_complete: bool  # manifest and all parts are there
+    idle_s: float  # since its PENDING was last touched; inf if there is none
+    owner: Mapping[str, Any]  # what its PENDING says: host, pid, when it began
+    names: tuple[str, ...]  # its files
+
+
+@dataclass(frozen=True)
+class State:
+    """What is in the folder of one step."""
+
+    commit: Commit | None
+    attempts: tuple[Attempt, ...]
+    tombstones: tuple[str, ...]  # attempts whose deletion began
+    is_pinned: bool  # the file KEEP is there
+    others: tuple[str, ...]  # names that are nobody's
+
+
+@contextlib.contextmanager
+def in_folder(folder: Folder) -> Iterator[None]:
+    """Let errors about what is in a file name its folder."""
+    try:
+        yield
+    except CheckpointError as error:
+        if not error.path:
+            error.path = folder.path
+            error.args = (f"{folder.path}: {error}",)
+        raise
+
+
+def read_commit(folder: Folder, name: str) -> Commit | None:
+    """Return what COMMIT says, or a tombstone that it became; None if there is none.
+
+    Raises:
+      CorruptCheckpoint: it contradicts itself.
+    """
+    try:
+        size = folder.size(name)
+        if size > COMMIT_BYTES:
+            raise CorruptCheckpoint(
+                f"{folder.path}: {name} has {size:,} bytes, at most {COMMIT_BYTES:,} are possible",
+                path=folder.path,
+                file=name,
+            )
+        with in_folder(folder):
+            return decode_commit(folder.read(name), name)
+    except FileNotFoundError:
+        return None
+
+
+def standing(folder: Folder) -> tuple[str, Commit] | None:
+    """Return what is committed and the name of the file that says so; what it names may be gone.
+
+    The name is COMMIT, unless somebody renamed it to delete another attempt that is gone since,
+    and has not given it back yet.
+
+    Raises:
+      CorruptCheckpoint: COMMIT contradicts itself.
+    """
+    if commit := read_commit(folder, COMMIT):
+        return COMMIT, commit
+    tombstones = listing(folder).tombstones
+    for attempt in tombstones:
+        name = tombstone_name(attempt)
+        with contextlib.suppress(CorruptCheckpoint):
+            commit = read_commit(folder, name)
+            if commit and commit.attempt != attempt:
+                return name, commit
+    # It may have been given back since it was looked for.
+    if commit := read_commit(folder, COMMIT):
+        return COMMIT, commit
+    return None
+
+
+def committed(folder: Folder) -> Commit | None:
+    """Return what COMMIT says, None if there is none.
+
+    Raises:
+      CorruptCheckpoint: it contradicts itself, or the names and sizes that it vouches for.
+    """
+    found = standing(folder)
+    while found:
+        _, commit = found
+        wrong = _missing_or_cut(folder, commit)
+        if wrong is None:
+            return commit
+        before, found = found, standing(folder)
+        if found and found[1] == before[1]:  # else it was deleted while we looked
+            raise wrong
+    return None
+
+
+def _missing_or_cut(folder: Folder, commit: Commit) -> CorruptCheckpoint | None:
+    for blob in (commit.manifest, commit.index):
+        try:
+            size = folder.size(blob.name)
+        except FileNotFoundError:
+            words = "is missing"
+        else:
+            if size == blob.bytes:
+                continue
+            words = f"has {size:,} bytes, {blob.bytes:,} were written"
+        return CorruptCheckpoint(
+            f"{folder.path}: {blob.name} {words}; COMMIT vouches for it\n"
+            "the checkpoint is damaged: restore another step",
+            path=folder.path,
+            file=blob.name,
+        )
+    return None
+
+
+def see(folder: Folder, attempt: str) -> bool:
+    """Is the attempt alive, as this host sees the storage?"""
+    try:
+        folder.size(pending_name(attempt))  # which opens it: a host may remember what was listed
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def is_complete(folder: Folder, attempt: str) -> bool:
+    """Are manifest and all parts there?"""
+    return _is_complete(folder, attempt, folder.names())
+
+
+def _is_complete(folder: Folder, attempt: str, names: Sequence[str]) -> bool:
+    try:
+        return not missing_parts(folder, attempt, names)
+    except (FileNotFoundError, CorruptCheckpoint, UnsupportedCheckpoint):
+        return False
+
+
+def missing_parts(folder: Folder, attempt: str, names: Sequence[str]) -> list[int]:
+    """Return the processes whose parts are not among `names`.
+
+    Raises:
+      FileNotFoundError: there is no manifest.
+      CorruptCheckpoint, UnsupportedCheckpoint: it cannot be read.
+    """
+    name = manifest_name(attempt)
+    with in_folder(folder):
+        num_processes = decode_manifest(folder.read(name), name).num_processes
+    there = set(names)
+    return [process for process in range(num_processes) if part_name(attempt, process) not in there]
+
+
+def state_of(folder: Folder) -> State:
+    """Return what is there. Raises as `committed`."""
+    there = listing(folder)
+    commit = committed(folder)  # after the listing: an attempt may be committed in between
+    own = commit.attempt if commit else ""
+    attempts = [
+        _look_at(folder, attempt, names)
+        for attempt, names in there.attempts.items()
+        if attempt != own
+    ]
+    return State(commit, tuple(attempts), there.tombstones, there.is_pinned, there.others)
+
+
+def _look_at(folder: Folder, attempt: str, names: tuple[str, ...]) -> Attempt:
+    owner: Mapping[str, Any] = {}
+    try:
+        idle_s = folder.age_s(pending_name(attempt))
+        with contextlib.suppress(ValueError):  # half written, or COMMIT's text already
+            said = json.loads(folder.read(pending_name(attempt)))
+            owner = said if isinstance(said, dict) else {}
+        is_live = True
+    except FileNotFoundError:
+        idle_s, is_live = math.inf, False
+    whole = _is_complete(folder, attempt, names)
+    return Attempt(attempt, is_live, whole, idle_s, owner, names)

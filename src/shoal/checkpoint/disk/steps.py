@@ -1,0 +1,217 @@
+"""The steps of a history on disk: `<root>/step_000000001000/`. Always listed from storage.
+
+No process asks another here; whoever calls, alone and without JAX, sees what is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.step_folder import KEEP
+from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.format.files import Commit
+from shoal.checkpoint.retention import Keep, Saved, doomed
+from shoal.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    NotCommitted,
+    UsageError,
+    UsageTypeError,
+)
+from shoal.runtime import fault_points
+
+__all__ = [
+    "MOST_STEPS",
+    "Step",
+    "checked_step",
+    "commits",
+    "delete",
+    "folders",
+    "newest",
+    "pin",
+    "require",
+    "retain",
+    "step_name",
+    "step_of",
+    "tend",
+    "unpin",
+]
+
+MOST_STEPS = 1 << 62
+
+_LOG = logging.getLogger("shoal")
+_NAME = re.compile(r"step_(\d{12,19})")
+
+
+class Step(NamedTuple):
+    """A step that is committed."""
+
+    step: int
+    folder: Folder
+    commit: Commit
+
+
+def checked_step(asked: str, step: object) -> int:
+    """Return the number of a step.
+
+    Raises:
+      UsageError: it is no whole number, or negative.
+    """
+    if isinstance(step, bool) or not hasattr(step, "__index__"):
+        raise UsageTypeError(f"{asked}: step {step!r} must be a whole number")
+    number = int(step.__index__())
+    if not 0 <= number < MOST_STEPS:
+        raise UsageError(f"{asked}: step {number} must lie between 0 and {MOST_STEPS - 1}")
+    return number
+
+
+def step_name(step: int) -> str:
+    """Return the name of a step's folder.
+
+    >>> step_name(1000)
+    'step_000000001000'
+    """
+    return f"step_{step:012d}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step that a folder is named after, None if it is no step's.
+
+    >>> step_of("step_000000001000"), step_of("step_0000000001000"), step_of("step_7")
+    (1000, None, None)
+    """
+    match = _NAME.fullmatch(name)
+    step = int(match[1]) if match is not None and name.isascii() else None
+    return step if step is not None and step_name(step) == name else None
+
+
+def folders(root: Folder) -> list[tuple[int, Folder]]:
+    """Return the folders of all steps, in order; what is in them was not looked at."""
+    steps = [(step, name) for name in root.names() if (step := step_of(name)) is not None]
+    return [(step, root.folder(name)) for step, name in sorted(steps)]
+
+
+def commits(root: Folder, *, skip_corrupt: bool = False) -> list[Step]:
+    """Return the steps that are committed, in order.
+
+    Raises:
+      CorruptCheckpoint: a COMMIT contradicts itself or its files, unless `skip_corrupt`.
+    """
+    return list(_committed(folders(root), skip_corrupt))
+
+
+def newest(root: Folder, *, skip_corrupt: bool = False) -> Step | None:
+    """Return the newest step that is committed, None if none is. Raises as `commits`."""
+    return next(_committed(reversed(folders(root)), skip_corrupt), None)
+
+
+def require(root: Folder, step: int) -> Step:
+    """Return a step that is committed.
+
+    Raises:
+      NotCommitted: it is not; says which are near.
+    """
+    folder = root.folder(step_name(step))
+    commit = attempts.committed(folder)
+    if commit is None:
+        there = [one.step for one in commits(root, skip_corrupt=True)]
+        told = f"saved are {_listed(there, step)}" if there else "no step is"
+        raise NotCommitted(f"{root.path}: step {step} is not saved; {told}", path=folder.path)
+    return Step(step, folder, commit)
+
+
+def _listed(there: list[int], step: int) -> str:
+    near = sorted(sorted(there, key=lambda one: abs(one - step))[:5])
+    return ", ".join(map(str, near)) + (f" and {len(there) - 5} more" if len(there) > 5 else "")
+
+
+def pin(root: Folder, step: int) -> None:
+    """Keep a step from retention. Raises as `require`."""
+    folder = require(root, step).folder
+    with contextlib.suppress(FileExistsError):
+        folder.write_new(KEEP, b"")
+    folder.sync()
+
+
+def unpin(root: Folder, step: int) -> None:
+    """Let retention have a step."""
+    folder = root.folder(step_name(step))
+    folder.remove(KEEP)
+    if folder.names():
+        folder.sync()
+
+
+def delete(root: Folder, step: int) -> None:
+    """Delete a step that is not pinned. Raises as `require`."""
+    found = require(root, step)
+    if KEEP in found.folder.names():
+        raise UsageError(f"delete: step {step} is pinned; unpin it first")
+    attempts.delete(found.folder, found.commit.attempt)
+
+
+def _committed(pairs: Iterable[tuple[int, Folder]], skip_corrupt: bool) -> Iterator[Step]:
+    for step, folder in pairs:
+        try:
+            commit = attempts.committed(folder)
+        except CorruptCheckpoint as error:
+            if not skip_corrupt:
+                raise
+            _LOG.warning("step %d is left out: %s", step, error)
+            continue
+        if commit is not None:
+            yield Step(step, folder, commit)
+
+
+def tend(root: Folder, *, idle_s: float) -> None:
+    """Finish what crashes left: commit what is complete, end what is stale, spare who still writes.
+
+    Whatever cannot be finished is a warning: it must not keep anybody from what is committed.
+    """
+    for step, folder in folders(root):
+        with _warning(step):
+            attempts.recover(folder)
+        with _warning(step):
+            attempts.collect(folder, idle_s=idle_s)
+
+
+@contextlib.contextmanager
+def _warning(step: int) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        _LOG.warning("step %d could not be tidied: %s", step, error)
+
+
+def retain(root: Folder, keep: Keep, *, idle_s: float, process: int) -> list[int]:
+    """Delete the steps that `keep` does not keep; return them. End what crashes left elsewhere.
+
+    A step whose COMMIT is damaged is left alone. If steps cannot be deleted, the others are, and
+    the first error is raised.
+    """
+    fault_points.reach("retain.before", process)
+    steps = {one.step: one for one in commits(root, skip_corrupt=True)}
+    gone = doomed(map(_saved, steps.values()), keep)
+    errors = []
+    for step in gone:
+        try:
+            attempts.delete(steps[step].folder, steps[step].commit.attempt)
+        except CheckpointError as error:
+            errors.append(error)
+    for step, folder in folders(root):
+        if step not in steps:
+            with _warning(step):
+                attempts.collect(folder, idle_s=idle_s)
+    if errors:
+        raise errors[0]
+    return list(gone)
+
+
+def _saved(one: Step) -> Saved:
+    commit = one.commit
+    is_pinned = KEEP in one.folder.names()
+    return Saved(one.step, commit.created_ns / 1e9, commit.metrics, is_pinned)

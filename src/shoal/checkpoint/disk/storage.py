@@ -1,0 +1,347 @@
+"""A folder of files: the few operations that a checkpoint needs, each with a meaning after a crash.
+
+Whatever the system refuses is a `StorageError` with path and errno (`StorageFull` if it is full).
+A test may put another `Folder` in its place that records, fails or forgets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from errno import EBUSY, EEXIST, EFBIG, EINVAL, EISDIR, ENOTDIR, ENOTEMPTY, ENOTSUP
+from typing import Protocol
+
+from shoal.checkpoint.disk.direct import DirectFile
+from shoal.checkpoint.disk.refusal import free_bytes_at, refused, write_all
+from shoal.checkpoint.format.files import PAGE_BYTES
+
+__all__ = ["PAGE_BYTES", "Folder", "LocalFolder", "OpenFile"]
+
+_TRIES = 100  # to make a folder that others remove at the same time
+
+
+class OpenFile(Protocol):
+    """A new file that is being written."""
+
+    @property
+    def is_direct(self) -> bool:
+        """Writes pass the page cache by: memory, offset and length are multiples of PAGE_BYTES."""
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write all of `data` at `offset`. From several threads at once, if you like."""
+
+    def finish(self, num_bytes: int) -> None:
+        """Cut the file to its length, make it durable (fsync) and close it."""
+
+    def discard(self) -> None:
+        """Close it, whatever is there."""
+
+
+class Folder(Protocol):
+    """One folder. Names are of its own files, never paths."""
+
+    @property
+    def path(self) -> str: ...
+    def folder(self, name: str) -> Folder:
+        """A folder in it, which may not exist yet."""
+
+    def make(self) -> None:
+        """Make the folder and the parents that are missing, durably; one that is there is fine."""
+
+    def names(self) -> list[str]:
+        """What is in it, sorted. A folder that does not exist is empty."""
+
+    def read(self, name: str, most_bytes: int = 1 << 31) -> bytes:
+        """Return a whole file; FileNotFoundError if there is none."""
+
+    def size(self, name: str) -> int:
+        """Return the bytes of a file; FileNotFoundError if there is none."""
+
+    def read_at(self, name: str, offset: int, into: memoryview) -> int:
+        """Fill `into` from `offset`; return how many bytes there were. From several threads."""
+
+    def write_new(self, name: str, data: bytes) -> None:
+        """Write a new file durably (fsync). FileExistsError; FileNotFoundError without folder."""
+
+    def rewrite(self, name: str, data: bytes) -> None:
+        """Write the content of a file that exists, durably; FileNotFoundError if there is none.
+
+        Nothing is cut before the new bytes are there; equal bytes are not written again.
+        """
+
+    def open_new(self, name: str, num_bytes: int) -> OpenFile:
+        """Begin a large new file. FileExistsError if there is one."""
+
+    def link(self, old: str, new: str) -> None:
+        """Give a file a second name. FileExistsError, FileNotFoundError; else it is there."""
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name; what bore that is gone. FileNotFoundError."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file; none is fine."""
+
+    def remove_folder(self) -> bool:
+        """Remove this folder if it is empty; say whether it is gone."""
+
+    def touch(self, name: str) -> None:
+        """Set a file's time of change to now. FileNotFoundError."""
+
+    def age_s(self, name: str) -> float:
+        """Seconds since a file's time of change, by the clock of the storage. FileNotFoundError."""
+
+    def sync(self) -> None:
+        """Make the names in it durable (fsync of the folder). A folder that is gone has none."""
+
+    def free_bytes(self) -> int:
+        """How much may still be written here (or where the folder would be made)."""
+
+
+class LocalFolder:
+    """A folder of a file system that has link and fsync."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.path.abspath(os.fspath(path))
+
+    def __repr__(self) -> str:
+        return f"LocalFolder({self._path!r})"
+
+    @property
+    def path(self) -> str:
+        """Where it is, from the root on."""
+        return self._path
+
+    def folder(self, name: str) -> LocalFolder:
+        """See `Folder.folder`."""
+        return LocalFolder(self._at(name))
+
+    def _at(self, name: str) -> str:
+        return os.path.join(self._path, name)
+
+    def make(self) -> None:
+        """See `Folder.make`."""
+        for left in reversed(range(_TRIES)):
+            try:
+                return self._make()
+            except FileNotFoundError as error:  # somebody removed a parent in between
+                if not left:
+                    raise refused(error, self._path, "make the folder") from error
+        return None
+
+    def _make(self) -> None:
+        missing = []
+        path = self._path
+        while not os.path.isdir(path):
+            missing.append(path)
+            if (parent := os.path.dirname(path)) == path:
+                break
+            path = parent
+        for path in reversed(missing):
+            with _refusals(path, "make the folder", FileNotFoundError):
+                with contextlib.suppress(FileExistsError):  # another process was faster
+                    os.mkdir(path)
+                if not stat.S_ISDIR(os.stat(path).st_mode):
+                    raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), path)
+        # Who finds a folder does not know whether its maker came to the fsync of the parent yet.
+        # A history and its step may both be that new.
+        made = {os.path.dirname(path) for path in missing}
+        found = {os.path.dirname(self._path), os.path.dirname(os.path.dirname(self._path))}
+        for path in sorted(made | found, reverse=True):  # the longer ones are the inner ones
+            with _refusals(path, "fsync the folder", FileNotFoundError):
+                try:
+                    _sync_folder(path)
+                except PermissionError:  # a parent that others made, long ago
+                    if path in made:
+                        raise
+
+    def names(self) -> list[str]:
+        """See `Folder.names`."""
+        with _refusals(self._path, "list the folder"):
+            try:
+                return sorted(os.listdir(self._path))
+            except FileNotFoundError:
+                return []
+        return []
+
+    def read(self, name: str, most_bytes: int = 1 << 31) -> bytes:
+        """See `Folder.read`."""
+        path = self._at(name)
+        with _refusals(path, "read", FileNotFoundError), _open_to_read(path) as fd:
+            if os.fstat(fd).st_size > most_bytes:
+                raise OSError(EFBIG, f"more than {most_bytes:,} bytes")
+            parts = []
+            while part := os.read(fd, 1 << 30):
+                parts.append(part)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b""
+
+    def size(self, name: str) -> int:
+        """See `Folder.size`."""
+        path = self._at(name)
+        with _refusals(path, "look at", FileNotFoundError), _open_to_read(path) as fd:
+            return os.fstat(fd).st_size
+        return 0
+
+    def read_at(self, name: str, offset: int, into: memoryview) -> int:
+        """See `Folder.read_at`."""
+        path = self._at(name)
+        done = 0
+        with _refusals(path, "read", FileNotFoundError), _open_to_read(path) as fd:
+            while done < len(into) and (more := os.preadv(fd, [into[done:]], offset + done)):
+                done += more
+        return done
+
+    def write_new(self, name: str, data: bytes) -> None:
+        """See `Folder.write_new`."""
+        path = self._at(name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        known = (FileExistsError, FileNotFoundError)
+        with _refusals(path, "write", *known, needed_bytes=len(data)):
+            fd = os.open(path, flags, 0o666)
+            try:
+                try:
+                    write_all(fd, memoryview(data), 0)
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                raise
+
+    def rewrite(self, name: str, data: bytes) -> None:
+        """See `Folder.rewrite`."""
+        path = self._at(name)
+        with _refusals(path, "write", FileNotFoundError, needed_bytes=len(data)):
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if os.pread(fd, len(data) + 1, 0) != data:
+                    write_all(fd, memoryview(data), 0)
+                    os.ftruncate(fd, len(data))
+                os.fsync(fd)  # also of equal bytes: who wrote them may not have come to it
+            finally:
+                os.close(fd)
+
+    def open_new(self, name: str, num_bytes: int) -> OpenFile:
+        """See `Folder.open_new`."""
+        path = self._at(name)
+        with _refusals(path, "write", FileExistsError, needed_bytes=num_bytes):
+            return DirectFile(path, num_bytes)
+        raise FileExistsError(EEXIST, os.strerror(EEXIST), path)
+
+    def link(self, old: str, new: str) -> None:
+        """See `Folder.link`."""
+        path = self._at(new)
+        with _refusals(path, "link", FileExistsError, FileNotFoundError):
+            os.link(self._at(old), path)
+
+    def rename(self, old: str, new: str) -> None:
+        """See `Folder.rename`."""
+        path = self._at(old)
+        with _refusals(path, "rename", FileNotFoundError):
+            os.replace(path, self._at(new))
+
+    def remove(self, name: str) -> None:
+        """See `Folder.remove`."""
+        path = self._at(name)
+        with _refusals(path, "remove"), contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def remove_folder(self) -> bool:
+        """See `Folder.remove_folder`."""
+        with _refusals(self._path, "remove the folder"):
+            try:
+                os.rmdir(self._path)
+            except FileNotFoundError:
+                return True
+            except OSError as error:
+                if error.errno in (ENOTEMPTY, EEXIST, EBUSY):
+                    return False
+                raise
+            return True
+        return False
+
+    def touch(self, name: str) -> None:
+        """See `Folder.touch`."""
+        path = self._at(name)
+        with _refusals(path, "touch", FileNotFoundError):
+            os.utime(path)
+
+    def age_s(self, name: str) -> float:
+        """See `Folder.age_s`."""
+        path = self._at(name)
+        with _refusals(path, "look at", FileNotFoundError):
+            changed = os.stat(path).st_mtime
+            return max(0.0, self._now() - changed)
+        return 0.0
+
+    def _now(self) -> float:
+        """Return the time by the clock that stamps new files: on a network, a server's."""
+        path = self._at(f"tmp-000000000000-{secrets.token_hex(4)}")
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileNotFoundError:
+            raise
+        except OSError:  # this host may only read
+            return time.time()
+        try:
+            return os.fstat(fd).st_mtime
+        finally:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def sync(self) -> None:
+        """See `Folder.sync`."""
+        with _refusals(self._path, "fsync the folder"), contextlib.suppress(FileNotFoundError):
+            _sync_folder(self._path)
+
+    def free_bytes(self) -> int:
+        """See `Folder.free_bytes`."""
+        with _refusals(self._path, "look at"):
+            return free_bytes_at(self._path)
+        return 0
+
+
+@contextlib.contextmanager
+def _refusals(
+    path: str, doing: str, *known: type[OSError], needed_bytes: int | None = None
+) -> Iterator[None]:
+    """Let what the system refuses be a StorageError, but for errors that have a meaning here."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, known):
+            raise
+        raise refused(error, path, doing, needed_bytes) from error
+
+
+@contextlib.contextmanager
+def _open_to_read(path: str) -> Iterator[int]:
+    """Open a regular file; anything else, such as a pipe that would have us wait, is refused."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR), path)
+        if not stat.S_ISREG(mode):
+            raise OSError(EINVAL, "not a regular file", path)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some file systems on a network know no fsync of folders: there names are durable.
+        if error.errno not in (EINVAL, ENOTSUP):
+            raise
+    finally:
+        os.close(fd)

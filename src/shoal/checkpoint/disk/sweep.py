@@ -1,0 +1,126 @@
+"""What is left to do in the folder of a step: recover, collect, delete. See `attempts`."""
+
+from __future__ import annotations
+
+import contextlib
+
+from shoal.checkpoint.disk.committing import (
+    abandon,
+    commit,
+    give_back,
+    tidy,
+)
+from shoal.checkpoint.disk.step_folder import (
+    COMMIT,
+    KEEP,
+    committed,
+    listing,
+    pending_name,
+    read_commit,
+    standing,
+    state_of,
+    tombstone_name,
+)
+from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.format.files import Commit
+from shoal.errors import (
+    CorruptCheckpoint,
+    SaveAborted,
+    StepAlreadyCommitted,
+    UnsupportedCheckpoint,
+)
+from shoal.runtime import fault_points
+
+__all__ = ["collect", "delete", "recover"]
+
+
+def recover(folder: Folder) -> Commit | None:
+    """Commit a complete attempt of a step that has no COMMIT; finish deletions and tidying.
+
+    Of several complete attempts the one that was touched last is committed.
+
+    Returns the commit that stands afterwards, None if there is none.
+
+    Raises:
+      CorruptCheckpoint: as `committed`; nothing is changed then.
+    """
+    _finish_deletions(folder)
+    if done := committed(folder):
+        tidy(folder, done)
+        return done
+    attempts = [one for one in state_of(folder).attempts if one.is_live and one.is_complete]
+    for attempt in sorted(attempts, key=lambda one: one.idle_s):
+        # One that cannot be committed is left to `collect`; the next may do.
+        with contextlib.suppress(SaveAborted, CorruptCheckpoint, UnsupportedCheckpoint):
+            try:
+                return commit(folder, attempt.id)
+            except StepAlreadyCommitted:
+                break
+    return committed(folder)
+
+
+def collect(folder: Folder, *, idle_s: float) -> list[str]:
+    """End attempts that nobody has touched for `idle_s`, remove what nobody owns.
+
+    Spares committed files, attempts that are alive, and names that are not of a checkpoint. A
+    complete attempt is recovered rather than ended. A folder that was empty before goes only if
+    `idle_s` is 0: somebody may be about to begin in it. Returns the names removed.
+    """
+    recover(folder)
+    removed: list[str] = []
+    for attempt in state_of(folder).attempts:
+        # One without PENDING has been idle for ever.
+        if attempt.idle_s >= idle_s and abandon(folder, attempt.id) is None:
+            removed += attempt.names
+    if removed or not idle_s:
+        folder.remove_folder()
+    return removed
+
+
+def delete(folder: Folder, attempt: str) -> None:
+    """Delete a committed step: COMMIT becomes DELETING-<attempt>, then its files go, then that.
+
+    A crash in between leaves a step that is gone; `recover` and `collect` finish the deletion.
+    Deleting what is not there any more, or is another attempt's by now, does nothing.
+    """
+    found = standing(folder)
+    if found and found[0] == COMMIT and found[1].attempt == attempt:
+        # A PENDING that a crash left behind could be committed again without COMMIT.
+        folder.remove(pending_name(attempt))
+        with contextlib.suppress(FileNotFoundError):  # others delete it, too
+            folder.rename(COMMIT, tombstone_name(attempt))
+    _finish_deletions(folder)
+
+
+def _finish_deletions(folder: Folder) -> None:
+    give_back(folder)
+    tombstones = listing(folder).tombstones
+    for attempt in tombstones:
+        _finish_deletion(folder, attempt)
+    if tombstones:
+        if folder.names() == [KEEP]:  # a pin of what is gone
+            folder.remove(KEEP)
+        folder.remove_folder()
+
+
+def _finish_deletion(folder: Folder, attempt: str) -> None:
+    name = tombstone_name(attempt)
+    folder.remove(pending_name(attempt))
+    # COMMIT and PENDING are gone for good before anything else is.
+    folder.sync()
+    with contextlib.suppress(CorruptCheckpoint):  # damaged since; its name tells what it was
+        said = read_commit(folder, name)
+        if said is None or said.attempt != attempt:
+            return  # another process finished it, or it is to be given back
+    found = standing(folder)
+    if found is None or found[1].attempt != attempt:  # COMMIT wins over every tombstone
+        fault_points.reach("delete.marked", None)
+        _remove_files(folder, attempt)
+    folder.remove(name)
+
+
+def _remove_files(folder: Folder, attempt: str) -> None:
+    for number, file in enumerate(listing(folder).attempts.get(attempt, ())):
+        folder.remove(file)
+        if number == 0:
+            fault_points.reach("delete.half", None)

@@ -1,0 +1,179 @@
+"""Fields of JSON that may come from an enemy: asked for by name and type, or refused in words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+from shoal.checkpoint.format.records import FEATURES, LARGEST, VERSION
+from shoal.checkpoint.format.values import shown
+from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all
+
+__all__ = ["FORMAT", "Fields", "check_json", "check_version", "head", "is_step", "is_text"]
+
+FORMAT = "shoal-checkpoint"
+_ATTEMPT = re.compile("[0-9a-f]{12}", re.ASCII)
+_SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)
+_DEEPEST = 100  # lists and objects of the caller in one another
+
+
+class Fields:
+    """One object of a file."""
+
+    def __init__(self, found: Any, file: str, where: str = "") -> None:
+        self.file = file
+        self.where = f", {where}" if where else ""
+        if type(found) is not dict:
+            self.refuse("is no object")
+        self.found: dict[str, Any] = found
+
+    def refuse(self, what: str) -> NoReturn:
+        raise CorruptCheckpoint(f"{self.file}{self.where} {what}", file=self.file)
+
+    def expect(self, key: str, is_right: bool, what: str) -> None:
+        if not is_right:
+            self.refuse(f"has {key!r} that is {what}: {shown(self.found.get(key))}")
+
+    def only(self, known: frozenset[str]) -> None:
+        """Refuse keys that are not known."""
+        extra = self.found.keys() - known
+        if extra:
+            self.refuse(f"has unknown keys: {sorted(extra)[:5]}")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self.found.get(key, default)
+        self.expect(key, is_text(value), "no text")
+        return str(value)
+
+    def size(self, key: str) -> int:
+        value = self.found.get(key)
+        self.expect(key, type(value) is int and 0 <= value < LARGEST, "no size")
+        return int(value)  # type: ignore[arg-type]
+
+    def sizes(self, key: str) -> tuple[int, ...]:
+        value = self.found.get(key, [])
+        right = type(value) is list and all(type(v) is int and 0 <= v < LARGEST for v in value)
+        self.expect(key, right, "no list of sizes")
+        return tuple(value)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self.found.get(key, [])
+        right = type(value) is list and all(map(is_text, value))
+        self.expect(key, right, "no list of texts")
+        return tuple(value)
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        value = self.found.get(key, {})
+        self.expect(key, type(value) is dict, "no object")
+        return dict(value)
+
+    def free(self, key: str) -> dict[str, Any]:
+        """Return an object of the caller's own."""
+        value = self.mapping(key)
+        offences: list[str] = []
+        _check_json(value, key, _DEEPEST, offences)
+        if offences:
+            self.refuse(f"has {offences[0][:200]}")
+        return value
+
+    def step(self) -> int | None:
+        value = self.found.get("step")
+        self.expect("step", value is None or is_step(value), "none")
+        return value
+
+    def attempt(self) -> str:
+        value = self.text("attempt")
+        self.expect("attempt", bool(_ATTEMPT.fullmatch(value)), "not 12 hex digits")
+        return value
+
+    def sha256(self, key: str) -> str:
+        value = self.text(key)
+        self.expect(key, bool(_SHA256.fullmatch(value)), "no SHA-256")
+        return value
+
+
+def is_step(value: Any) -> bool:
+    """Is it the number of a step?"""
+    return type(value) is int and abs(value) < LARGEST
+
+
+def is_text(value: Any) -> bool:
+    """Is it a str that can be printed and sent? JSON may say lone surrogates."""
+    if type(value) is not str:
+        return False
+    try:
+        return value.isascii() or bool(value.encode())  # the first is quick
+    except UnicodeEncodeError:
+        return False
+
+
+def head(kind: str) -> dict[str, Any]:
+    """Return the fields that each file begins with."""
+    return {"format": FORMAT, "file": kind, "version": list(VERSION)}
+
+
+def check_version(fields: Fields, kind: str) -> bool:
+    """Refuse another format, a later version, unknown features; say whether all keys are known.
+
+    Raises:
+      CorruptCheckpoint, UnsupportedCheckpoint.
+    """
+    fields.expect("format", fields.text("format") == FORMAT, f"not {FORMAT!r}")
+    version = fields.sizes("version")
+    fields.expect("version", len(version) == 2, "not two numbers")
+    required = fields.texts("required")
+    unknown = sorted(set(required) - FEATURES)
+    if unknown or version[0] != VERSION[0]:
+        raise UnsupportedCheckpoint(
+            f"{fields.file} has version {version[0]}.{version[1]}"
+            + (f" and needs {', '.join(unknown)}" if unknown else "")
+            + f"; this shoal reads {VERSION[0]}.{VERSION[1]}: use a newer one",
+            features=unknown or [f"version {version[0]}.{version[1]}"],
+        )
+    fields.expect("file", fields.text("file") == kind, f"not {kind!r}")
+    return tuple(version) <= VERSION
+
+
+def check_json(value: Any, asked: str) -> None:
+    """Refuse what would not come back from JSON as it is.
+
+    Raises:
+      UsageError: names every offender.
+    """
+    offences: list[str] = []
+    _check_json(value, "", _DEEPEST, offences)
+    raise_all(asked, offences)
+
+
+def _check_json(value: Any, where: str, depth: int, offences: list[str]) -> None:
+    kind = type(value)
+    if not depth:
+        offences.append(f"{where}: is nested deeper than {_DEEPEST}")
+    elif kind is list:
+        for index, one in enumerate(value):
+            _check_json(one, f"{where}[{index}]", depth - 1, offences)
+    elif kind is dict:
+        for key, one in value.items():
+            if type(key) is not str:
+                offences.append(f"{where}: has the key {key!r}; keys of JSON are str")
+            else:
+                _check_json(key, f"{where}: the key {key!r}", 1, offences)
+                _check_json(one, f"{where}[{key!r}]", depth - 1, offences)
+    elif why := _why_no_json(value):
+        offences.append(f"{where}: {why}")
+
+
+def _why_no_json(value: Any) -> str:
+    kind = type(value)
+    if kind is str:
+        if not is_text(value):
+            return "holds a lone surrogate, which is no text"
+    elif kind is float:
+        if value - value != 0:
+            return f"is {value}, which JSON does not have"
+    elif kind is int:
+        if abs(value) >= 1 << 63:
+            return "is an int of more than 63 bits; give text"
+    elif value is not None and kind is not bool:
+        return f"is a {kind.__name__}; give None, bool, int, float, str, lists or dicts of these"
+    return ""

@@ -1,0 +1,125 @@
+"""What the files of a checkpoint say: manifest, index, part, COMMIT.
+
+`docs/checkpoint-format.md` is the norm; this file reads and writes it. Whatever is read may come
+from an enemy: nothing is believed before it was checked, and no code runs.
+
+* `records`: what there is to say; names of files. All of it can be imported from here.
+* `json_files`: manifest and COMMIT. `table_files`: part and index.
+* `tiling`: do the chunks fill every leaf?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shoal.checkpoint.format.json_files import (
+    decode_commit,
+    decode_manifest,
+    encode_commit,
+    encode_manifest,
+)
+from shoal.checkpoint.format.records import (
+    BLOCK_BYTES,
+    COMMIT_BYTES,
+    FEATURES,
+    METRICS_BYTES,
+    PAGE_BYTES,
+    VERSION,
+    Blob,
+    Chunks,
+    Commit,
+    FileRecord,
+    Index,
+    IntArray,
+    LeafRecord,
+    Manifest,
+    Part,
+    data_name,
+    index_name,
+    manifest_name,
+    part_name,
+)
+from shoal.checkpoint.format.table_files import (
+    decode_index,
+    decode_part,
+    encode_index,
+    encode_part,
+    first_blocks,
+)
+from shoal.checkpoint.format.tiling import (
+    check_index,
+    check_places,
+    check_tiling,
+    check_whole,
+    join_chunks,
+)
+from shoal.errors import CorruptCheckpoint
+
+__all__ = [
+    "BLOCK_BYTES",
+    "COMMIT_BYTES",
+    "FEATURES",
+    "METRICS_BYTES",
+    "PAGE_BYTES",
+    "VERSION",
+    "Blob",
+    "Chunks",
+    "Commit",
+    "FileRecord",
+    "Index",
+    "IntArray",
+    "LeafRecord",
+    "Manifest",
+    "Part",
+    "check_index",
+    "check_places",
+    "check_tiling",
+    "check_whole",
+    "data_metadata",
+    "data_name",
+    "decode_commit",
+    "decode_index",
+    "decode_manifest",
+    "decode_part",
+    "encode_commit",
+    "encode_index",
+    "encode_manifest",
+    "encode_part",
+    "first_blocks",
+    "index_name",
+    "join_parts",
+    "manifest_name",
+    "part_name",
+]
+
+
+def data_metadata(attempt: str) -> dict[str, str]:
+    """Return what the header of a data file says beside its entries."""
+    return {"format": "shoal-checkpoint", "attempt": attempt}
+
+
+def join_parts(manifest: Manifest, parts: Sequence[Part]) -> Index:
+    """Return the index of all parts, checked against the manifest; the same whoever joins them.
+
+    Raises:
+      CorruptCheckpoint: a part is missing, of another attempt, or they do not tile every leaf.
+    """
+    parts = sorted(parts, key=lambda part: part.process)
+    there = [part.process for part in parts]
+    if len(parts) != manifest.num_processes or there != list(range(len(parts))):
+        raise CorruptCheckpoint(
+            f"there are parts of the processes {there}, and there should be one of each of "
+            f"{manifest.num_processes}"
+        )
+    wrong = [part.process for part in parts if part.attempt != manifest.attempt]
+    if wrong:
+        raise CorruptCheckpoint(f"the parts of processes {wrong} are of another attempt")
+    files = tuple([one for part in parts for one in part.files])
+    chunks = join_chunks(parts)
+    block_hash = np.concatenate([np.zeros(0, np.uint64), *(part.block_hash for part in parts)])
+    index = Index(manifest.attempt, files, chunks, first_blocks(files), block_hash)
+    check_places(chunks, files, "the parts together")
+    check_index(manifest, index, file="the parts together")
+    return index

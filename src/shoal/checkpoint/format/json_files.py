@@ -1,0 +1,276 @@
+"""Manifest and COMMIT ↔ JSON: one leaf a line, the same bytes for the same content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from shoal.checkpoint.format import dtypes
+from shoal.checkpoint.format.fields import Fields, check_json, check_version, head, is_step, is_text
+from shoal.checkpoint.format.header import strict_json
+from shoal.checkpoint.format.records import (
+    COMMIT_BYTES,
+    LARGEST,
+    METRICS_BYTES,
+    MOST_DIMS,
+    Blob,
+    Commit,
+    LeafRecord,
+    Manifest,
+    index_name,
+    manifest_name,
+)
+from shoal.checkpoint.format.tree import from_json, names_of, to_json
+from shoal.checkpoint.format.values import shown, value_of
+from shoal.errors import CorruptCheckpoint, UsageError
+
+__all__ = ["decode_commit", "decode_manifest", "encode_commit", "encode_manifest"]
+
+_HEAD = {"format", "file", "version", "required", "attempt", "step", "created_ns", "metrics"}
+_MANIFEST_KEYS = frozenset(
+    _HEAD | {"optional", "num_processes", "writer", "mesh", "user", "tree", "leaves"}
+)
+_COMMIT_KEYS = frozenset(_HEAD | {"manifest", "index", "data_bytes", "num_files"})
+_LEAF_KEYS = frozenset({"name", "kind", "dtype", "shape", "words", "impl", "layout", "value"})
+_BLOB_KEYS = frozenset({"name", "bytes", "sha256"})
+_INLINE = frozenset({"scalar", "int", "float", "bool", "complex", "str", "bytes", "none"})
+
+
+def _line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(", ", ": "))
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the text of a manifest.
+
+    Raises:
+      UsageError: `user` is not JSON.
+    """
+    user = dict(manifest.user)
+    check_json(user, "user")
+    if manifest.step is not None and not is_step(manifest.step):
+        raise UsageError(f"step: is {shown(manifest.step)}; give an int of less than 62 bits")
+    first = {
+        **head("manifest"),
+        "required": list(manifest.required),
+        "optional": list(manifest.optional),
+        "attempt": manifest.attempt,
+        "step": manifest.step,
+        "created_ns": manifest.created_ns,
+        "num_processes": manifest.num_processes,
+        "writer": dict(manifest.writer),
+        "mesh": manifest.mesh,
+        "user": user,
+        "metrics": _metrics_json(manifest.metrics),
+        "tree": to_json(manifest.tree),
+    }
+    lines = [f"{_line(key)}: {_line(value)}," for key, value in first.items()]
+    leaves = ",\n".join([_line(_leaf_json(leaf)) for leaf in manifest.leaves])
+    text = "{\n" + "\n".join(lines) + '\n"leaves": [\n' + leaves + "\n]\n}\n"
+    return text.encode("utf-8", "replace")  # of what is information only
+
+
+def _leaf_json(leaf: LeafRecord) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": leaf.name, "kind": leaf.kind}
+    if leaf.dtype:
+        found |= {"dtype": leaf.dtype, "shape": leaf.shape}
+    if leaf.kind == "key":
+        found |= {"words": leaf.words, "impl": leaf.impl}
+    if leaf.layout:
+        found["layout"] = leaf.layout
+    if leaf.value is not None:
+        found["value"] = leaf.value
+    return found
+
+
+def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
+    """Return what a manifest says.
+
+    Raises:
+      CorruptCheckpoint: it is none, or it contradicts itself.
+      UnsupportedCheckpoint: it needs features that are not known here.
+    """
+    fields = Fields(strict_json(data, file), file)
+    knows_all = check_version(fields, "manifest")
+    if knows_all:
+        fields.only(_MANIFEST_KEYS)
+    num_processes = fields.size("num_processes")
+    fields.expect("num_processes", 1 <= num_processes < 1 << 31, "no number of processes")
+    writer = fields.mapping("writer")
+    fields.expect("writer", all(map(is_text, [*writer, *writer.values()])), "not text")
+    structure, count = from_json(fields.found.get("tree"), file)
+    listed = fields.found.get("leaves")
+    if type(listed) is not list or len(listed) != count:
+        fields.refuse(f"has a tree of {count} leaves, and does not list as many")
+    leaves = tuple([_leaf(one, file, knows_all) for one in listed])
+    for leaf, name in zip(leaves, names_of(structure), strict=True):
+        if leaf.name != name:
+            fields.refuse(f"calls a leaf {leaf.name[:100]!r} whose place in the tree is {name!r}")
+    return Manifest(
+        attempt=fields.attempt(),
+        step=fields.step(),
+        created_ns=fields.size("created_ns"),
+        num_processes=num_processes,
+        tree=structure,
+        leaves=leaves,
+        writer=writer,
+        mesh=fields.text("mesh", ""),
+        user=fields.free("user"),
+        metrics=_metrics(fields),
+        required=fields.texts("required"),
+        optional=fields.texts("optional"),
+    )
+
+
+def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
+    name = found.get("name") if type(found) is dict else None
+    if type(name) is not str:
+        raise CorruptCheckpoint(f"{file} lists a leaf without a name", file=file)
+    get = found.get
+    texts = (get("kind", ""), get("dtype", ""), get("impl", ""), get("layout", ""))
+    shape, words = get("shape", []), get("words", [])
+    odd = knows_all and not found.keys() <= _LEAF_KEYS
+    odd = odd or ("dtype" in found) != ("shape" in found)
+    if odd or not all(map(is_text, texts)) or type(shape) is not list:
+        why = "has unknown fields, or a field of the wrong type"
+    elif type(words) is not list or {*map(type, shape), *map(type, words)} - {int}:
+        why = "has a shape that is no list of sizes"
+    else:
+        kind, dtype, impl, layout = texts
+        leaf = LeafRecord(name, kind, dtype, tuple(shape), tuple(words), impl, layout, get("value"))
+        why = _why_no_leaf(leaf)
+    if why:
+        raise CorruptCheckpoint(f"{file}: leaf {name[:100]!r} {why}", file=file, leaf=name)
+    return leaf
+
+
+def _why_no_leaf(leaf: LeafRecord) -> str:
+    """Return what is wrong with a leaf, in words."""
+    try:
+        if leaf.has_data:
+            if leaf.value is not None:
+                return "has both a value here and data in files"
+            return _why_no_data(leaf.kind, leaf.dtype, leaf.shape, leaf.words, leaf.impl)
+        if leaf.kind not in _INLINE:
+            return f"is of kind {leaf.kind[:40]!r} and has no dtype"
+        if leaf.shape or leaf.words or leaf.impl:
+            return f"is of kind {leaf.kind} and has a shape"
+        value_of(leaf.kind, leaf.value)
+    except UsageError as why:
+        return f"is none: {why}"
+    return ""
+
+
+@lru_cache(maxsize=1024)
+def _why_no_data(
+    kind: str, dtype: str, shape: tuple[int, ...], words: tuple[int, ...], impl: str
+) -> str:
+    """Return what is wrong with a leaf that has data in files, in words."""
+    stored = shape + words
+    if min(stored, default=0) < 0:
+        return "has a shape that is no list of sizes"
+    item_bytes = max(1, dtypes.dtype_of(dtype).itemsize)
+    if (
+        len(stored) > MOST_DIMS
+        or math.prod(max(1, size) for size in stored) * item_bytes >= LARGEST
+    ):
+        return "is larger than anything"
+    is_key = kind == "key"
+    if is_key != bool(impl) or (words and not is_key):
+        return "is half a key"
+    if kind in ("array", "key"):
+        return ""
+    rank = {"str": 1, "bytes": 1, "per_process": 0}.get(kind)
+    if dtype != "uint8" or rank != len(shape):
+        return f"is of kind {kind[:40]!r}, which has no {dtype}{list(shape)}"
+    return ""
+
+
+def encode_commit(commit: Commit) -> bytes:
+    """Return the text of COMMIT, the same for the same content.
+
+    Raises:
+      UsageError: the metrics are too many, or no numbers.
+    """
+    fields = {
+        **head("commit"),
+        "attempt": commit.attempt,
+        "step": commit.step,
+        "created_ns": commit.created_ns,
+        "manifest": vars(commit.manifest),
+        "index": vars(commit.index),
+        "data_bytes": commit.data_bytes,
+        "num_files": commit.num_files,
+        "metrics": _metrics_json(commit.metrics),
+    }
+    lines = ",\n".join([f"{_line(key)}: {_line(value)}" for key, value in fields.items()])
+    text = ("{\n" + lines + "\n}\n").encode()
+    return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
+
+
+def _metrics_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    found = {name: _metric(name, value) for name, value in metrics.items()}
+    check_json(found, "metrics")
+    if len(_line(found).encode()) > METRICS_BYTES:
+        raise UsageError(f"metrics have more than {METRICS_BYTES} bytes as JSON; keep fewer")
+    return found
+
+
+def _metric(name: str, value: Any) -> float | str:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise UsageError(f"metrics: {name!r} is a {type(value).__name__}; give a float")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise UsageError(f"metrics: {name!r} is too large for a float") from None
+    return number if math.isfinite(number) else str(number)
+
+
+def decode_commit(data: bytes, file: str = "COMMIT") -> Commit:
+    """Return what COMMIT says.
+
+    Raises:
+      CorruptCheckpoint: it is none, or its bytes are not those that were written.
+      UnsupportedCheckpoint: it is of a later version.
+    """
+    text, seal = data[:-65], data[-65:]
+    if len(data) > COMMIT_BYTES or seal != hashlib.sha256(text).hexdigest().encode() + b"\n":
+        raise CorruptCheckpoint(
+            f"{file} is damaged: its last line is not the SHA-256 of the bytes before it", file=file
+        )
+    fields = Fields(strict_json(text, file), file)
+    if check_version(fields, "commit"):
+        fields.only(_COMMIT_KEYS)
+    attempt = fields.attempt()
+    return Commit(
+        attempt=attempt,
+        step=fields.step(),
+        created_ns=fields.size("created_ns"),
+        manifest=_blob(fields, "manifest", manifest_name(attempt)),
+        index=_blob(fields, "index", index_name(attempt)),
+        data_bytes=fields.size("data_bytes"),
+        num_files=fields.size("num_files"),
+        metrics=_metrics(fields),
+    )
+
+
+def _blob(fields: Fields, key: str, name: str) -> Blob:
+    inner = Fields(fields.found.get(key), fields.file, key)
+    inner.only(_BLOB_KEYS)
+    inner.expect("name", inner.text("name") == name, f"not {name!r}")
+    return Blob(name, inner.size("bytes"), inner.sha256("sha256"))
+
+
+def _metrics(fields: Fields) -> Mapping[str, float]:
+    found = fields.mapping("metrics")
+    fields.expect("metrics", all(map(is_text, found)), "not text")
+    for value in found.values():
+        right = type(value) is float or value in ("nan", "inf", "-inf")
+        fields.expect("metrics", right, "no numbers")
+    return {name: float(value) for name, value in found.items()}

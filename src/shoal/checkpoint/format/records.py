@@ -1,0 +1,184 @@
+"""What the files of a checkpoint say: manifest, index, part, COMMIT; and how files are named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.checkpoint.format.tree import Structure
+
+__all__ = [
+    "BLOCK_BYTES",
+    "FEATURES",
+    "PAGE_BYTES",
+    "VERSION",
+    "Blob",
+    "Chunks",
+    "Commit",
+    "FileRecord",
+    "Index",
+    "LeafRecord",
+    "Manifest",
+    "Part",
+    "data_name",
+    "index_name",
+    "manifest_name",
+    "part_name",
+]
+
+VERSION = (1, 0)
+FEATURES: frozenset[str] = frozenset()  # those that this reader knows, beyond version 1.0
+BLOCK_BYTES = 256 << 10  # each has its own hash (xxh3-64), counted from offset 0 of the file
+PAGE_BYTES = 4096  # headers of data files are padded to a multiple of it
+
+COMMIT_BYTES = 4096  # of COMMIT at most
+METRICS_BYTES = 1024  # of its metrics, as JSON
+MOST_DIMS = 64  # of what lies in files: NumPy's own limit
+LARGEST = 1 << 62  # sizes and offsets stay below: sums of two fit into 64 bits
+
+IntArray = NDArray[np.int64]
+
+
+def manifest_name(attempt: str) -> str:
+    """Return the name of an attempt's manifest."""
+    return f"manifest-{attempt}.json"
+
+
+def index_name(attempt: str) -> str:
+    """Return the name of an attempt's index."""
+    return f"index-{attempt}.safetensors"
+
+
+def part_name(attempt: str, process: int) -> str:
+    """Return the name of the part of one process."""
+    return f"part-{attempt}-{process:05d}.safetensors"
+
+
+def data_name(attempt: str, process: int, num_processes: int, number: int = 0) -> str:
+    """Return the name of a data file of one process: its first, or the one after `number` more."""
+    more = f"-{number:03d}" if number else ""
+    return f"data-{attempt}-{process:05d}-of-{num_processes:05d}{more}.safetensors"
+
+
+@dataclass(frozen=True)
+class LeafRecord:
+    """One leaf of the tree, without its data."""
+
+    name: str  # see `names`; the name of its entry in a data file if it is stored whole
+    kind: str  # "array", "scalar" (of NumPy), "key"; "int", "float", "bool", "complex", "str",
+    # "bytes", "none"; "per_process"
+    dtype: str = ""  # of its words, if it has data in files: "float32", "int4"; see `dtypes`.
+    # Long str and bytes have "uint8" and one dim; "per_process" has "uint8" and shape ()
+    shape: tuple[int, ...] = ()  # of the leaf
+    words: tuple[int, ...] = ()  # a key's words have these dims behind the shape
+    impl: str = ""  # of a key: "threefry2x32"
+    layout: str = ""  # how it lay when it was saved, as text; information only
+    value: Any = None  # of a leaf without data in files, as JSON; see `values.to_json`
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of what lies in files; chunks are boxes of this."""
+        return self.shape + self.words
+
+    @property
+    def has_data(self) -> bool:
+        """Are there bytes of it in data files?"""
+        return bool(self.dtype)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What was saved, for people and programs. Written when an attempt begins."""
+
+    attempt: str  # 12 hex digits
+    step: int | None
+    created_ns: int  # since 1970, UTC
+    num_processes: int
+    tree: Structure  # see `tree`; its names are those of the leaves, in their order
+    leaves: tuple[LeafRecord, ...]
+    writer: Mapping[str, str] = field(default_factory=dict)  # versions: shoal, numpy, jax
+    mesh: str = ""  # text of the mesh, if there was one; information only
+    user: Mapping[str, Any] = field(default_factory=dict)  # JSON of the caller
+    # For retention. Here, so that whoever commits the attempt writes the same bytes into COMMIT.
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    required: tuple[str, ...] = ()  # features without which it cannot be read
+    optional: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """One data file."""
+
+    name: str
+    bytes: int
+    process: int  # that wrote it
+
+
+@dataclass(frozen=True, eq=False)
+class Chunks:
+    """Boxes of leaves in files, a row each: sorted by leaf, then origin.
+
+    A chunk's bytes are its elements in C order, packed as `dtypes` says. Ranks differ: rows are
+    padded behind with origin 0 and extent 1; `rank` is that of the widest leaf, and at least 1.
+    A leaf without elements has one chunk, the whole. A "per_process" leaf has one of each process:
+    origin [p, 0, …], extent [bytes, 1, …], in a file of process p.
+    """
+
+    leaf: IntArray  # its number in the manifest [chunks]
+    file: IntArray  # its number in the list of files [chunks]
+    begin: IntArray  # first byte, from offset 0 of the file [chunks]
+    end: IntArray  # one past the last [chunks]
+    origin: IntArray  # of the box in the leaf [chunks, rank]
+    extent: IntArray  # of the box [chunks, rank]
+
+
+@dataclass(frozen=True, eq=False)
+class Index:
+    """Where everything is. Written when all parts are there."""
+
+    attempt: str
+    files: tuple[FileRecord, ...]
+    chunks: Chunks
+    first_block: IntArray  # of each file in `block_hash`, and one past the last [files + 1]
+    block_hash: NDArray[np.uint64]  # xxh3-64 of every block of every file [blocks]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What one process wrote: the rows of the index that are its own.
+
+    `chunks.file` and `files` count this process's files from 0.
+    """
+
+    attempt: str
+    process: int
+    files: tuple[FileRecord, ...]
+    chunks: Chunks
+    block_hash: NDArray[np.uint64]  # of its files, one behind the other [blocks]
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A file that COMMIT vouches for."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The file COMMIT: at most 4 KiB; present and consistent, it is the only meaning of saved."""
+
+    attempt: str
+    step: int | None
+    created_ns: int  # the manifest's
+    manifest: Blob
+    index: Blob
+    data_bytes: int  # of all data files
+    num_files: int
+    metrics: Mapping[str, float] = field(default_factory=dict)  # for retention: at most 1 KiB

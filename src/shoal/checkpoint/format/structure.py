@@ -1,0 +1,211 @@
+"""The structure of a tree: its nodes and the numbers of its leaves ↔ JSON.
+
+Leaves are counted from 0 in the order in which the structure lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from shoal.checkpoint.format.names import ROOT, Key, Path, component, key_of
+from shoal.checkpoint.format.values import plain_json, plain_value, shown
+from shoal.errors import CorruptCheckpoint, UsageError
+
+__all__ = [
+    "DEEPEST",
+    "FACTORIES",
+    "KEYLESS",
+    "OPAQUE",
+    "Branch",
+    "Structure",
+    "from_json",
+    "names_of",
+    "num_leaves",
+    "paths_of",
+    "prune",
+    "to_json",
+]
+
+DEEPEST = 100  # nodes in nodes: far from the limits of JSON libraries, two levels a node
+_KINDS = ("dict", "list", "tuple", "namedtuple", "OrderedDict", "defaultdict", "node")
+KEYLESS = ("list", "tuple")
+_TYPED = ("namedtuple", "node")
+FACTORIES: Mapping[str, Any] = {
+    kind.__name__: kind for kind in (int, float, complex, bool, str, bytes, list, dict, set, tuple)
+} | {"None": None}
+
+
+class _Opaque(Enum):
+    OPAQUE = "opaque"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+OPAQUE = _Opaque.OPAQUE  # static data that do not consist of plain values
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One node of a structure."""
+
+    kind: str  # "dict", …
+    keys: tuple[Key, ...]  # of the children; () of lists and tuples
+    children: tuple[Structure, ...]
+    type: str = ""  # "module:QualName" of namedtuples and nodes
+    static: Any = None  # of a node; of a defaultdict: the name of its factory
+
+    def child_keys(self) -> Iterable[Key]:
+        """The keys by which the children are named: of lists, the text of each index."""
+        return map(str, range(len(self.children))) if self.kind in KEYLESS else self.keys
+
+
+Structure: TypeAlias = int | Branch  # a leaf is its number
+
+
+def num_leaves(structure: Structure) -> int:
+    """Return how many leaves a structure has."""
+    if isinstance(structure, int):
+        return 1
+    return sum(num_leaves(child) for child in structure.children)
+
+
+def names_of(structure: Structure) -> list[str]:
+    """Return the names of all leaves, by number."""
+    found = sorted(_named(structure, ""))
+    return [name or ROOT for _, name in found]
+
+
+def _named(structure: Structure, prefix: str) -> Iterator[tuple[int, str]]:
+    if isinstance(structure, int):
+        yield structure, prefix
+        return
+    for key, child in zip(structure.child_keys(), structure.children, strict=True):
+        text = component(key)
+        yield from _named(child, f"{prefix}/{text}" if prefix else text)
+
+
+def paths_of(structure: Structure) -> list[Path]:
+    """Return the paths of all leaves, by number."""
+    return [path for _, path in sorted(_paths(structure, ()), key=lambda pair: pair[0])]
+
+
+def _paths(structure: Structure, path: Path) -> Iterator[tuple[int, Path]]:
+    if isinstance(structure, int):
+        yield structure, path
+        return
+    for key, child in zip(structure.child_keys(), structure.children, strict=True):
+        yield from _paths(child, (*path, key))
+
+
+def prune(structure: Structure, wanted: Iterable[int]) -> Structure:
+    """Return the structure of some of the leaves, numbered anew from 0 in the same order.
+
+    A node other than a dict that loses children becomes a dict of what is left: every leaf keeps
+    its name. With no leaves wanted it is an empty dict.
+    """
+    number = {old: new for new, old in enumerate(sorted(set(wanted)))}
+    return _pruned(structure, number) if number else Branch("dict", (), ())
+
+
+def _pruned(structure: Structure, number: Mapping[int, int]) -> Any:
+    """Return what is left, None if nothing is."""
+    if isinstance(structure, int):
+        return number.get(structure)
+    pairs = zip(structure.child_keys(), structure.children, strict=True)
+    left = [(key, found) for key, child in pairs if (found := _pruned(child, number)) is not None]
+    if not left:
+        return None
+    keys, children = tuple(key for key, _ in left), tuple(found for _, found in left)
+    if len(left) < len(structure.children):
+        kind = structure.kind if structure.kind in ("OrderedDict", "defaultdict") else "dict"
+        static = structure.static if kind == "defaultdict" else None
+        return Branch(kind, keys, children, "", static)
+    keys = () if structure.kind in KEYLESS else keys
+    return Branch(structure.kind, keys, children, structure.type, structure.static)
+
+
+def to_json(structure: Structure) -> Any:
+    """Return a structure as JSON: a leaf is its number, a node an object."""
+    if isinstance(structure, int):
+        return structure
+    found: dict[str, Any] = {"kind": structure.kind}
+    if structure.kind in _TYPED:
+        found["type"] = structure.type
+    if structure.kind not in KEYLESS:
+        found["keys"] = [component(key) for key in structure.keys]
+    if structure.static is not None:
+        try:
+            found["static"] = plain_json(structure.static)
+        except UsageError:
+            found["opaque"] = True
+    found["children"] = [to_json(child) for child in structure.children]
+    return found
+
+
+def from_json(found: Any, file: str) -> tuple[Structure, int]:
+    """Return the structure that JSON says, and how many leaves it has.
+
+    Raises:
+      CorruptCheckpoint: it says none.
+    """
+    reading = _Reading()
+    try:
+        return reading.structure(found, DEEPEST), reading.leaves
+    except UsageError as why:
+        raise CorruptCheckpoint(f"{file} has a tree that is none: {why}", file=file) from None
+
+
+class _Reading:
+    def __init__(self) -> None:
+        self.leaves = 0
+
+    def structure(self, found: Any, depth: int) -> Structure:
+        if type(found) is int:
+            if found != self.leaves:
+                raise UsageError(f"leaf {found} stands where leaf {self.leaves} should")
+            self.leaves += 1
+            return found
+        if not depth:
+            raise UsageError(f"it is nested deeper than {DEEPEST} nodes")
+        if type(found) is not dict:
+            raise UsageError("a node is no object")
+        kind, static = found.get("kind"), plain_value(found.get("static"))
+        if kind not in _KINDS or found.keys() != self._wanted(kind, found):
+            raise UsageError(f"a node of kind {shown(kind)} has the wrong keys")
+        if "opaque" in found:
+            if found["opaque"] is not True or "static" in found:
+                raise UsageError("a node is opaque and is not")
+            static = OPAQUE
+        if kind == "defaultdict" and (type(static) is not str or static not in FACTORIES):
+            raise UsageError("a defaultdict has an unknown factory")
+        keys = self._keys(kind, found)
+        children = tuple([self.structure(child, depth - 1) for child in found["children"]])
+        return Branch(kind, keys, children, found.get("type", ""), static)
+
+    def _wanted(self, kind: str, found: Mapping[str, Any]) -> set[str]:
+        wanted = {"kind", "children"}
+        if kind not in KEYLESS:
+            wanted.add("keys")
+        if kind in _TYPED:
+            wanted.add("type")
+        if kind in ("node", "defaultdict"):
+            wanted |= found.keys() & {"static", "opaque"}
+        return wanted
+
+    def _keys(self, kind: str, found: Mapping[str, Any]) -> tuple[Key, ...]:
+        children, texts, kind_type = found["children"], found.get("keys", []), found.get("type", "")
+        if type(children) is not list or type(texts) is not list or type(kind_type) is not str:
+            raise UsageError("a node's keys, children or type are none")
+        if kind in KEYLESS:
+            return ()
+        if len(texts) != len(children) or len(set(map(str, texts))) != len(texts):
+            raise UsageError("a node has not as many distinct keys as children")
+        if not all(type(text) is str for text in texts):
+            raise UsageError("a key is no text")
+        if kind in ("dict", "defaultdict") and texts != sorted(texts):
+            raise UsageError("the keys of a dict are not sorted")
+        return tuple([key_of(text) for text in texts])

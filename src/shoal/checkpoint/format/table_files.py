@@ -1,0 +1,208 @@
+"""Part and index ↔ bytes: tables of integers in a safetensors file of their own.
+
+The last 32 bytes are the SHA-256 of all bytes before them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal.checkpoint.format import header
+from shoal.checkpoint.format.fields import Fields, check_version, head
+from shoal.checkpoint.format.header import strict_json
+from shoal.checkpoint.format.records import (
+    BLOCK_BYTES,
+    LARGEST,
+    MOST_DIMS,
+    Chunks,
+    FileRecord,
+    Index,
+    IntArray,
+    Part,
+    data_name,
+)
+from shoal.checkpoint.format.tiling import check_places
+from shoal.errors import CorruptCheckpoint
+
+__all__ = ["decode_index", "decode_part", "encode_index", "encode_part", "first_blocks"]
+
+Array = np.ndarray[Any, Any]
+_SEAL = "sha256"
+_DIGITS = re.compile("[0-9]{5,9}", re.ASCII)
+_COLUMNS = ("leaf", "file", "begin", "end", "origin", "extent")
+_AS_JSON = frozenset({"version", "required", "process", "files"})
+_KEYS = frozenset(
+    ["format", "file", "version", "required", "attempt", "num_processes", "process", "files"]
+)
+
+
+def first_blocks(files: Sequence[FileRecord]) -> IntArray:
+    """Return the number of each file's first block among all blocks, and one past the last."""
+    counts = [-(-one.bytes // BLOCK_BYTES) for one in files]
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+
+
+def encode_part(part: Part) -> bytes:
+    """Return the bytes of a part."""
+    return _encode(
+        {**head("part"), "attempt": part.attempt, "process": part.process},
+        part.files,
+        part.chunks,
+        {"block_hash": part.block_hash},
+    )
+
+
+def encode_index(index: Index) -> bytes:
+    """Return the bytes of an index, the same for the same content."""
+    return _encode(
+        {**head("index"), "attempt": index.attempt},
+        index.files,
+        index.chunks,
+        {"first_block": index.first_block, "block_hash": index.block_hash},
+    )
+
+
+def decode_part(data: bytes, file: str = "a part") -> Part:
+    """Return what a part says; everything in it agrees with everything else.
+
+    Raises:
+      CorruptCheckpoint: it is none, or its bytes are not those that were written.
+      UnsupportedCheckpoint: it is of a later version.
+    """
+    fields, tables = _decode(data, "part", file)
+    process = fields.size("process")
+    files = _files(fields)
+    if any(one.process != process for one in files):
+        fields.refuse(f"is of process {process} and has files of others")
+    chunks, block_hash = _checked(fields, tables, files)
+    return Part(fields.attempt(), process, files, chunks, block_hash)
+
+
+def decode_index(data: bytes, file: str = "the index") -> Index:
+    """Return what an index says; everything in it agrees with everything else.
+
+    Raises:
+      CorruptCheckpoint: it is none, or its bytes are not those that were written.
+      UnsupportedCheckpoint: it is of a later version.
+    """
+    fields, tables = _decode(data, "index", file)
+    files = _files(fields)
+    chunks, block_hash = _checked(fields, tables, files)
+    wanted = first_blocks(files)
+    first_block = tables.get("first_block")
+    if first_block is None or not np.array_equal(first_block, wanted):
+        fields.refuse("says of some file that it begins with a block that it does not")
+    return Index(fields.attempt(), files, chunks, wanted, block_hash)
+
+
+def _encode(
+    said: dict[str, Any], files: Sequence[FileRecord], chunks: Chunks, more: dict[str, Array]
+) -> bytes:
+    said["files"] = [[one.name, one.bytes, one.process] for one in files]
+    tables: dict[str, Array] = {key: getattr(chunks, key) for key in _COLUMNS} | more
+    tables = {
+        key: np.ascontiguousarray(table, "<u8" if key == "block_hash" else "<i8")
+        for key, table in tables.items()
+    }
+    entries, begin = [], 0
+    for key, table in tables.items():
+        dtype = "U64" if key == "block_hash" else "I64"
+        entries.append(header.Entry(key, dtype, table.shape, begin, begin + table.nbytes))
+        begin += table.nbytes
+    entries.append(header.Entry(_SEAL, "U8", (32,), begin, begin + 32))
+    metadata = {key: one if type(one) is str else _text(one) for key, one in said.items()}
+    first = header.build(entries, metadata, page_bytes=64)
+    body = b"".join([first, *(table.tobytes() for table in tables.values())])
+    return body + hashlib.sha256(body).digest()
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]]:
+    """Check the seal, the version and the tables' dtypes."""
+    if hashlib.sha256(memoryview(data)[:-32]).digest() != data[-32:]:
+        raise CorruptCheckpoint(
+            f"{file} is damaged: it does not end with the SHA-256 of the bytes before it", file=file
+        )
+    found = header.parse(data, len(data), file)
+    said = {
+        key: strict_json(one, file) if key in _AS_JSON else one
+        for key, one in found.metadata.items()
+    }
+    fields = Fields(said, file)
+    names = (*_COLUMNS, *(["first_block"] if kind == "index" else []), "block_hash", _SEAL)
+    if check_version(fields, kind):
+        fields.only(_KEYS)
+        if set(names) != {entry.name for entry in found.entries}:
+            fields.refuse(f"has not the tables {', '.join(names)}")
+    tables: dict[str, Array] = {}
+    for entry in found.entries:
+        if entry.dtype not in ("I64", "U64") or max(entry.shape, default=0) > len(data):
+            continue
+        at = found.num_bytes + entry.begin
+        dtype = np.dtype("<i8" if entry.dtype == "I64" else "<u8")
+        count = (entry.end - entry.begin) // 8
+        tables[entry.name] = np.frombuffer(data, dtype, count, at).reshape(entry.shape)
+    if not found.entries or found.entries[-1] != (_SEAL, "U8", (32,), *_last(found, data)):
+        fields.refuse("does not end with its own hash")
+    return fields, tables
+
+
+def _last(found: header.Header, data: bytes) -> tuple[int, int]:
+    end = len(data) - found.num_bytes
+    return end - 32, end
+
+
+def _files(fields: Fields) -> tuple[FileRecord, ...]:
+    """Return the files, whose names can be no others than they are: no path leaves the folder."""
+    listed = fields.found.get("files")
+    attempt = fields.attempt()
+    found: list[FileRecord] = []
+    number = 0
+    for one in listed if type(listed) is list else [None]:
+        if type(one) is not list or [type(value) for value in one] != [str, int, int]:
+            fields.refuse("lists files that are none")
+        name, num_bytes, process = one
+        if not (0 <= num_bytes < LARGEST and 0 <= process < 1 << 31):
+            fields.refuse(f"lists a file of {num_bytes} bytes of process {process}")
+        number = number + 1 if found and found[-1].process == process else 0
+        if found and process < found[-1].process:
+            fields.refuse("lists files not in the order of their processes")
+        of = _DIGITS.match(name.partition("-of-")[2])
+        wanted = data_name(attempt, process, int(of.group()) if of else 0, number)
+        if name != wanted:
+            fields.refuse(f"lists a file {name[:100]!r} that should be {wanted!r}")
+        found.append(FileRecord(name, num_bytes, process))
+    return tuple(found)
+
+
+def _checked(
+    fields: Fields, tables: dict[str, Array], files: Sequence[FileRecord]
+) -> tuple[Chunks, Array]:
+    columns = []
+    count = tables["leaf"].shape if "leaf" in tables else ()
+    for key in _COLUMNS:
+        table = tables.get(key)
+        rank = 2 if key in ("origin", "extent") else 1
+        if table is None or table.dtype.kind != "i" or table.ndim != rank:
+            fields.refuse(f"has no table {key!r}")
+        if rank == 2 and table.shape[1] > MOST_DIMS:
+            fields.refuse(f"has a table {key!r} of {table.shape[1]} dims")
+        if table.shape[:1] != count or (rank == 2 and table.shape != tables["origin"].shape):
+            fields.refuse(f"has a table {key!r} of another length")
+        columns.append(table.astype(np.int64, copy=False))
+    block_hash = tables.get("block_hash")
+    wanted = int(first_blocks(files)[-1])
+    if block_hash is None or block_hash.dtype.kind != "u" or block_hash.shape != (wanted,):
+        fields.refuse(f"has not one hash for each of the {wanted} blocks of its files")
+    chunks = Chunks(*columns)
+    check_places(chunks, files, fields.file)
+    return chunks, block_hash

@@ -1,0 +1,238 @@
+"""Trees of values ↔ their leaves and a structure that can be written down. Without JAX.
+
+Known here: dict (keys in the order of their text), list, tuple, namedtuple, OrderedDict,
+defaultdict; None is a leaf. What else is a node, only a `Nodes` knows. A structure holds the
+numbers of its leaves, counted from 0 in its own order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+from shoal.checkpoint.format.names import Key, Path, component, name_of
+from shoal.checkpoint.format.structure import (
+    DEEPEST,
+    FACTORIES,
+    KEYLESS,
+    OPAQUE,
+    Branch,
+    Structure,
+    from_json,
+    names_of,
+    num_leaves,
+    paths_of,
+    prune,
+    to_json,
+)
+from shoal.errors import UsageError, raise_all
+
+__all__ = [
+    "OPAQUE",
+    "Branch",
+    "Level",
+    "Node",
+    "Nodes",
+    "Structure",
+    "flatten",
+    "from_json",
+    "loaded",
+    "names_of",
+    "num_leaves",
+    "paths_of",
+    "prune",
+    "to_json",
+    "type_name",
+    "unflatten",
+]
+
+
+class Level(NamedTuple):
+    """One node, taken apart."""
+
+    keys: tuple[Key, ...]  # distinct
+    children: tuple[Any, ...]
+    static: Any  # its other data; written down where it consists of plain values
+
+
+class Nodes(Protocol):
+    """Who knows nodes that are not Python's own."""
+
+    def flatten(self, value: Any) -> Level | None:
+        """Take a node apart, one level; None: it is a leaf."""
+
+    def build(self, type_name: str, level: Level) -> Any | None:
+        """Return the node of that type; None: it is not known here. Imports nothing."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a type that is not known here, or could not be built. Flattens as what it was."""
+
+    type: str  # "module:QualName"
+    keys: tuple[Key, ...]
+    children: tuple[Any, ...]
+    static: Any = None  # OPAQUE where it did not consist of plain values
+
+
+def type_name(kind: type) -> str:
+    """Return how a type is named in files: `module:QualName`."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def flatten(
+    tree: Any,
+    nodes: Nodes | None = None,
+    *,
+    is_leaf: Callable[[Any], bool] | None = None,
+    asked: str = "the tree",
+) -> tuple[list[tuple[Path, Any]], Structure]:
+    """Return the leaves of a tree with their paths, and its structure.
+
+    Args:
+      nodes: knows further kinds of nodes; without it such values are leaves.
+      is_leaf: says of what would be a node that it is a leaf.
+      asked: begins the message of an error.
+
+    Raises:
+      UsageError: keys that have no text, or are there twice; all of them. Nested too deeply.
+    """
+    walk = _Walk(nodes, is_leaf)
+    structure = walk.structure(tree, (), DEEPEST)
+    raise_all(asked, walk.offences)
+    return walk.leaves, structure
+
+
+class _Walk:
+    def __init__(self, nodes: Nodes | None, is_leaf: Callable[[Any], bool] | None) -> None:
+        self.nodes = nodes
+        self.is_leaf = is_leaf
+        self.leaves: list[tuple[Path, Any]] = []
+        self.offences: list[str] = []
+        self.above: set[int] = set()  # the nodes that this one lies in, by id
+
+    def structure(self, value: Any, path: Path, depth: int) -> Structure:
+        found = None if self.is_leaf and self.is_leaf(value) else self._branch(value)
+        if found is None:
+            self.leaves.append((path, value))
+            return len(self.leaves) - 1
+        if not depth or id(value) in self.above:
+            what = f"is nested deeper than {DEEPEST} nodes" if not depth else "contains itself"
+            self.offences.append(f"{name_of(path[:8])}{'/…' if path[8:] else ''}: {what}")
+            return -1
+        kind, type_name, keys, children, static = found
+        named = keys if kind not in KEYLESS else [str(index) for index in range(len(children))]
+        if self._is_wrong(named, path):
+            return -1
+        self.above.add(id(value))
+        pairs = zip(named, children, strict=True)
+        inner = tuple([self.structure(child, (*path, key), depth - 1) for key, child in pairs])
+        self.above.remove(id(value))
+        return Branch(kind, tuple(keys), inner, type_name, static)
+
+    def _is_wrong(self, keys: Sequence[Key], path: Path) -> bool:
+        texts = set()
+        before = len(self.offences)
+        for key in keys:
+            try:
+                text = component(key)
+            except UsageError as why:
+                self.offences += [type(one)(f"{name_of(path)}: {one}") for one in why.offences]
+            else:
+                if text in texts:
+                    self.offences.append(f"{name_of(path)}: has the key {key!r} twice")
+                texts.add(text)
+        return len(self.offences) > before
+
+    def _branch(self, value: Any) -> tuple[str, str, Sequence[Key], Sequence[Any], Any] | None:
+        """Take a node apart; None: it is a leaf."""
+        kind = type(value)
+        if kind is dict:
+            keys = _sorted(value)
+            return "dict", "", keys, [value[key] for key in keys], None
+        if kind is list or kind is tuple:
+            return kind.__name__, "", (), value, None
+        if kind is OrderedDict:
+            return "OrderedDict", "", list(value), list(value.values()), None
+        if kind is defaultdict:
+            return self._defaultdict(value)
+        if kind is Node:
+            return "node", value.type, value.keys, value.children, value.static
+        if isinstance(value, tuple) and _fields(kind) is not None:
+            return "namedtuple", type_name(kind), kind._fields, value, None
+        level = self.nodes.flatten(value) if self.nodes else None
+        if level is None:
+            return None
+        return "node", type_name(kind), level.keys, level.children, level.static
+
+    def _defaultdict(self, value: Any) -> tuple[str, str, Sequence[Key], Sequence[Any], Any]:
+        keys = _sorted(value)
+        children = [value[key] for key in keys]
+        for name, factory in FACTORIES.items():
+            if value.default_factory is factory:
+                return "defaultdict", "", keys, children, name
+        return "node", "collections:defaultdict", keys, children, OPAQUE
+
+
+def _sorted(keys: Iterable[Key]) -> list[Key]:
+    """Return keys in the order of their text; as they are if one has none."""
+    listed = list(keys)
+    try:
+        return sorted(listed, key=component)
+    except UsageError:  # said later, with the path
+        return listed
+
+
+def _fields(kind: type) -> tuple[str, ...] | None:
+    fields = getattr(kind, "_fields", None)
+    if type(fields) is tuple and all(type(field) is str for field in fields):
+        return fields
+    return None
+
+
+def unflatten(structure: Structure, leaves: Sequence[Any], nodes: Nodes | None = None) -> Any:
+    """Return the tree of a structure; leaf `n` of it is `leaves[n]`.
+
+    Nothing is imported: a namedtuple or node whose class is not there already, or does not fit,
+    comes back as a `Node`.
+    """
+    if isinstance(structure, int):
+        return leaves[structure]
+    children = [unflatten(child, leaves, nodes) for child in structure.children]
+    kind = structure.kind
+    if kind == "list":
+        return children
+    if kind == "tuple":
+        return tuple(children)
+    if kind == "dict":
+        return dict(zip(structure.keys, children, strict=True))
+    if kind == "OrderedDict":
+        return OrderedDict(zip(structure.keys, children, strict=True))
+    if kind == "defaultdict":
+        pairs = zip(structure.keys, children, strict=True)
+        return defaultdict(FACTORIES[structure.static], pairs)
+    return _built(structure, tuple(children), nodes)
+
+
+def _built(branch: Branch, children: tuple[Any, ...], nodes: Nodes | None) -> Any:
+    kind = loaded(branch.type)
+    if kind and issubclass(kind, tuple) and _fields(kind) == branch.keys:
+        return tuple.__new__(kind, children)  # runs no code of the class
+    if branch.kind == "node" and nodes:
+        built = nodes.build(branch.type, Level(branch.keys, children, branch.static))
+        if built is not None:
+            return built
+    return Node(branch.type, branch.keys, children, branch.static)
+
+
+def loaded(name: str) -> type | None:
+    """Return the class of that name if it is loaded already. Runs no code of any module."""
+    module, _, qualified = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in qualified.split("."):
+        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
+    return found if isinstance(found, type) else None

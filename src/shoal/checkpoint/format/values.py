@@ -1,0 +1,256 @@
+"""Values that are no arrays ↔ JSON, exactly.
+
+Exactly: -0.0, the payload of a NaN, ints of any size and lone surrogates come back as they were.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.checkpoint.format import dtypes
+from shoal.errors import UsageError, WrongType, raise_all
+
+__all__ = [
+    "LARGE_BYTES",
+    "bulk_of",
+    "kind_of",
+    "plain_json",
+    "plain_value",
+    "shown",
+    "to_json",
+    "value_of",
+    "value_of_bulk",
+]
+
+LARGE_BYTES = 64 << 10  # longer str and bytes lie in data files
+_KINDS: Mapping[type, str] = {
+    bool: "bool",
+    int: "int",
+    float: "float",
+    complex: "complex",
+    str: "str",
+    bytes: "bytes",
+    type(None): "none",
+}
+_PLAIN_INTS = 1 << 63  # larger ones are written in hex: Python limits long decimals
+_DEEPEST = 32  # plain values in plain values
+
+
+def kind_of(value: Any) -> str | None:
+    """Return the kind of a leaf that is no array: "int", …, "scalar" (of NumPy); None: no such."""
+    return _KINDS.get(type(value)) or ("scalar" if isinstance(value, np.generic) else None)
+
+
+def to_json(value: Any) -> Any:
+    """Return the JSON of a leaf that is no array.
+
+    Raises:
+      UsageTypeError: it is none, or a scalar whose dtype cannot be stored.
+    """
+    kind = kind_of(value)
+    if kind is None:
+        what = f"is a {type(value).__name__}"
+        raise_all("a value", [WrongType(what)])
+    return _WRITE[kind or ""](value)
+
+
+def value_of(kind: str, found: Any) -> Any:
+    """Return the value of a kind whose JSON this is.
+
+    Raises:
+      UsageError: it is none's.
+    """
+    read = _READ.get(kind)
+    try:
+        if read is not None:
+            value = read(found)
+            if kind_of(value) == kind and to_json(value) == found:  # one text for each value
+                return value
+    except (ValueError, TypeError, LookupError, OverflowError, AttributeError, struct.error):
+        pass
+    raise UsageError(f"{shown(found)} is not the text of any {kind}")
+
+
+def shown(found: Any) -> str:
+    """Return JSON from anywhere as a few words: it may be long, or nested without end."""
+    if type(found) in (list, dict):
+        return f"a {type(found).__name__} of {len(found)}"
+    return repr(found)[:80]
+
+
+def bulk_of(value: Any) -> NDArray[np.uint8] | None:
+    """Return the bytes of a long str or bytes, which lie in data files; None: it is not long."""
+    if type(value) is str and len(value) > LARGE_BYTES // 4:
+        data = value.encode("utf-8", "surrogatepass")
+    elif type(value) is bytes:
+        data = value
+    else:
+        return None
+    return np.frombuffer(data, np.uint8) if len(data) > LARGE_BYTES else None
+
+
+def value_of_bulk(kind: str, data: NDArray[np.uint8]) -> str | bytes:
+    """Return the long str or bytes of these bytes.
+
+    Raises:
+      UsageError: they are no text.
+    """
+    found = data.tobytes()
+    if kind == "bytes":
+        return found
+    try:
+        return found.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as why:
+        raise UsageError(f"its bytes are no text: {why}") from None
+
+
+def _write_int(value: int) -> str:
+    return str(value) if -_PLAIN_INTS <= value < _PLAIN_INTS else hex(value)
+
+
+def _read_int(found: Any) -> int:
+    return int(found, 16) if "x" in found else int(found[:20])
+
+
+def _write_float(value: float) -> str:
+    if value == value:
+        return value.hex()
+    return f"nan:{struct.pack('>d', value).hex()}"
+
+
+def _read_float(found: Any) -> float:
+    if found.startswith("nan:"):
+        (value,) = struct.unpack(">d", bytes.fromhex(found[4:]))
+        return float(value)
+    return float.fromhex(found)
+
+
+def _write_complex(value: complex) -> list[str]:
+    return [_write_float(value.real), _write_float(value.imag)]
+
+
+def _read_complex(found: Any) -> complex:
+    real, imag = found
+    return complex(_read_float(real), _read_float(imag))
+
+
+def _write_str(value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # lone surrogates, which JSON of other languages refuses
+        return {"surrogatepass": _write_bytes(value.encode("utf-8", "surrogatepass"))}
+    return value
+
+
+def _read_str(found: Any) -> str:
+    if type(found) is str:
+        return found
+    return _read_bytes(found["surrogatepass"]).decode("utf-8", "surrogatepass")
+
+
+def _write_bytes(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _read_bytes(found: Any) -> bytes:
+    return base64.b64decode(found, validate=True)
+
+
+def _write_scalar(value: np.generic) -> dict[str, str]:
+    array = np.asarray(value)  # an empty str has another dtype there
+    return {"dtype": dtypes.name_of(array.dtype), "bits": dtypes.pack(array).tobytes().hex()}
+
+
+def _read_scalar(found: Any) -> Any:
+    dtype = dtypes.dtype_of(found["dtype"])
+    return dtypes.unpack(bytes.fromhex(found["bits"]), dtype, ())[()]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_WRITE: Mapping[str, Callable[[Any], Any]] = {
+    "bool": _same,
+    "int": _write_int,
+    "float": _write_float,
+    "complex": _write_complex,
+    "str": _write_str,
+    "bytes": _write_bytes,
+    "none": _same,
+    "scalar": _write_scalar,
+}
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "bool": _same,
+    "int": _read_int,
+    "float": _read_float,
+    "complex": _read_complex,
+    "str": _read_str,
+    "bytes": _read_bytes,
+    "none": _same,
+    "scalar": _read_scalar,
+}
+
+
+def plain_json(value: Any) -> Any:
+    """Return the JSON of plain values in lists, tuples and dicts: the static data of a node.
+
+    None, bool, str and lists are JSON's own; all else is an object with one key, its kind.
+
+    Raises:
+      UsageError: something in it is not plain.
+    """
+    return _plain_json(value, _DEEPEST)
+
+
+def plain_value(found: Any) -> Any:
+    """Return the plain values whose JSON this is.
+
+    Raises:
+      UsageError: it is none's.
+    """
+    return _plain_value(found, _DEEPEST)
+
+
+def _plain_json(value: Any, depth: int) -> Any:
+    kind = type(value)
+    if not depth:
+        raise UsageError(f"its static data are nested deeper than {_DEEPEST}")
+    if kind is list:
+        return [_plain_json(one, depth - 1) for one in value]
+    if kind is tuple:
+        return {"tuple": [_plain_json(one, depth - 1) for one in value]}
+    if kind is dict:
+        pairs = value.items()
+        return {"dict": [[_plain_json(one, depth - 1) for one in pair] for pair in pairs]}
+    written = to_json(value)
+    as_it_is = value is None or kind is bool or (kind is str and written is value)
+    return written if as_it_is else {kind_of(value): written}
+
+
+def _plain_value(found: Any, depth: int) -> Any:
+    if found is None or type(found) in (bool, str):
+        return found
+    if not depth:
+        raise UsageError(f"static data are nested deeper than {_DEEPEST}")
+    if type(found) is list:
+        return [_plain_value(one, depth - 1) for one in found]
+    if type(found) is not dict or len(found) != 1:
+        raise UsageError("static data that are no plain values")
+    ((kind, inner),) = found.items()
+    if kind not in ("tuple", "dict"):
+        return value_of(kind, inner)
+    if type(inner) is not list:
+        raise UsageError(f"static data whose {kind} is none")
+    if kind == "tuple":
+        return tuple([_plain_value(one, depth - 1) for one in inner])
+    try:
+        return {_plain_value(k, depth - 1): _plain_value(v, depth - 1) for k, v in inner}
+    except (TypeError, ValueError) as why:
+        raise UsageError(f"static data whose dict is none: {why}") from None

@@ -1,0 +1,240 @@
+"""The save that runs for a history, one at a time, and what follows its commit."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal import settings
+from shoal.checkpoint.blocks.arena import Arena
+from shoal.checkpoint.disk import steps
+from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.format.files import Commit
+from shoal.checkpoint.lead import LEAD, lead_says
+from shoal.checkpoint.retention import Keep
+from shoal.errors import DeadlineError, UsageError
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.leaving import Notice
+
+if TYPE_CHECKING:
+    from shoal.checkpoint.saving.background import Saving
+
+__all__ = ["Rate", "Saver", "seconds_needed"]
+
+_LOG = logging.getLogger("shoal")
+_BLOCKED_S = 1.0  # a save that waits this long for the one before it says so
+_ENTRY_BYTES = 200  # of a header, its name aside
+_SPARE_BYTES = 1 << 20
+_LEAST_S = 1.0  # what a save may take even if the notice says that no time is left
+
+
+class Rate(NamedTuple):
+    """How fast the last save was, from its call to its commit."""
+
+    num_bytes: int
+    took_s: float
+
+
+class _Running(NamedTuple):
+    step: int
+    saving: Saving
+
+
+def seconds_needed(num_bytes: int, rate: Rate) -> float:
+    """Return how long a save is expected to take.
+
+    >>> seconds_needed(3000, Rate(1000, 2.0))
+    6.0
+    """
+    return rate.took_s * num_bytes / max(1, rate.num_bytes)
+
+
+class Saver:
+    """Saves steps one after the other."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        root: Folder,
+        keep: Keep | None,
+        *,
+        asynchronous: bool,
+        lease_s: float,
+    ) -> None:
+        self._coordinator, self._root, self._keep = coordinator, root, keep
+        self._asynchronous, self._lease_s = asynchronous, lease_s
+        self._arena = Arena()
+        self._reserving: threading.Thread | None = None
+        self._running: _Running | None = None
+        self._trouble: Exception | None = None  # of what followed the commit
+        self._rate: Rate | None = None
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        user: Mapping[str, Any] | None,
+        metrics: Mapping[str, float] | None,
+        timeout_s: float | None,
+    ) -> None:
+        """Begin to save a step, after the one before; synchronously if that is asked for.
+
+        Raises: what went wrong before, once; whatever goes wrong until the state is copied.
+        """
+        self._wait_for_the_last(step, timeout_s)
+        timeout_s = self._in_time(step, state, timeout_s)
+        began = time.monotonic()
+
+        def committed(commit: Commit) -> None:
+            self._rate = Rate(commit.data_bytes, time.monotonic() - began)
+            self._retain(step)
+
+        path = self._root.folder(steps.step_name(step)).path
+        options: dict[str, Any] = {"step": step, "user": user, "metrics": metrics}
+        options["timeout_s"] = timeout_s
+        if self._asynchronous:
+            from shoal.checkpoint.saving.background import start_save_with
+
+            self._await_memory()
+            saving = start_save_with(
+                self._coordinator, path, state, arena=self._arena, on_done=committed, **options
+            )
+            self._running = _Running(step, saving)
+            if self._coordinator.stop.notice() is None:
+                return
+        else:
+            from shoal.checkpoint.save import save_with
+
+            save_with(self._coordinator, path, state, **options)
+            self._rate = Rate(bytes_of(state), time.monotonic() - began)
+            self._retain(step)
+        self.settle(None)
+
+    def settle(self, timeout_s: float | None) -> None:
+        """Wait until nothing runs; raise, once, what went wrong.
+
+        Meanwhile this process counts as one that waits: it is not ended for the loss of a peer,
+        for the save may still be committed.
+        """
+        running = self._running
+        if running is not None:
+            progress = self._coordinator.progress
+            point = Point(f"the end of the save of step {running.step}", site=callsite())
+            progress.come(point, time.monotonic())
+            try:
+                running.saving.wait(timeout_s)
+            except DeadlineError:
+                raise  # it goes on; or has ended since, and says how when it is asked again
+            except Exception:
+                self._running = None
+                raise
+            finally:
+                progress.go(point)
+            self._running = None
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            raise trouble
+
+    def reserve_for(self, state: Any) -> None:
+        """Take the memory that copies of such a state need, in a thread."""
+        if not self._asynchronous or "jax" not in sys.modules:
+            return  # nothing is copied; nothing will be saved
+        try:
+            arguments = (planned_bytes(self._coordinator, state),)
+        except UsageError:  # not all of it can be saved: that is for `save` to say, if it is to be
+            return
+        self._await_memory()
+        self._reserving = threading.Thread(
+            target=self._arena.reserve, args=arguments, name="shoal arena", daemon=True
+        )
+        self._reserving.start()
+
+    def _await_memory(self) -> None:
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
+
+    def _wait_for_the_last(self, step: int, timeout_s: float | None) -> None:
+        running, began = self._running, time.monotonic()
+        self.settle(timeout_s)
+        blocked_s = time.monotonic() - began
+        if running is not None and blocked_s > _BLOCKED_S:
+            _LOG.warning(
+                "save(%d): blocked on the previous save, of step %d, for %.1f s",
+                step,
+                running.step,
+                blocked_s,
+            )
+
+    def _in_time(self, step: int, state: Any, timeout_s: float | None) -> float | None:
+        """Return the deadline of a save; say so if it cannot be done before the job is ended."""
+        notice = self._coordinator.stop.notice()
+        if notice is None or notice.deadline_s is None:
+            return timeout_s
+        if self._rate is not None and self._coordinator.process == LEAD:
+            needed_s = seconds_needed(bytes_of(state), self._rate)
+            if needed_s > notice.deadline_s:
+                _LOG.warning("%s", _too_late(step, needed_s, notice))
+        left_s = max(notice.deadline_s, _LEAST_S)
+        return left_s if timeout_s is None else min(timeout_s, left_s)
+
+    def _retain(self, step: int) -> None:
+        """After the commit: the lead deletes what is not kept, and all hear how it went."""
+        keep = self._keep
+        if keep is None:
+            return
+
+        def act() -> list[int]:
+            return steps.retain(self._root, keep, idle_s=self._lease_s, process=LEAD)
+
+        path, limit_s = self._root.path, settings.seconds("SHOAL_TIMEOUT_S")
+        try:
+            gone = lead_says(
+                self._coordinator, "retain", (), act,
+                timeout_s=limit_s, name=f"retain {path}", lane=f"retain {path}",
+            )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - the save has succeeded, whatever it is
+            _LOG.warning("step %d is saved; deleting old steps failed: %s", step, error)
+            self._trouble = error
+        else:
+            if gone and self._coordinator.process == LEAD:
+                _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
+
+
+def bytes_of(state: Any) -> int:
+    """Return how many bytes the arrays of a tree have, over all processes."""
+    from shoal.checkpoint.format import tree
+    from shoal.checkpoint.jax_nodes import JaxNodes
+
+    return sum(int(getattr(leaf, "nbytes", 0)) for _, leaf in tree.flatten(state, JaxNodes())[0])
+
+
+def planned_bytes(coordinator: Coordinator, state: Any) -> int:
+    """Return about how much memory this process's files take, rather more than less."""
+    import jax
+
+    from shoal.checkpoint.rules import shares
+    from shoal.checkpoint.saving.state import held_of, read_state
+
+    count = coordinator.num_processes
+    read = read_state(state, count, "resume")
+    number = jax.process_index() if read.is_spread and count > 1 else coordinator.process
+    own = shares.own_boxes(held_of(read, count), number)
+    data = sum(shares.bytes_of(one.held.dtype, one.box.extent) for one in own)
+    headers = sum(_ENTRY_BYTES + len(one.held.name) for one in own)
+    return data + headers + sum(blob.size for blob in read.blobs.values()) + _SPARE_BYTES
+
+
+def _too_late(step: int, needed_s: float, notice: Notice) -> str:
+    return (
+        f"save({step}): at the rate of the last save it takes about {needed_s:.1f} s, and the "
+        f"notice of process {notice.process} ({notice.source}: {notice.reason}) leaves "
+        f"{notice.deadline_s:.1f} s: it may not be finished. It is tried all the same; earlier "
+        "steps stand"
+    )

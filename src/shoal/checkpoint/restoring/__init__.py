@@ -1,0 +1,1 @@
+"""A restore: what is wanted, which way it comes, and onto which devices."""

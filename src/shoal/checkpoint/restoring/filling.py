@@ -1,0 +1,166 @@
+"""From what is wished to reads, and from what was read to values on the host. Without JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoal.checkpoint.blocks.memory import empty
+from shoal.checkpoint.blocks.reader import Want, read
+from shoal.checkpoint.disk.opening import Checkpoint
+from shoal.checkpoint.format import values
+from shoal.checkpoint.format.blobs import tree_of
+from shoal.checkpoint.format.dtypes import dtype_of
+from shoal.checkpoint.format.records import LeafRecord
+from shoal.checkpoint.per_process import PerProcess
+from shoal.checkpoint.restoring.target import Wish
+from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
+
+__all__ = ["Filling", "Job", "cast", "fill", "keys_of", "on_host", "whole"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Filling(NamedTuple):
+    """Reads that together make one value."""
+
+    wants: list[Want]
+    finish: Callable[[], Any]  # called once, when all are read
+    extra_bytes: int = 0  # of their memory, not kept in the value; given up when it is finished
+
+
+class Job(NamedTuple):
+    """Who restores."""
+
+    process: int
+    num_processes: int
+    merge: Callable[[list[Any]], Any] | None = None
+
+
+def fill(
+    checkpoint: Checkpoint, fillings: Sequence[Filling], most_bytes: int
+) -> tuple[list[Any], int]:
+    """Read everything; return the values, and how many bytes were read.
+
+    What needs memory that is not kept is read in several rounds.
+    """
+    found: dict[int, Any] = {}
+    read_bytes = 0
+    for numbers in _rounds(fillings, most_bytes):
+        wants = [want for number in numbers for want in fillings[number].wants]
+        extra = sum(fillings[number].extra_bytes for number in numbers)
+        left = max(most_bytes - extra, min(most_bytes, 8 << 20))
+        read_bytes += read(checkpoint, wants, most_bytes=left)
+        for number in numbers:
+            found[number] = fillings[number].finish()
+            fillings[number].wants.clear()
+        if extra:  # what sets out for a device holds its memory until it is there
+            for number in numbers:
+                getattr(found[number], "block_until_ready", int)()
+    return [found[number] for number in range(len(fillings))], read_bytes
+
+
+def _rounds(fillings: Sequence[Filling], most_bytes: int) -> Iterator[list[int]]:
+    """Group what is read together; in the order in which it is stored."""
+    order = sorted(range(len(fillings)), key=lambda n: bool(fillings[n].extra_bytes))
+    numbers: list[int] = []
+    extra = 0
+    for number in order:
+        more = fillings[number].extra_bytes
+        if numbers and more and extra + more > most_bytes * 3 // 4:
+            yield numbers
+            numbers, extra = [], 0
+        numbers.append(number)
+        extra += more
+    if numbers:
+        yield numbers
+
+
+def on_host(checkpoint: Checkpoint, wish: Wish, job: Job) -> Filling:
+    """Return how a leaf becomes a value on the host."""
+    record = checkpoint.manifest.leaves[wish.leaf]
+    if not record.has_data:
+        return Filling([], lambda: values.value_of(record.kind, record.value))
+    if record.kind == "per_process":
+        return _own_value(checkpoint, wish.leaf, job)
+    wants = [whole(checkpoint, wish.leaf)]
+    num_bytes = wants[0].out.nbytes
+    if record.kind == "key":
+        return Filling(wants, lambda: _host_keys(checkpoint, record, wants[0].out))
+    if record.kind in ("str", "bytes"):
+        return Filling(wants, lambda: _text(checkpoint, record, wants[0].out), num_bytes)
+    if wish.dtype is not None:
+        return Filling(wants, lambda: cast(wants[0].out, wish.dtype), num_bytes)
+    return Filling(wants, lambda: wants[0].out)
+
+
+def whole(checkpoint: Checkpoint, leaf: int) -> Want:
+    """Return the want of a whole leaf, with memory for it."""
+    record = checkpoint.manifest.leaves[leaf]
+    shape = record.stored_shape
+    return Want(leaf, (0,) * len(shape), empty(shape, dtype_of(record.dtype)))
+
+
+def cast(array: Array, dtype: np.dtype[Any] | None) -> Array:
+    """Return the array in another dtype; NumPy warns of what overflows."""
+    return array if dtype is None else array.astype(dtype)
+
+
+def keys_of(checkpoint: Checkpoint, record: LeafRecord, wrap: Callable[[], Any]) -> Any:
+    """Return PRNG keys that `wrap` makes of their words.
+
+    Raises:
+      UnsupportedCheckpoint: this JAX does not know keys of that kind.
+    """
+    try:
+        return wrap()
+    except (ValueError, TypeError, LookupError) as why:
+        path, kind = checkpoint.folder.path, f"key<{record.impl}>"
+        told = f"{path}: {record.name}: this JAX makes no {kind} of {list(record.words)} words"
+        raise UnsupportedCheckpoint(f"{told}: {why}", path=path, features=(kind,)) from None
+
+
+def _host_keys(checkpoint: Checkpoint, record: LeafRecord, words: Array) -> Any:
+    """Return PRNG keys; where JAX is missing, their words."""
+    try:
+        from shoal.collectives.leaves import key_of
+    except ImportError:
+        return words
+    return keys_of(checkpoint, record, lambda: key_of(words, record.impl))
+
+
+def _text(checkpoint: Checkpoint, record: LeafRecord, data: Array) -> str | bytes:
+    try:
+        return values.value_of_bulk(record.kind, data)
+    except UsageError as why:
+        path = checkpoint.folder.path
+        told = f"{path}: {record.name}: {why}"
+        raise CorruptCheckpoint(told, path=path, leaf=record.name) from None
+
+
+def _own_value(checkpoint: Checkpoint, leaf: int, job: Job) -> Filling:
+    """Return how a process gets the value that was its own, or what is made of all."""
+    record = checkpoint.manifest.leaves[leaf]
+    places = checkpoint.values_of(leaf)
+    is_same = len(places) == job.num_processes
+    if not is_same and job.merge is None:
+        raise UsageError(
+            f"restore: {record.name} has a value of each of {len(places)} processes, and there "
+            f"are {job.num_processes} now; merge= makes one value of the list of them"
+        )
+    chosen = [job.process] if is_same else sorted(places)
+    wants = []
+    for process in chosen:
+        first, size = places[process]
+        wants.append(Want(leaf, (first,), np.empty(size, np.uint8)))
+
+    def finish() -> Any:
+        file = f"{checkpoint.folder.path}: {record.name}"
+        found = [tree_of(want.out.data, file=file) for want in wants]
+        if is_same or job.merge is None:
+            return PerProcess(found[0])
+        return PerProcess(job.merge(found))
+
+    return Filling(wants, finish, sum(want.out.nbytes for want in wants))

@@ -1,0 +1,156 @@
+"""What was read → arrays on devices; and, where that reads less, by way of the devices.
+
+Direct: each process reads what its own devices hold, each distinct box once. On CPU an array lies
+in the very memory that was read into: nobody else has it, so nothing can change it.
+
+Exchange: each byte is read by one process of the job. An array is first cut along one dim over
+all devices of its mesh, as it lies in the files; then a program on the devices moves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
+
+from shoal.arrays.move import Move, move
+from shoal.checkpoint.blocks.memory import empty
+from shoal.checkpoint.blocks.reader import Want
+from shoal.checkpoint.disk.opening import Checkpoint
+from shoal.checkpoint.format.dtypes import dtype_of
+from shoal.checkpoint.restoring.filling import Filling, cast, keys_of
+from shoal.checkpoint.restoring.target import Wish
+from shoal.checkpoint.restoring.ways import Geometry
+
+__all__ = ["Spread", "allowed", "exchanged", "geometry", "on_devices", "spread_of", "transports"]
+
+Array = np.ndarray[Any, Any]
+_MOVED_BYTES = 256 << 20  # on each device, at a time
+
+Key = tuple[tuple[int | None, int | None], ...]
+
+
+class Spread(NamedTuple):
+    """The distinct boxes of an array on devices of one process, or of all."""
+
+    origins: tuple[tuple[int, ...], ...]
+    extents: tuple[tuple[int, ...], ...]
+    number: dict[Key, int]  # which of them an index of JAX means
+
+
+def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None) -> Filling:
+    """Return how a leaf becomes an array on devices; `place`: None: the wish's own."""
+    record = checkpoint.manifest.leaves[wish.leaf]
+    place = wish.place if place is None else place
+    stored, words = dtype_of(record.dtype), record.words
+    spread = spread_of(place, record.shape, jax.process_index())
+    zeros, wants = (0,) * len(words), []
+    for origin, extent in zip(spread.origins, spread.extents, strict=True):
+        wants.append(Want(wish.leaf, origin + zeros, empty(extent + words, stored)))
+
+    def finish() -> jax.Array:
+        boxes = [cast(want.out, wish.dtype) for want in wants]
+        shape, rank = record.stored_shape, len(record.shape)
+        dtype = wish.dtype or stored
+        if not boxes:
+            array = jax.make_array_from_single_device_arrays(shape, place, [], dtype=dtype)
+        else:
+            array = jax.make_array_from_callback(
+                shape, place, lambda index: boxes[spread.number[_key(index[:rank])]], dtype=dtype
+            )
+        if record.kind == "key":
+            return keys_of(
+                checkpoint, record, lambda: jax.random.wrap_key_data(array, impl=record.impl)
+            )
+        return array
+
+    is_kept = wish.dtype is None and _is_on_cpu(place)
+    extra = 0 if is_kept else sum(want.out.nbytes for want in wants)
+    return Filling(wants, finish, extra)
+
+
+def transports(place: Sharding, shape: tuple[int, ...]) -> list[NamedSharding]:
+    """Return how an array can be cut along one dim over all devices of its mesh."""
+    if not isinstance(place, NamedSharding):
+        return []
+    row = _row(place.mesh)
+    count = row.devices.size
+    return [
+        NamedSharding(row, PartitionSpec(*[None] * dim, "all"))
+        for dim, size in enumerate(shape)
+        if size and size % count == 0
+    ]
+
+
+def geometry() -> Geometry:
+    """Return what is asked of devices to plan."""
+    return Geometry(
+        boxes=lambda place, shape, process: spread_of(place, shape, process)[:2],
+        processes=_processes,
+        transports=transports,
+    )
+
+
+def exchanged(arrays: Sequence[jax.Array], places: Sequence[NamedSharding]) -> list[jax.Array]:
+    """Move arrays to where they shall lie, and give them up. All processes of their mesh call it.
+
+    A few at a time: while some move, they lie on the devices twice.
+    """
+    moved: list[jax.Array] = []
+    while len(moved) < len(arrays):
+        count = 1
+        some = arrays[len(moved) :]
+        sizes = [array.nbytes // array.sharding.num_devices for array in some]
+        while count < len(some) and sum(sizes[: count + 1]) <= _MOVED_BYTES:
+            count += 1
+        targets = places[len(moved) : len(moved) + count]
+        pairs = zip(some[:count], targets, strict=True)
+        moved += move([Move(array, array, place) for array, place in pairs], donate=True)
+    return moved
+
+
+def allowed() -> AbstractContextManager[Any]:
+    """Return where transfers to devices are what was asked for, whatever JAX is set to."""
+    found: AbstractContextManager[Any] = jax.transfer_guard("allow")
+    return found
+
+
+@lru_cache(maxsize=4096)
+def spread_of(place: Sharding, shape: tuple[int, ...], process: int) -> Spread:
+    """Return the distinct boxes on the devices of a process (JAX's number), in order."""
+    boxes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Key]] = {}
+    for device, index in place.devices_indices_map(shape).items():
+        if device.process_index == process:
+            ranges = [cut.indices(size) for cut, size in zip(index, shape, strict=True)]
+            origin = tuple(start for start, _, _ in ranges)
+            extent = tuple(max(stop - start, 0) for start, stop, _ in ranges)
+            boxes.setdefault((origin, extent), []).append(_key(index))
+    ordered = sorted(boxes)
+    number = {key: n for n, box in enumerate(ordered) for key in boxes[box]}
+    return Spread(tuple(o for o, _ in ordered), tuple(e for _, e in ordered), number)
+
+
+@lru_cache(maxsize=256)
+def _row(mesh: Mesh) -> Mesh:
+    """Return the devices of a mesh in its order, along one axis."""
+    return Mesh(mesh.devices.reshape(-1), ("all",))
+
+
+@lru_cache(maxsize=4096)
+def _processes(place: Sharding) -> tuple[int, ...]:
+    return tuple(sorted({device.process_index for device in place.device_set}))
+
+
+@lru_cache(maxsize=4096)
+def _is_on_cpu(place: Sharding) -> bool:
+    return all(device.platform == "cpu" for device in place.device_set)
+
+
+def _key(index: tuple[slice, ...]) -> Key:
+    """A slice can be no key of a dict before Python 3.12."""
+    return tuple((cut.start, cut.stop) for cut in index)

@@ -1,0 +1,295 @@
+"""One restore: all processes open the same checkpoint, read, and come to the same end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+from shoal.checkpoint.blocks.memory import uncollected
+from shoal.checkpoint.disk.attempts import committed
+from shoal.checkpoint.disk.opening import Checkpoint, open_folder
+from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.format import tree
+from shoal.checkpoint.format.names import ROOT, component
+from shoal.checkpoint.restoring import target as targets
+from shoal.checkpoint.restoring.filling import Filling, Job, fill, on_host
+from shoal.checkpoint.restoring.target import Asked, Options, Wish, Wishes
+from shoal.checkpoint.restoring.ways import Geometry, Ways, choose
+from shoal.checkpoint.told import tellers, told, untold
+from shoal.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    DivergenceError,
+    NotCommitted,
+    NotShared,
+    PeerFailedError,
+)
+from shoal.runtime import fault_points
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.verdicts import Self
+
+__all__ = ["Opened", "Request", "Restore", "open_for", "understand"]
+
+_LOG = logging.getLogger("shoal")
+
+
+class Request(NamedTuple):
+    """What is restored, as one process asks for it."""
+
+    folder: Folder
+    options: Options
+    mode: str
+    asked: Sequence[Asked] = ()
+    structure: tree.Structure | None = None  # of the target; None: there is none
+    given: Sequence[Any] = ()  # the leaves of the target
+    merge: Callable[[list[Any]], Any] | None = None
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What all processes must say alike."""
+        options = self.options
+        renames = options.rename if isinstance(options.rename, Mapping) else bool(options.rename)
+        return (
+            f"path={self.folder.path!r}",
+            f"only={options.only!r}, dtype={options.dtype!r}, mode={self.mode!r}",
+            f"rename={renames!r}, merge={self.merge is not None}",
+            *(one.line for one in self.asked),
+        )
+
+
+class Opened(NamedTuple):
+    """A checkpoint, and what is wanted of it."""
+
+    checkpoint: Checkpoint
+    wishes: Wishes
+    geometry: Geometry | None  # None: nothing lies on devices
+    ways: Ways
+
+
+def understand(folder: Folder, target: Any, options: Options, mode: str) -> Request:
+    """Take a target apart.
+
+    Raises:
+      UsageError: it can be none.
+    """
+    if target is None:
+        return Request(folder, options, mode)
+    from shoal.checkpoint.restoring.wanted import target_of
+
+    asked, structure, given = target_of(target)
+    return Request(folder, options, mode, asked, structure, given)
+
+
+def open_for(request: Request) -> Opened:
+    """Open the checkpoint, and find what is wanted in it.
+
+    Raises:
+      RestoreMismatch, NotCommitted, CorruptCheckpoint, UnsupportedCheckpoint, StorageError.
+    """
+    checkpoint = open_folder(request.folder)
+    geometry = None
+    if request.structure is None:
+        wishes = targets.all_of(checkpoint.manifest, request.options)
+    else:
+        from shoal.checkpoint.restoring.wanted import fit
+
+        wishes = targets.match(checkpoint.manifest, request.asked, request.options, fit)
+        if any(wish.place is not None for wish in wishes.wishes):
+            from shoal.checkpoint.restoring.placing import geometry as geometry_of_devices
+
+            geometry = geometry_of_devices()
+    return Opened(
+        checkpoint, wishes, geometry, choose(checkpoint, wishes.wishes, request.mode, geometry)
+    )
+
+
+class Restore:
+    """The steps of one restore on one process."""
+
+    def __init__(
+        self, coordinator: Coordinator, request: Request, call: Call, timeout_s: float
+    ) -> None:
+        self._coordinator, self._request = coordinator, request
+        self._call, self._timeout_s = call, timeout_s  # of each wait: reading may take long
+        self._me = Self(coordinator.process, coordinator.hosts)
+
+    def run(self, most_bytes: int) -> Any:
+        """Do it all."""
+        opened, problem = _tried(lambda: open_for(self._request))
+        brought = b"" if opened is None else _identity(opened.checkpoint)
+        fault_points.reach("restore.before_arrive", self._coordinator.process)
+        self._same(self._meet(self._call, problem, brought))
+        fault_points.reach("restore.read", self._coordinator.process)
+        values, problem = _tried(lambda: self._read(opened, most_bytes))
+        call = self._call._replace(spec=(opened.checkpoint.commit.attempt,))
+        self._meet(call, problem, b"")
+        self._exchange(opened, values)
+        return _built(self._request, opened, values)
+
+    def _meet(self, call: Call, problem: Exception | None, brought: bytes) -> Mapping[int, bytes]:
+        """Meet all, and return what they bring; raise, on all alike, what one of them met with."""
+        payload = brought if problem is None else told(problem)
+        answers = agree(self._coordinator, call, payload, timeout_s=self._timeout_s)
+        who = tellers(answers)
+        if not who:
+            return answers
+        error = untold(answers[who[0]], who[0], self._me)
+        is_opening = call is self._call  # later, somebody may have deleted it for all
+        if is_opening and isinstance(error, NotCommitted) and len(who) < len(answers):
+            raise self._not_shared(who) from problem
+        is_own = problem is not None and type(problem) is type(error)
+        is_first = problem is not None and isinstance(error, PeerFailedError)
+        if problem is not None and (is_own or (is_first and who[0] == self._me.process)):
+            raise problem
+        raise error from problem
+
+    def _not_shared(self, who: tuple[int, ...]) -> NotShared:
+        path = self._request.folder.path
+        names = ", ".join(self._me.name(process) for process in who)
+        return NotShared(
+            f"{self._me}: restore({path!r}): {names} see no checkpoint there, others do\n"
+            "all processes need a path on a file system that they share",
+            path=path,
+            processes=who,
+        )
+
+    def _same(self, answers: Mapping[int, bytes]) -> None:
+        """Raise unless all see the same checkpoint."""
+        sides: dict[str, tuple[int, ...]] = {}
+        for process in sorted(answers):
+            said = json.loads(answers[process])
+            text = f"step {said['step']}, attempt {said['attempt']}, index {said['index'][:12]}"
+            sides[text] = (*sides.get(text, ()), process)
+        if len(sides) > 1:
+            path = self._request.folder.path
+            rows = "\n".join(
+                f"  - {text}: {', '.join(map(self._me.name, who))}" for text, who in sides.items()
+            )
+            raise DivergenceError(
+                f"{self._me}: restore({path!r}): processes see different checkpoints there\n"
+                f"{rows}\nthe path is not shared, or somebody saved while they looked",
+                sides=sides,
+            )
+
+    def _read(self, opened: Opened, most_bytes: int) -> list[Any]:
+        checkpoint = opened.checkpoint
+        job = Job(self._me.process, len(self._me.hosts), self._request.merge)
+        fillings = [
+            _filling(checkpoint, wish, opened.ways.transport.get(number), job)
+            for number, wish in enumerate(opened.wishes.wishes)
+        ]
+        try:
+            with _allowed(opened):
+                values, read_bytes = fill(checkpoint, fillings, most_bytes)
+        except CorruptCheckpoint as error:
+            raise _gone(checkpoint, error) or error from None
+        _LOG.debug("%s: restore(%r): read %d bytes", self._me, checkpoint.folder.path, read_bytes)
+        return values
+
+    def _exchange(self, opened: Opened, values: list[Any]) -> None:
+        """Move on the devices what was read as it lies in the files."""
+        if not opened.ways.transport:
+            return
+        from shoal.checkpoint.restoring.placing import exchanged
+
+        numbers = sorted(opened.ways.transport)
+        places = [opened.wishes.wishes[number].place for number in numbers]
+        with _allowed(opened):
+            arrays = exchanged([values[number] for number in numbers], places)
+        for number, array in zip(numbers, arrays, strict=True):
+            values[number] = array
+
+
+def _filling(checkpoint: Checkpoint, wish: Wish, transport: Any, job: Job) -> Filling:
+    if wish.place is None:
+        return on_host(checkpoint, wish, job)
+    from shoal.checkpoint.restoring.placing import on_devices
+
+    return on_devices(checkpoint, wish, transport)
+
+
+def _allowed(opened: Opened) -> AbstractContextManager[Any]:
+    if opened.geometry is None:
+        return nullcontext()
+    from shoal.checkpoint.restoring.placing import allowed
+
+    return allowed()
+
+
+def _gone(checkpoint: Checkpoint, error: CorruptCheckpoint) -> NotCommitted | None:
+    """Return the error of a checkpoint that was deleted while it was read; None: it was not."""
+    path = checkpoint.folder.path
+    try:
+        commit = committed(checkpoint.folder)
+    except CheckpointError:
+        return None
+    if commit is not None and commit.attempt == checkpoint.commit.attempt:
+        return None
+    told = f"{path}: was deleted while it was restored ({error.file} is not what it was)"
+    return NotCommitted(told, path=path)
+
+
+def _built(request: Request, opened: Opened, values: Sequence[Any]) -> Any:
+    """Return the tree: the target's, or the one that was stored."""
+    structure, wishes = opened.checkpoint.manifest.tree, opened.wishes
+    nodes = _nodes()
+    if request.structure is None:
+        return _tree(structure, wishes.wishes, values, nodes)
+    leaves = list(request.given)
+    for number, taken in wishes.of_asked.items():
+        if number not in wishes.below:
+            leaves[number] = values[taken[0]]
+            continue
+        branch = _branch(structure, wishes.below[number])
+        chosen = [wishes.wishes[n] for n in taken]
+        leaves[number] = _tree(branch, chosen, [values[n] for n in taken], nodes)
+    return tree.unflatten(request.structure, leaves, nodes)
+
+
+def _tree(
+    structure: tree.Structure, wishes: Sequence[Wish], values: Sequence[Any], nodes: Any
+) -> Any:
+    """Return the tree of some leaves of a structure, in its order."""
+    numbers = [wish.leaf for wish in wishes]
+    if len(numbers) < tree.num_leaves(structure):
+        return tree.unflatten(tree.prune(structure, numbers), values, nodes)
+    leaves: Any = dict(zip(numbers, values, strict=True))  # of a branch they do not begin at 0
+    return tree.unflatten(structure, leaves, nodes)
+
+
+def _branch(structure: tree.Structure, name: str) -> tree.Structure:
+    """Return what is below a name."""
+    for part in [] if name == ROOT else name.split("/"):
+        if not isinstance(structure, int):  # it is none: there are leaves whose names begin so
+            pairs = zip(structure.child_keys(), structure.children, strict=True)
+            structure = next(child for key, child in pairs if component(key) == part)
+    return structure
+
+
+def _nodes() -> tree.Nodes | None:
+    """Return who knows nodes that are registered with JAX; without JAX none is."""
+    if sys.modules.get("jax") is None:
+        return None
+    from shoal.checkpoint.jax_nodes import JaxNodes
+
+    return JaxNodes()
+
+
+def _identity(checkpoint: Checkpoint) -> bytes:
+    commit = checkpoint.commit
+    said = {"attempt": commit.attempt, "step": commit.step, "index": commit.index.sha256}
+    return json.dumps(said).encode()
+
+
+def _tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Return what came out, or what went wrong: the others are told."""
+    try:
+        with uncollected():
+            return work(), None
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        return None, error

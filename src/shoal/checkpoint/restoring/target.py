@@ -1,0 +1,306 @@
+"""What is wanted of a checkpoint, held against what it has. Without JAX.
+
+A *wish* is a leaf of what is restored. Everything that does not fit is said at once, before
+anything is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoal.checkpoint.format.dtypes import dtype_of
+from shoal.checkpoint.format.names import ROOT
+from shoal.checkpoint.format.records import LeafRecord, Manifest
+from shoal.checkpoint.rules import patterns
+from shoal.checkpoint.rules.casting import is_lossless
+from shoal.errors import RestoreMismatch, UsageError, UsageTypeError, nearest
+
+__all__ = [
+    "DTYPES",
+    "HELD",
+    "Asked",
+    "Options",
+    "Wish",
+    "Wishes",
+    "all_of",
+    "match",
+    "options_of",
+]
+
+DTYPES = ("exact", "safe", "any")
+HELD = ("array", "key")  # kinds of leaves that can lie on devices
+_MOST_LISTED = 50
+_MOST_GUESSED, _MOST_COMPARED = 10, 1000  # names, for which a near one is sought among these
+
+Rename = Mapping[str, str] | Callable[[str], str]
+
+
+class Options(NamedTuple):
+    """How a target is understood."""
+
+    only: tuple[str, ...] | None = None  # patterns; None: all
+    rename: Rename | None = None
+    dtype: str = "exact"
+
+    def takes(self, name: str) -> bool:
+        """Shall this leaf be restored?"""
+        return self.only is None or any(patterns.matches(one, name) for one in self.only)
+
+    def stored_name(self, name: str) -> str:
+        """Return the name in the checkpoint of a leaf of the target."""
+        if self.rename is None:
+            return name
+        if callable(self.rename):
+            return self.rename(name)
+        for prefix in sorted(self.rename, key=len, reverse=True):
+            if name == prefix:
+                return self.rename[prefix]
+            if name.startswith(f"{prefix}/") or prefix == "":
+                rest = name[len(prefix) :].lstrip("/")
+                return f"{self.rename[prefix]}/{rest}".lstrip("/")
+        return name
+
+
+class Asked(NamedTuple):
+    """What a leaf of a target says."""
+
+    name: str
+    place: Any = None  # where it shall lie, opaque here; None: in the memory of the host
+    shape: tuple[int, ...] | None = None  # None: as stored
+    dtype: np.dtype[Any] | None = None  # None: as stored; of arrays alone
+    impl: str = ""  # of PRNG keys
+    is_layout: bool = False  # a layout alone; it may stand for a whole subtree
+    is_array: bool = False  # it must be an array or a key
+    text: str = ""  # what all processes must say alike
+
+    @property
+    def line(self) -> str:
+        """One line for the comparison of all processes."""
+        said = f" {self.dtype or self.impl}{list(self.shape)}" if self.shape is not None else ""
+        return f"{self.name}:{said} {self.text}".rstrip()
+
+
+class Wish(NamedTuple):
+    """A leaf that is restored."""
+
+    leaf: int  # its number in the manifest
+    place: Any  # None: on the host
+    dtype: np.dtype[Any] | None  # that it is cast to; None: as stored
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """All that is restored, and where in the target it belongs."""
+
+    wishes: tuple[Wish, ...]
+    of_asked: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """For each leaf of the target that is restored, its wishes: several for a whole subtree."""
+    below: Mapping[int, str] = field(default_factory=dict)
+    """The leaves of the target that stand for a subtree, and its name in the checkpoint."""
+
+
+def options_of(
+    asked: str, only: object, rename: object, dtype: object, *, has_target: bool
+) -> Options:
+    """Check the options of a restore.
+
+    Raises:
+      UsageError: one is wrong.
+    """
+    if isinstance(only, str):
+        only = (only,)
+    if only is not None:
+        if not isinstance(only, Iterable):
+            raise UsageTypeError(f"{asked}: only={only!r} must be patterns such as 'params/**'")
+        only = tuple(only)
+        if not all(isinstance(one, str) and one for one in only):
+            raise UsageTypeError(f"{asked}: only={only!r} must be patterns such as 'params/**'")
+    if rename is not None and not has_target:
+        raise UsageError(f"{asked}: rename= maps names of a target, and there is none")
+    if isinstance(rename, Mapping):
+        rename = dict(rename)
+        if not all(isinstance(one, str) for pair in rename.items() for one in pair):
+            raise UsageTypeError(f"{asked}: rename= must map prefixes of names to others")
+    elif rename is not None and not callable(rename):
+        raise UsageTypeError(f"{asked}: rename={rename!r} must be a mapping or a function")
+    if dtype not in DTYPES:
+        known = ", ".join(map(repr, DTYPES))
+        raise UsageError(f"{asked}: dtype={dtype!r} is none of {known}{nearest(dtype, DTYPES)}")
+    return Options(only, rename, str(dtype))
+
+
+def all_of(manifest: Manifest, options: Options) -> Wishes:
+    """Return all leaves that `only` takes, as they are stored, on the host.
+
+    Raises:
+      RestoreMismatch: it takes none.
+    """
+    taken = [n for n, leaf in enumerate(manifest.leaves) if options.takes(leaf.name)]
+    if not taken and options.only and manifest.leaves:
+        raise _no_such(options, [leaf.name for leaf in manifest.leaves])
+    return Wishes(tuple(Wish(number, None, None) for number in taken))
+
+
+def match(
+    manifest: Manifest,
+    asked: Sequence[Asked],
+    options: Options,
+    fit: Callable[[Asked, LeafRecord, np.dtype[Any] | None], tuple[Any, str]],
+) -> Wishes:
+    """Find each leaf of a target in the checkpoint.
+
+    Args:
+      fit: return the place of a leaf that is an array or a key, and what is wrong with it.
+
+    Raises:
+      RestoreMismatch: something is missing, unexpected, or does not fit; all of it.
+    """
+    matching = _Matching(manifest, options, fit)
+    for number, one in enumerate(asked):
+        if one.is_layout or options.takes(one.name):
+            matching.find(number, one)
+    matching.rest(asked)
+    matching.finish()
+    return Wishes(tuple(matching.wishes), matching.of_asked, matching.below)
+
+
+class _Matching:
+    """What was found so far, and what is wrong."""
+
+    def __init__(self, manifest: Manifest, options: Options, fit: Callable[..., Any]) -> None:
+        self.leaves, self.options, self.fit = manifest.leaves, options, fit
+        self.number = {leaf.name: number for number, leaf in enumerate(manifest.leaves)}
+        self.wishes: list[Wish] = []
+        self.of_asked: dict[int, tuple[int, ...]] = {}
+        self.below: dict[int, str] = {}
+        self.used: set[int] = set()
+        self.offences: list[str] = []
+        self.missing: list[tuple[str, str]] = []
+        self.kinds: dict[str, list[str]] = {"unexpected": [], "wrong_shape": [], "wrong_dtype": []}
+
+    def find(self, number: int, asked: Asked) -> None:
+        """Find one leaf of the target, or the leaves of a subtree."""
+        stored = self.options.stored_name(asked.name)
+        if stored in self.number and (asked.name != ROOT or not asked.is_layout):
+            if self.options.takes(asked.name):
+                self._take(number, asked, [self.number[stored]])
+            return
+        below = []
+        if asked.is_layout:
+            start = "" if stored == ROOT else f"{stored}/"
+            below = [n for name, n in self.number.items() if name.startswith(start)]
+        is_all = asked.is_layout and stored == ROOT  # of a tree without leaves, too
+        if not below and not is_all:
+            self.missing.append((asked.name, stored))
+            return
+        before = "" if asked.name == ROOT else f"{asked.name}/"
+        skip = 0 if stored == ROOT else len(stored) + 1
+        taken = [n for n in below if self.options.takes(before + self.leaves[n].name[skip:])]
+        self.used |= set(below)
+        if taken or not below:
+            self.below[number] = stored
+            self._take(number, asked, taken)
+
+    def _take(self, number: int, asked: Asked, leaves: Sequence[int]) -> None:
+        first = len(self.wishes)
+        for leaf in leaves:
+            self.used.add(leaf)
+            self.wishes.append(self._wish(asked, leaf))
+        self.of_asked[number] = tuple(range(first, len(self.wishes)))
+
+    def _wish(self, asked: Asked, leaf: int) -> Wish:
+        record = self.leaves[leaf]
+        if record.kind not in HELD:
+            if asked.is_array:
+                self._wrong("wrong_dtype", asked, f"was saved as {record.kind}, which is no array")
+            return Wish(leaf, None, None)
+        if asked.shape is not None and asked.shape != record.shape:
+            told = f"has shape {record.shape} as saved, not {asked.shape}"
+            self._wrong("wrong_shape", asked, told)
+            return Wish(leaf, None, None)
+        dtype = self._dtype(asked, record)
+        place, why = self.fit(asked, record, dtype)
+        if why:
+            self.offences.append(f"{record.name}: {why}")
+        stored = dtype_of(record.dtype)
+        is_kept = dtype is None or dtype == stored  # a dtype is in (None,) if it is float64
+        return Wish(leaf, place, None if is_kept else dtype)
+
+    def _dtype(self, asked: Asked, record: LeafRecord) -> np.dtype[Any] | None:
+        """Return the dtype of the result, if it is an array."""
+        if record.kind == "key" or asked.impl:
+            kind = f"key<{record.impl}>" if record.kind == "key" else record.dtype
+            wanted = f"key<{asked.impl}>" if asked.impl else str(asked.dtype or kind)
+            if kind != wanted:
+                self._wrong("wrong_dtype", asked, f"is {kind} as saved, not {wanted}")
+            return None
+        stored = dtype_of(record.dtype)
+        if asked.dtype is None or asked.dtype == stored:
+            return stored
+        policy = self.options.dtype
+        is_possible = np.can_cast(stored, asked.dtype, "unsafe")
+        if (policy == "any" and is_possible) or (
+            policy == "safe" and is_lossless(stored, asked.dtype)
+        ):
+            return asked.dtype
+        told = f"is {stored} as saved, not {asked.dtype}"
+        if not is_possible:
+            told += "; there is no cast"
+        elif policy == "exact":
+            safe = is_lossless(stored, asked.dtype)
+            told += f"; dtype={'safe' if safe else 'any'!r} casts it"
+        else:
+            told += "; the cast may lose something: dtype='any' does it"
+        self._wrong("wrong_dtype", asked, told)
+        return None
+
+    def _wrong(self, kind: str, asked: Asked, told: str) -> None:
+        self.kinds[kind].append(asked.name)
+        self.offences.append(f"{asked.name}: {told}")
+
+    def rest(self, asked: Sequence[Asked]) -> None:
+        """Find what is in the checkpoint and not in the target."""
+        names = {one.name for one in asked}
+        back = {self.options.stored_name(name) for name in names}
+        for number, leaf in enumerate(self.leaves):
+            if number not in self.used and leaf.name not in back and self.options.takes(leaf.name):
+                self.kinds["unexpected"].append(leaf.name)
+
+    def finish(self) -> None:
+        """Raise if anything is wrong."""
+        missing, unexpected = self.missing, self.kinds["unexpected"]
+        known = list(unexpected or self.number)[:_MOST_COMPARED]
+        for name, stored in missing:
+            where = f" (as {stored})" if stored != name else ""
+            near = nearest(stored, known) if len(missing) <= _MOST_GUESSED else ""
+            self.offences.append(f"{name}: is not in the checkpoint{where}{near}")
+        for name in unexpected:
+            self.offences.append(
+                f"{name}: is in the checkpoint, not in the target; only= leaves out"
+            )
+        if self.offences:
+            raise mismatch(self.offences, missing=[name for name, _ in missing], **self.kinds)
+        if self.options.only and self.leaves and not self.wishes:
+            raise _no_such(self.options, list(self.number))
+
+
+def mismatch(offences: Sequence[str], **kinds: Iterable[str]) -> RestoreMismatch:
+    """Return the error that lists what does not fit."""
+    count = len(offences)
+    listed = [*offences[:_MOST_LISTED]]
+    if count > len(listed):
+        listed.append(f"and {count - len(listed)} more")
+    text = offences[0] if count == 1 else f"{count} problems\n  - " + "\n  - ".join(listed)
+    told = f"restore: the target is not what was saved: {text}\nnothing was restored"
+    return RestoreMismatch(told, offences=offences, **kinds)
+
+
+def _no_such(options: Options, names: Sequence[str]) -> RestoreMismatch:
+    only = options.only or ()
+    near = nearest(only[0], names)
+    told = f"only={list(only)!r} takes none of the {len(names)} leaves{near}"
+    return mismatch([told], missing=only)

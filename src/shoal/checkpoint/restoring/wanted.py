@@ -1,0 +1,212 @@
+"""A target as the user gives it → what each of its leaves asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from shoal.arrays.devices import jax_mesh
+from shoal.arrays.host_values import cannot_hold, narrowed
+from shoal.arrays.layouts import Leaf, must_divide
+from shoal.arrays.put import X64
+from shoal.arrays.sharding import layout_of_sharding, sharding
+from shoal.arrays.use_mesh import default_mesh
+from shoal.checkpoint.format import tree
+from shoal.checkpoint.format.dtypes import dtype_of
+from shoal.checkpoint.format.names import ROOT, name_of
+from shoal.checkpoint.format.records import LeafRecord
+from shoal.checkpoint.jax_nodes import JaxNodes
+from shoal.checkpoint.restoring.target import Asked
+from shoal.collectives.leaves import leaf_of
+from shoal.errors import UsageError, raise_all
+from shoal.plan.layout import Layout
+
+__all__ = ["STORED", "Target", "fit", "target_of"]
+
+STORED = "stored"
+
+
+class Target(NamedTuple):
+    """What is asked, leaf by leaf."""
+
+    asked: list[Asked]
+    structure: tree.Structure
+    given: list[Any]  # the leaves as they are in the target
+
+
+class _Chosen(NamedTuple):
+    """A function that says where each leaf shall lie."""
+
+    choose: Callable[[LeafRecord], Any]
+
+
+def target_of(target: Any) -> Target:
+    """Take a target apart.
+
+    Raises:
+      UsageError: leaves that can be no target; all of them.
+    """
+    if isinstance(target, str) and target == STORED:
+        one = Asked(ROOT, _Chosen(_stored_layout), is_layout=True, text="as stored")
+        return Target([one], 0, [target])
+    if _is_layout(target):
+        return Target([_asked(ROOT, target)], 0, [target])
+    if callable(target) and JaxNodes().flatten(target) is None:
+        chosen = _Chosen(lambda record: target(record.name, _abstract(record)))
+        return Target([Asked(ROOT, chosen, is_layout=True, text="by a function")], 0, [target])
+    found, structure = tree.flatten(target, JaxNodes(), is_leaf=_is_one, asked="restore: target")
+    offences: list[str] = []
+    asked = []
+    for path, value in found:
+        name = name_of(path)
+        try:
+            asked.append(_asked(name, value))
+        except UsageError as error:
+            offences += [f"{name}: {one}" for one in error.offences]
+    raise_all("restore: target", offences)
+    return Target(asked, structure, [value for _, value in found])
+
+
+def fit(asked: Asked, record: LeafRecord, dtype: np.dtype[Any] | None) -> tuple[Any, str]:
+    """Return the sharding of a leaf (None: on the host), and what is wrong with it.
+
+    Args:
+      dtype: of the result; None of keys.
+    """
+    given = asked.place
+    try:
+        if isinstance(given, _Chosen):
+            given = given.choose(record)
+        if given is None:
+            return None, ""
+        if not _is_layout(given):
+            return None, f"{given!r} is no layout"
+        if dtype is not None and (why := _refused(dtype, bool(jax.config.jax_enable_x64))):
+            return None, why
+        return _sharding(_on_mesh(given), record.shape), ""
+    except UsageError as error:
+        return None, str(error)
+
+
+def _asked(name: str, value: Any) -> Asked:
+    if _is_layout(value):
+        return Asked(name, value, is_layout=True, text=_text(value))
+    if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+        return _like(name, value)
+    if isinstance(value, np.ndarray):
+        dtype = value.dtype.newbyteorder("=")
+        return Asked(name, None, value.shape, dtype, is_array=True, text="on the host")
+    if isinstance(value, np.generic):
+        return Asked(name, text="as stored")
+    return Asked(name, text="as stored")
+
+
+def _like(name: str, value: Any) -> Asked:
+    """Ask for an array like one that is there, or is described."""
+    if isinstance(value, jax.core.Tracer):
+        raise UsageError("is a value inside jit or grad; restore outside")
+    place, impl, dtype = value.sharding, "", value.dtype
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        leaf = leaf_of(name, jax.ShapeDtypeStruct((), dtype))
+        impl, dtype = str(getattr(leaf, "impl", "")), None
+    text = "on the host" if place is None else _text(place)
+    dtype = None if dtype is None else np.dtype(dtype)
+    return Asked(name, place, tuple(value.shape), dtype, impl, is_array=True, text=text)
+
+
+def _is_layout(value: Any) -> bool:
+    return isinstance(value, Layout | Sharding | PartitionSpec)
+
+
+def _is_one(value: Any) -> bool:
+    return _is_layout(value) or isinstance(value, jax.ShapeDtypeStruct)
+
+
+def _abstract(record: LeafRecord) -> jax.ShapeDtypeStruct:
+    """Return what a function of layouts is told of a leaf; of keys, the dtype of their words."""
+    return jax.ShapeDtypeStruct(record.shape, dtype_of(record.dtype))
+
+
+def _stored_layout(record: LeafRecord) -> Layout | None:
+    if not record.layout:
+        return None
+    try:
+        layout = Layout.parse(record.layout)
+        sharding(layout)
+    except UsageError as error:
+        raise UsageError(
+            f"was saved as {record.layout}, which does not fit here: {error}; "
+            "give a target of layouts"
+        ) from None
+    return layout
+
+
+@lru_cache(maxsize=256)
+def _refused(dtype: np.dtype[Any], is_wide: bool) -> str:
+    """Return why no device can hold a dtype, or that JAX would narrow it, as it is set up."""
+    value = np.empty(0, dtype)
+    if why := cannot_hold(value):
+        return why
+    change = "" if is_wide else narrowed(value)
+    return f"{change}; restore it to the host, cast it, or {X64}" if change else ""
+
+
+def _on_mesh(given: Any) -> Any:
+    """Put a PartitionSpec on the mesh of `use_mesh`."""
+    if not isinstance(given, PartitionSpec):
+        return given
+    mesh = default_mesh()
+    if mesh is None:
+        raise UsageError(f"{given!r} needs a mesh: give a Layout, or use `with use_mesh(mesh):`")
+    return NamedSharding(jax_mesh(mesh), given)
+
+
+@lru_cache(maxsize=4096)
+def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
+    """Return the sharding for arrays of a shape.
+
+    Raises:
+      UsageError: it does not fit.
+    """
+    if isinstance(given, PartitionSpec):
+        mesh = default_mesh()
+        if mesh is None:
+            raise UsageError(
+                f"{given!r} needs a mesh: give a Layout, or use `with use_mesh(mesh):`"
+            )
+        given = NamedSharding(jax_mesh(mesh), given)
+    if isinstance(given, Layout):
+        given.check_shape(shape)
+        if given.partial:
+            raise UsageError(f"{given!r} is partial; values are whole: leave it out")
+        offences: list[str] = []
+        must_divide(Leaf("", np.broadcast_to(np.int8(0), shape), given), offences)
+        if offences:
+            raise UsageError("; ".join(one.removeprefix(": ") for one in offences))
+        return sharding(given)
+    found: Sharding = given
+    try:
+        found.shard_shape(shape)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{found} does not fit {shape}: {error}") from None
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _text(given: Any) -> str:
+    """Return what processes say of a place: the same where they mean the same."""
+    if isinstance(given, Layout):
+        return given.text
+    if isinstance(given, PartitionSpec):
+        return str(given)
+    if given.is_fully_addressable and jax.process_count() > 1:
+        return "on devices of each process's own"
+    try:
+        return layout_of_sharding(given, len(getattr(given, "spec", ()))).text
+    except UsageError:
+        return str(given)

@@ -1,0 +1,289 @@
+"""By which way each leaf is restored, and what that costs each process. Reads nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoal.checkpoint.blocks.reader import plan_of
+from shoal.checkpoint.disk.opening import Checkpoint
+from shoal.checkpoint.format.dtypes import dtype_of
+from shoal.checkpoint.restoring.target import Wish
+from shoal.checkpoint.rules.reading import Boxes, ReadPlan
+from shoal.errors import UsageError, nearest
+
+__all__ = ["MODES", "Costs", "Geometry", "RestorePlan", "Ways", "choose", "cost_of", "plan_all"]
+
+MODES = ("auto", "direct", "exchange")
+_WORTH = 1.5  # exchange where direct reads would be this many times the leaf
+_LARGE_BYTES = 1 << 20  # smaller leaves are read by every process that holds a part of them
+_MOST_ASKED = 8  # processes whose reads are planned to decide for a leaf
+
+
+Row = tuple[int, Sequence[Any], Sequence[Any]]  # a leaf, and origins and extents of boxes of it
+
+
+class Geometry(NamedTuple):
+    """What this file must know of devices, which only others do."""
+
+    boxes: Callable[[Any, tuple[int, ...], int], tuple[Sequence[Any], Sequence[Any]]]
+    """(place, shape, process) → origins and extents of the distinct boxes there."""
+    processes: Callable[[Any], Sequence[int]]  # of a place
+    transports: Callable[[Any, tuple[int, ...]], Sequence[Any]]  # (place, shape) → places
+
+
+class Ways(NamedTuple):
+    """The way of each wish."""
+
+    transport: Mapping[int, Any]  # number of the wish → where it lies in between; else direct
+    why: str
+
+
+class Costs(NamedTuple):
+    """What a restore costs one process."""
+
+    process: int
+    read_bytes: int
+    needed_bytes: int  # of the boxes that this process reads
+    num_files: int
+    num_requests: int
+    memory_bytes: int  # of the distinct boxes that it holds in the end
+
+
+def check_mode(asked: str, mode: object) -> str:
+    """Return the mode.
+
+    Raises:
+      UsageError: there is no such.
+    """
+    if mode not in MODES:
+        known = ", ".join(map(repr, MODES))
+        raise UsageError(f"{asked}: mode={mode!r} is none of {known}{nearest(mode, MODES)}")
+    return str(mode)
+
+
+def choose(
+    checkpoint: Checkpoint, wishes: Sequence[Wish], mode: str, geometry: Geometry | None
+) -> Ways:
+    """Decide, alike on all processes.
+
+    A leaf is exchanged if processes would read more than 1.5 times its bytes directly, because
+    they hold replicas, or because what they hold lies in short rows.
+    """
+    if mode == "direct" or geometry is None:
+        return Ways({}, "as asked" if mode == "direct" else "nothing lies on devices")
+    known: dict[object, Any] = {}
+    transport: dict[int, Any] = {}
+    wanted = 0
+    chunks = checkpoint.chunks
+    sizes = np.bincount(chunks.leaf, chunks.end - chunks.begin, len(checkpoint.manifest.leaves))
+    is_large = (sizes >= (_LARGE_BYTES if mode == "auto" else 1)).tolist()
+    for number, wish in enumerate(wishes):
+        record = checkpoint.manifest.leaves[wish.leaf]
+        if wish.place is None or record.kind != "array" or not is_large[wish.leaf]:
+            continue
+        wanted += 1
+        key = (wish.place, record.shape, record.dtype, _pattern(checkpoint, wish.leaf))
+        if key not in known:
+            known[key] = _transport(checkpoint, wish, mode, geometry)
+        if known[key] is not None:
+            transport[number] = known[key]
+    told = f"{len(transport)} of {wanted} leaves that are large or asked for are exchanged"
+    if not transport:
+        told = "direct reads cost at most 1.5 times what is needed, or nothing fits"
+    return Ways(transport, told)
+
+
+def _transport(checkpoint: Checkpoint, wish: Wish, mode: str, geometry: Geometry) -> Any:
+    """Return where a leaf lies in between, None if it is read directly."""
+    shape = checkpoint.manifest.leaves[wish.leaf].shape
+    processes = geometry.processes(wish.place)
+    candidates = geometry.transports(wish.place, shape)
+    if len(processes) < 2 or not candidates:
+        return None
+    share = len(processes) / len(_some(processes))
+
+    def cost(place: Any) -> float:
+        total = 0
+        for process in _some(processes):
+            boxes = _boxes(checkpoint, [(wish.leaf, *geometry.boxes(place, shape, process))])
+            total += plan_of(checkpoint, boxes).read_bytes
+        return total * share
+
+    best = min(candidates, key=cost)
+    if mode == "exchange":
+        return best
+    direct = cost(wish.place)
+    is_worth = direct > _WORTH * _size(checkpoint, wish.leaf) and cost(best) < direct
+    return best if is_worth else None
+
+
+def _some(processes: Sequence[int]) -> Sequence[int]:
+    return processes[:: -(-len(processes) // _MOST_ASKED)]
+
+
+def cost_of(
+    checkpoint: Checkpoint,
+    wishes: Sequence[Wish],
+    ways: Ways,
+    geometry: Geometry | None,
+    process: int,
+) -> Costs:
+    """Return what a restore costs a process, by its number in JAX."""
+    rows: list[Row] = []
+    memory_bytes = 0
+    for number, wish in enumerate(wishes):
+        record = checkpoint.manifest.leaves[wish.leaf]
+        if record.kind == "per_process":
+            places = list(checkpoint.values_of(wish.leaf).values())
+            first, size = places[min(process, len(places) - 1)]
+            rows.append((wish.leaf, [(first,)], [(size,)]))
+            memory_bytes += size
+        elif record.has_data:
+            row, kept = _held(checkpoint, wish, ways.transport.get(number), geometry, process)
+            rows.append(row)
+            item_bytes = (wish.dtype or dtype_of(record.dtype)).itemsize
+            memory_bytes += sum(math.prod(extent) for extent in kept) * item_bytes
+    plan: ReadPlan = plan_of(checkpoint, _boxes(checkpoint, rows))
+    return Costs(
+        process,
+        plan.read_bytes,
+        plan.needed_bytes,
+        len(plan.files),
+        plan.num_requests,
+        memory_bytes,
+    )
+
+
+def _held(
+    checkpoint: Checkpoint, wish: Wish, transport: Any, geometry: Geometry | None, process: int
+) -> tuple[Row, Sequence[Any]]:
+    """Return the boxes of a leaf that a process reads, and the extents of those that it keeps."""
+    record = checkpoint.manifest.leaves[wish.leaf]
+    if wish.place is None or geometry is None:
+        whole = [record.stored_shape]
+        return (wish.leaf, [(0,) * len(record.stored_shape)], whole), whole
+    words, zeros = record.words, (0,) * len(record.words)
+    place = wish.place if transport is None else transport
+    origins, extents = geometry.boxes(place, record.shape, process)
+    kept = geometry.boxes(wish.place, record.shape, process)[1]
+    row = (wish.leaf, [one + zeros for one in origins], [one + words for one in extents])
+    return row, [one + words for one in kept]
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """What a restore would cost. `str` of it is a table."""
+
+    path: str
+    mode: str  # "direct", or "exchange" if some leaves are
+    why: str  # in words
+    num_leaves: int
+    exchanged: tuple[str, ...]  # names of the leaves that move on the devices
+    leaves_bytes: int  # of the leaves in files, each once
+    processes: tuple[Costs, ...]
+
+    @property
+    def read_bytes(self) -> int:
+        """Read by all processes together."""
+        return sum(one.read_bytes for one in self.processes)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Of the boxes that the processes read; more than `leaves_bytes` where several read one."""
+        return sum(one.needed_bytes for one in self.processes)
+
+    def __str__(self) -> str:
+        heads = ("process", "read", "needed", "files", "requests", "memory")
+        rows = [
+            (
+                str(one.process),
+                _amount(one.read_bytes),
+                _amount(one.needed_bytes),
+                str(one.num_files),
+                str(one.num_requests),
+                _amount(one.memory_bytes),
+            )
+            for one in self.processes
+        ]
+        if len(rows) > 1:
+            total = (_amount(self.read_bytes), _amount(self.needed_bytes))
+            requests = sum(one.num_requests for one in self.processes)
+            memory = sum(one.memory_bytes for one in self.processes)
+            rows.append(("all", *total, "", str(requests), _amount(memory)))
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in (heads, *rows)
+        ]
+        head = f"{self.path}: {self.num_leaves} leaves, {_amount(self.leaves_bytes)}, {self.mode}"
+        return "\n".join([f"{head} ({self.why})", *lines])
+
+
+def plan_all(
+    checkpoint: Checkpoint,
+    wishes: Sequence[Wish],
+    ways: Ways,
+    geometry: Geometry | None,
+    processes: Iterable[int],
+) -> RestorePlan:
+    """Return what a restore would cost all processes."""
+    leaves = {wish.leaf for wish in wishes}
+    names = [checkpoint.manifest.leaves[wishes[n].leaf].name for n in sorted(ways.transport)]
+    costs = tuple(cost_of(checkpoint, wishes, ways, geometry, p) for p in processes)
+    return RestorePlan(
+        path=checkpoint.folder.path,
+        mode="exchange" if ways.transport else "direct",
+        why=ways.why,
+        num_leaves=len(wishes),
+        exchanged=tuple(names),
+        leaves_bytes=sum(_size(checkpoint, leaf) for leaf in leaves),
+        processes=costs,
+    )
+
+
+def _boxes(checkpoint: Checkpoint, rows: Sequence[Row]) -> Boxes:
+    """Return boxes as arrays: leaf, origins and extents of each row."""
+    rank = checkpoint.chunks.origin.shape[1]
+    count = sum(len(origins) for _, origins, _ in rows)
+    leaf = np.zeros(count, np.int64)
+    origin, extent = np.zeros((count, rank), np.int64), np.ones((count, rank), np.int64)
+    at = 0
+    for number, origins, extents in rows:
+        for first, sizes in zip(origins, extents, strict=True):
+            leaf[at] = number
+            origin[at, : len(first)], extent[at, : len(sizes)] = first, sizes
+            at += 1
+    return Boxes(leaf, origin, extent)
+
+
+def _size(checkpoint: Checkpoint, leaf: int) -> int:
+    """Return how many bytes a leaf has in files."""
+    low, high = _rows(checkpoint, leaf)
+    return int((checkpoint.chunks.end[low:high] - checkpoint.chunks.begin[low:high]).sum())
+
+
+def _rows(checkpoint: Checkpoint, leaf: int) -> tuple[int, int]:
+    low, high = np.searchsorted(checkpoint.chunks.leaf, [leaf, leaf + 1])
+    return int(low), int(high)
+
+
+def _pattern(checkpoint: Checkpoint, leaf: int) -> tuple[bytes, bytes]:
+    """Return how a leaf is cut."""
+    low, high = _rows(checkpoint, leaf)
+    chunks = checkpoint.chunks
+    return chunks.origin[low:high].tobytes(), chunks.extent[low:high].tobytes()
+
+
+def _amount(num_bytes: int) -> str:
+    """Return bytes as people read them."""
+    amount = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{num_bytes} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"

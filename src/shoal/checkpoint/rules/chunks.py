@@ -1,0 +1,143 @@
+"""Where each box that a process writes lies in its files. Decided before any value is known."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from shoal.checkpoint.format import header, names
+from shoal.checkpoint.format.dtypes import Storage, dtype_of, entry_shape, storage_of
+from shoal.checkpoint.format.files import Chunks, data_metadata
+from shoal.checkpoint.format.records import IntArray
+from shoal.checkpoint.rules.shares import Held, Own, bytes_of, own_boxes
+
+__all__ = ["FilePlan", "Held", "PartPlan", "lay_out", "plan_parts"]
+
+_MAX_ENTRIES = 500_000  # of one file, and
+_MAX_NAME_BYTES = 20 << 20  # of their names: safetensors reads headers of up to 100 MB
+
+
+@dataclass(frozen=True, eq=False)
+class FilePlan:
+    """One data file before its values are known."""
+
+    header: bytes  # length, JSON and padding: a multiple of PAGE_BYTES
+    num_bytes: int  # of the whole file
+    rows: tuple[int, ...]  # of the part's chunks, in the order in which they lie in the file
+
+
+@dataclass(frozen=True, eq=False)
+class PartPlan:
+    """What one process writes."""
+
+    process: int
+    files: tuple[FilePlan, ...]
+    chunks: Chunks  # `file` counts this process's own files from 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all its files."""
+        return sum(one.num_bytes for one in self.files)
+
+
+def plan_parts(
+    held: Sequence[Held], process: int, attempt: str, *, max_file_bytes: int
+) -> PartPlan:
+    """Return what `process` writes; every process decides by the same rule from the same `held`.
+
+    It is impossible that an element is written twice or not at all, or by who does not hold it.
+    """
+    return lay_out(own_boxes(held, process), process, attempt, max_file_bytes=max_file_bytes)
+
+
+def lay_out(own: Sequence[Own], process: int, attempt: str, *, max_file_bytes: int) -> PartPlan:
+    """Return the files that hold the boxes of `own`, which come by leaf and origin.
+
+    A file holds up to `max_file_bytes` of data, or one box.
+    """
+    chunks = _rows(own)
+    files: list[FilePlan] = []
+    storages = [_storage(one.held.dtype) for one in own]
+    sizes = [bytes_of(one.held.dtype, one.box.extent) for one in own]
+    entries = [_entry(one, process) for one in own]
+    order = sorted(range(len(own)), key=lambda row: -storages[row].align)  # stable
+    for rows in _files(order, sizes, entries, max_file_bytes):
+        ends = np.cumsum([0, *(sizes[row] for row in rows)])
+        places = ends.tolist()
+        described = [
+            header.Entry(entries[row], storages[row].entry, _shape(own[row]), begin, end)
+            for row, begin, end in zip(rows, places[:-1], places[1:], strict=True)
+        ]
+        head = header.build(described, data_metadata(attempt))
+        chunks.file[rows] = len(files)
+        chunks.begin[rows], chunks.end[rows] = ends[:-1] + len(head), ends[1:] + len(head)
+        files.append(FilePlan(head, len(head) + places[-1], tuple(rows)))
+    return PartPlan(process, tuple(files), chunks)
+
+
+def _files(
+    order: Sequence[int], sizes: Sequence[int], entries: Sequence[str], max_bytes: int
+) -> Iterator[list[int]]:
+    rows: list[int] = []
+    held_bytes = name_bytes = 0
+    for row in order:
+        held_bytes += sizes[row]
+        name_bytes += len(entries[row])
+        is_full = held_bytes > max_bytes or name_bytes > _MAX_NAME_BYTES
+        if rows and (is_full or len(rows) >= _MAX_ENTRIES):
+            yield rows
+            rows, held_bytes, name_bytes = [], sizes[row], len(entries[row])
+        rows.append(row)
+    if rows:
+        yield rows
+
+
+def _rows(own: Sequence[Own]) -> Chunks:
+    """Return the table without places: origins and extents padded to the highest rank."""
+    rank = max((len(one.box.origin) for one in own), default=1) or 1
+    pad: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {
+        at: ((0,) * (rank - at), (1,) * (rank - at)) for at in range(rank + 1)
+    }
+    origins = itertools.chain.from_iterable(
+        one.box.origin + pad[len(one.box.origin)][0] for one in own
+    )
+    extents = itertools.chain.from_iterable(
+        one.box.extent + pad[len(one.box.extent)][1] for one in own
+    )
+    return Chunks(
+        np.array([one.held.leaf for one in own], np.int64),
+        np.zeros(len(own), np.int64),
+        np.zeros(len(own), np.int64),
+        np.zeros(len(own), np.int64),
+        _table(origins, len(own), rank),
+        _table(extents, len(own), rank),
+    )
+
+
+def _table(numbers: Iterator[int], rows: int, rank: int) -> IntArray:
+    return np.fromiter(numbers, np.int64, rows * rank).reshape(rows, rank)
+
+
+def _entry(one: Own, process: int) -> str:
+    held, box = one
+    if held.is_per_process:
+        return names.entry_of_process(held.name, process)
+    return names.entry(held.name, None if box.extent == held.stored_shape else box.origin)
+
+
+def _shape(one: Own) -> tuple[int, ...]:
+    return _entry_shape(one.held.dtype, one.box.extent)
+
+
+@lru_cache(maxsize=1 << 12)
+def _entry_shape(dtype: str, extent: tuple[int, ...]) -> tuple[int, ...]:
+    return entry_shape(dtype_of(dtype), extent)
+
+
+@lru_cache(maxsize=256)
+def _storage(dtype: str) -> Storage:
+    return storage_of(dtype_of(dtype))

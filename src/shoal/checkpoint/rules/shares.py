@@ -1,0 +1,213 @@
+"""Which process writes which box: each element once, by who holds it, with the bytes spread evenly.
+
+What one process holds alone is its own. Boxes that several hold are dealt out by the wrap-around
+rule (R. McNaughton, *Scheduling with deadlines and loss functions*, Management Science 6, 1959):
+fill one holder up to the level that all shall reach, cut what lies across, go on with the next. So
+few boxes are cut, and most leaves stay whole. Boxes that together form a box are merged first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shoal.checkpoint.format.dtypes import dtype_of, num_bytes
+from shoal.checkpoint.format.records import IntArray
+
+__all__ = ["SHARE_BYTES", "Box", "Held", "Own", "bytes_of", "own_boxes"]
+
+SHARE_BYTES = 1 << 20  # nothing is cut into pieces smaller than this, or nearly so
+
+
+class Held(NamedTuple):
+    """What is known of one leaf with data: its distinct boxes, and who holds each."""
+
+    leaf: int  # number in the manifest
+    name: str
+    dtype: str
+    stored_shape: tuple[int, ...]
+    origin: IntArray  # [boxes, rank]
+    extent: IntArray  # [boxes, rank]
+    holders: tuple[tuple[int, ...], ...]  # the processes that hold each box, in order
+    is_per_process: bool = False  # a box is a value of its process's own
+
+
+class Box(NamedTuple):
+    """A box of indices."""
+
+    origin: tuple[int, ...]
+    extent: tuple[int, ...]
+
+
+class Own(NamedTuple):
+    """A box that one process writes: a chunk to be."""
+
+    held: Held
+    box: Box
+
+
+class _Pattern(NamedTuple):
+    """What all leaves of one shape and dtype that lie alike have in common."""
+
+    alone: dict[int, list[Box]]  # of each process that holds boxes alone
+    shared: list[tuple[tuple[int, ...], list[Box]]]  # holders, and what they all hold
+
+
+def own_boxes(held: Sequence[Held], process: int) -> list[Own]:
+    """Return what `process` writes, by leaf and origin.
+
+    Every process decides by the same rule from the same `held`. It is impossible that an element
+    is written twice or not at all, or by who does not hold it.
+    """
+    alike: dict[tuple[Any, ...], list[Held]] = {}
+    for one in held:  # by identity: to look at the holders of each leaf takes long in large jobs
+        key = one.dtype, one.stored_shape, id(one.origin), id(one.extent), id(one.holders)
+        alike.setdefault(key, []).append(one)
+    own: list[Own] = []
+    loads: dict[int, int] = {}
+    classes: dict[tuple[int, ...], list[Own]] = {}
+    patterns: dict[tuple[Any, ...], _Pattern] = {}
+    for leaves in alike.values():
+        first = leaves[0]
+        content = (*first[2:4], first.origin.tobytes(), first.extent.tobytes(), first.holders)
+        pattern = patterns.get(content) or patterns.setdefault(content, _pattern(first))
+        own += [Own(leaf, box) for leaf in leaves for box in pattern.alone.get(process, ())]
+        for writer, boxes in pattern.alone.items():
+            size = sum(bytes_of(first.dtype, box.extent) for box in boxes)
+            loads[writer] = loads.get(writer, 0) + size * len(leaves)
+        for holders, boxes in pattern.shared:
+            shared = classes.setdefault(holders, [])
+            shared += [Own(leaf, box) for leaf in leaves for box in boxes]
+    for holders in sorted(classes, key=lambda names: (len(names), names)):
+        # In an order that does not depend on what happens to be one object here.
+        shared = sorted(classes[holders], key=_place)
+        own += _Deal(holders, loads).deal(shared, process)
+    return sorted(own, key=_place)
+
+
+def _place(one: Own) -> tuple[int, tuple[int, ...]]:
+    return one.held.leaf, one.box.origin
+
+
+@lru_cache(maxsize=1 << 12)
+def bytes_of(dtype: str, extent: tuple[int, ...]) -> int:
+    """Return how many bytes a box has in a file."""
+    return num_bytes(dtype_of(dtype), extent)
+
+
+def _pattern(held: Held) -> _Pattern:
+    """Sort the boxes by who holds them, and merge those of the same holders."""
+    origins, extents = held.origin.tolist(), held.extent.tolist()
+    boxes = [Box(tuple(o), tuple(e)) for o, e in zip(origins, extents, strict=True)]
+    if 0 in held.stored_shape:  # nothing to share; one entry says that it is there
+        writer = min(itertools.chain.from_iterable(held.holders))
+        whole = Box((0,) * len(held.stored_shape), tuple(held.stored_shape))
+        return _Pattern({writer: [whole]}, [])
+    of: dict[tuple[int, ...], list[Box]] = {}
+    for holders, box in zip(held.holders, boxes, strict=True):
+        if 0 not in box.extent:
+            of.setdefault(holders, []).append(box)
+    merged = {holders: merge(boxes) for holders, boxes in of.items()}
+    alone = {holders[0]: boxes for holders, boxes in merged.items() if len(holders) == 1}
+    return _Pattern(alone, [pair for pair in merged.items() if len(pair[0]) > 1])
+
+
+def merge(boxes: Iterable[Box]) -> list[Box]:
+    """Join boxes that touch along one dim and agree in all others, dim by dim from the last."""
+    boxes = list(boxes)
+    for dim in reversed(range(len(boxes[0].origin) if len(boxes) > 1 else 0)):
+        rows = sorted((_others(box, dim), box) for box in boxes)
+        boxes = []
+        for _, run in itertools.groupby(rows, key=lambda row: row[0]):
+            last: Box | None = None
+            for _, box in run:
+                if last is not None and last.origin[dim] + last.extent[dim] == box.origin[dim]:
+                    size = last.extent[dim] + box.extent[dim]
+                    last = Box(last.origin, _put(last.extent, dim, size))
+                    boxes[-1] = last
+                else:
+                    boxes.append(last := box)
+    return sorted(boxes)
+
+
+def _others(box: Box, dim: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return _put(box.origin, dim, 0), _put(box.extent, dim, 0)
+
+
+def _put(sizes: tuple[int, ...], dim: int, size: int) -> tuple[int, ...]:
+    return (*sizes[:dim], size, *sizes[dim + 1 :])
+
+
+class _Deal:
+    """Deal boxes that all `holders` hold to them; `loads` is what each writes so far."""
+
+    def __init__(self, holders: Sequence[int], loads: dict[int, int]) -> None:
+        self._loads = loads
+        self._order = sorted(holders, key=lambda process: (loads.get(process, 0), process))
+        self._before = np.array([loads.get(p, 0) for p in self._order], np.float64)
+        self._next = 0  # in that order, who is given something; those behind have had nothing yet
+        self._level = 0.0
+
+    def deal(self, boxes: Sequence[Own], process: int) -> list[Own]:
+        """Return what `process` gets."""
+        sizes = [bytes_of(one.held.dtype, one.box.extent) for one in boxes]
+        left = sum(sizes)
+        self._raise_level(left)
+        own: list[Own] = []
+        for one, size in zip(boxes, sizes, strict=True):
+            box: Box | None = one.box
+            while box is not None:
+                writer = self._order[self._next]
+                room = self._level - self._loads.get(writer, 0)
+                first, box = self._take(box, size, one.held.dtype, room)
+                given = 0 if first is None else bytes_of(one.held.dtype, first.extent)
+                left -= given
+                if first is not None:
+                    self._loads[writer] = self._loads.get(writer, 0) + given
+                    if writer == process:
+                        own.append(Own(one.held, first))
+                if box is not None:
+                    size = bytes_of(one.held.dtype, box.extent)
+                    self._next += 1
+                    self._raise_level(left)
+        return own
+
+    def _take(self, box: Box, size: int, dtype: str, room: float) -> tuple[Box | None, Box | None]:
+        """Split a box into what goes into `room` and what is left for the next."""
+        if self._next == len(self._order) - 1 or size <= room:
+            return box, None
+        if size < 2 * SHARE_BYTES or min(room, size - room) < SHARE_BYTES:  # whole, or not at all
+            return (box, None) if 2 * room >= size else (None, box)
+        return cut(box, room / size, dtype)
+
+    def _raise_level(self, left: int) -> None:
+        """Find how far all from the next on are filled if they share `left` bytes evenly.
+
+        Loads 0, 4, 9 and 8 bytes: to 6, 6 and 9.
+        """
+        loads = self._before[self._next :]
+        levels = (np.cumsum(loads) + left) / np.arange(1, len(loads) + 1)
+        self._level = float(levels.min())
+
+
+def cut(box: Box, share: float, dtype: str) -> tuple[Box | None, Box | None]:
+    """Cut a box near `share` of it, 0 < share < 1: along the first dim that has fine steps.
+
+    Steps of a dim of 8 are eighths of the box, whatever dims come before: a cut along a later dim
+    costs strided copies, but no bytes.
+    """
+    size = bytes_of(dtype, box.extent)
+    fine = (dim for dim, count in enumerate(box.extent) if size <= count * SHARE_BYTES)
+    dim = next(fine, int(np.argmax(box.extent)))
+    count = box.extent[dim]
+    at = min(max(math.floor(share * count + 0.5), 0), count)
+    if at in (0, count):
+        return (None, box) if at == 0 else (box, None)
+    first = Box(box.origin, _put(box.extent, dim, at))
+    origin = _put(box.origin, dim, box.origin[dim] + at)
+    return first, Box(origin, _put(box.extent, dim, count - at))

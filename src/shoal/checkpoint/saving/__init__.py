@@ -1,0 +1,1 @@
+"""A save, phase by phase: what all say, write and wait for."""

@@ -1,0 +1,104 @@
+"""A save that goes on while the program does: values are copied first, then nobody waits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.checkpoint.blocks.writer import Arena
+from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.format.files import Commit
+from shoal.checkpoint.save import request_of
+from shoal.checkpoint.saving.protocol import Save
+from shoal.checkpoint.saving.state import read_state
+from shoal.errors import DeadlineError
+from shoal.runtime.coordinator import Coordinator
+
+__all__ = ["Saving", "start_save_with"]
+
+_LOG = logging.getLogger("shoal")
+
+
+class Saving:
+    """A save that runs in a thread, which the end of the program waits for."""
+
+    def __init__(self, asked: str, work: Callable[[], None]) -> None:
+        self._asked = asked
+        self._work = work
+        self._error: BaseException | None = None
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="shoal-save", daemon=False)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        """Is it over, well or not?"""
+        return self._is_over.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until it is over.
+
+        Raises:
+          DeadlineError: it still runs after `timeout_s`; it goes on.
+          Else, once, what went wrong, as `save` does.
+        """
+        if not self._is_over.wait(timeout_s):
+            raise DeadlineError(
+                f"{self._asked} still runs after {timeout_s} s; it goes on",
+                name="save",
+                waited_s=timeout_s or 0.0,
+            )
+        self._thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # noqa: BLE001 - raised where somebody waits
+            self._error = error
+            _LOG.warning("%s failed: %s", self._asked, error)  # perhaps nobody ever waits
+        finally:
+            del self._work
+            self._is_over.set()
+
+
+def start_save_with(
+    coordinator: Coordinator,
+    path: str | os.PathLike[str] | Folder,
+    tree: Any,
+    *,
+    arena: Arena,
+    step: int | None = None,
+    user: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    on_done: Callable[[Commit], None] = lambda _: None,
+    name: str | None = None,
+    timeout_s: float | None = None,
+) -> Saving:
+    """Do what `save` does, in a thread, once all agree and the values are copied.
+
+    Afterwards the values may be changed, donated and deleted. What waits for others in the thread
+    does so in a lane of its own.
+
+    Args:
+      arena: memory for the copies; it belongs to this save until that is over.
+      on_done: called in the thread, after the commit.
+
+    Raises:
+      What `save` raises before anything is written.
+    """
+    request = request_of(path, step, user, metrics, name, timeout_s)
+    state = read_state(tree, coordinator.num_processes, request.asked)
+    one = Save(coordinator, request)
+    one.agree(state)
+    one.snapshot(state, arena)
+
+    def work() -> None:
+        on_done(one.complete(arena, lane=one.own_lane))
+
+    return Saving(request.asked, work)

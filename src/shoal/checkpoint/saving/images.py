@@ -1,0 +1,178 @@
+"""From what a process writes, and the arrays that it has, to files as images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from shoal.arrays.host_values import is_key, native
+from shoal.checkpoint.blocks.writer import FileImage, Piece
+from shoal.checkpoint.format import dtypes
+from shoal.checkpoint.format.files import data_name
+from shoal.checkpoint.rules.chunks import PartPlan
+from shoal.checkpoint.rules.shares import Box, Own, bytes_of
+from shoal.checkpoint.saving.state import Array, Saved, State
+from shoal.collectives.leaves import words_of
+
+__all__ = ["images_of", "start_copies", "words_here"]
+
+
+def images_of(
+    state: State, own: Sequence[Own], plan: PartPlan, attempt: str, num_processes: int
+) -> list[FileImage]:
+    """Return the data files of this process; values on devices are read when they are asked for.
+
+    Args:
+      own: the boxes, by the rows of the plan.
+    """
+    begin = plan.chunks.begin.tolist()
+    images = []
+    cutting = _Cutting(state)
+    with jax.transfer_guard("allow"), jax.ensure_compile_time_eval():  # once for all the views
+        for number, file in enumerate(plan.files):
+            name = data_name(attempt, plan.process, num_processes, number)
+            pieces = [piece for row in file.rows for piece in cutting.pieces(own[row], begin[row])]
+            images.append(FileImage(name, file.header, file.num_bytes, tuple(pieces)))
+    return images
+
+
+def start_copies(state: State, own: Sequence[Own]) -> None:
+    """Let what lies on accelerators set out for the host, the largest first."""
+    copies: list[tuple[int, Any]] = []
+    seen: set[tuple[int, int]] = set()
+    for one in own:
+        leaf = state.leaves[one.held.leaf]
+        if not leaf.here or leaf.here[0].device.platform == "cpu" or leaf.record.kind == "key":
+            continue
+        for place, (lies, data) in enumerate(zip(leaf.here, _data(leaf), strict=True)):
+            if (one.held.leaf, place) not in seen and _overlap(lies.box, one.box):
+                seen.add((one.held.leaf, place))
+                copies.append((data.nbytes, data))
+    for _, data in sorted(copies, key=lambda pair: -pair[0]):
+        data.copy_to_host_async()
+
+
+def words_here(leaf: Saved) -> list[tuple[Box, Array]]:
+    """Return the distinct boxes of a leaf with data that are on this host, and their values."""
+    if not leaf.here:
+        whole = np.asarray(leaf.value)
+        return [(Box((0,) * whole.ndim, whole.shape), whole)]
+    data = _data(leaf)
+    return [(lies.box, words_of(one)) for lies, one in zip(leaf.here, data, strict=True)]
+
+
+Cut = tuple[slice, ...]
+_SMALL_BYTES = 64 << 10
+
+
+class _Fit(NamedTuple):
+    """What one box of an array on this host gives to a chunk."""
+
+    place: int  # of the box in `Saved.here`
+    where: Cut  # in the chunk
+    cut: Cut | None  # of the box; None: all of it
+
+
+class _Cutting:
+    """How chunks are filled; what leaves that lie alike have in common is found once."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._fits: dict[tuple[int, Box], list[_Fit]] = {}
+
+    def pieces(self, one: Own, begin: int) -> Iterator[Piece]:
+        """Yield what fills one chunk: a part of each box on this host that it overlaps."""
+        leaf, box = self._state.leaves[one.held.leaf], one.box
+        how, dtype = _how(one.held.dtype)
+        if one.held.is_per_process:
+            blob = self._state.blobs[one.held.leaf]
+            yield Piece(begin, box.extent, dtype, how, _all(box), lambda: blob)
+        elif not leaf.here:
+            whole = native(np.asarray(leaf.value))
+            part = whole[_within(box, (0,) * whole.ndim)]
+            yield Piece(begin, box.extent, dtype, how, _all(box), lambda: part)
+        else:
+            fits = self._fitting(leaf, box)
+            data = _data(leaf)
+            if len(fits) > 1 and bytes_of(one.held.dtype, box.extent) <= _SMALL_BYTES:
+                small = _joined(box, dtype, fits, data)
+                yield Piece(begin, box.extent, dtype, how, _all(box), lambda: small)
+                return
+            for fit in fits:
+                platform = leaf.here[fit.place].device.platform
+                values = _reader(data[fit.place], fit.cut, in_place=platform == "cpu")
+                yield Piece(begin, box.extent, dtype, how, fit.where, values)
+
+    def _fitting(self, leaf: Saved, box: Box) -> list[_Fit]:
+        key = id(leaf.here), box  # leaves that lie alike share the tuple, which `state` keeps
+        fits = self._fits.get(key)
+        if fits is None:
+            fits = self._fits[key] = []
+            for place, lies in enumerate(leaf.here):
+                common = box if lies.box == box else _overlap(lies.box, box)
+                if common is not None:
+                    cut = None if common == lies.box else _within(common, lies.box.origin)
+                    fits.append(_Fit(place, _within(common, box.origin), cut))
+        return fits
+
+
+def _joined(box: Box, dtype: np.dtype[Any], fits: Sequence[_Fit], data: Sequence[Any]) -> Array:
+    """Return a small chunk, put together: to copy a few bytes costs less than to speak of them."""
+    whole = np.empty(box.extent, dtype)
+    for fit in fits:
+        part = words_of(data[fit.place]) if is_key(data[fit.place]) else np.asarray(data[fit.place])
+        whole[fit.where] = part if fit.cut is None else part[fit.cut]
+    return whole
+
+
+@lru_cache(maxsize=256)
+def _how(name: str) -> tuple[int, np.dtype[Any]]:
+    dtype = dtypes.dtype_of(name)
+    return dtypes.storage_of(dtype).per_byte, dtype
+
+
+def _reader(data: Any, cut: Cut | None, *, in_place: bool) -> Callable[[], Array]:
+    """Return what gives a part of an array: in place where it is in this host's memory already."""
+    if is_key(data) or not in_place:
+        return lambda: words_of(data) if cut is None else words_of(data)[cut]
+    view = np.asarray(data) if cut is None else np.asarray(data)[cut]
+    return lambda: view
+
+
+def _data(leaf: Saved) -> list[Any]:
+    """Return the arrays on one device each that hold the boxes of `here`."""
+    here = leaf.here
+    if len(here) == 1 and leaf.record.kind != "key":  # quicker than all shards
+        data = leaf.value.addressable_data(here[0].place)
+        if data.device == here[0].device:
+            return [data]
+    shards = leaf.value.addressable_shards
+    if all(shards[lies.place].device == lies.device for lies in here):
+        return [shards[lies.place].data for lies in here]
+    on = {shard.device: shard.data for shard in shards}  # the order is nowhere promised
+    return [on[lies.device] for lies in here]
+
+
+def _overlap(one: Box, other: Box) -> Box | None:
+    origin = tuple(map(max, one.origin, other.origin))
+    ends = [
+        min(a + n, b + m)
+        for a, n, b, m in zip(one.origin, one.extent, other.origin, other.extent, strict=True)
+    ]
+    extent = tuple(end - first for first, end in zip(origin, ends, strict=True))
+    return Box(origin, extent) if all(size > 0 for size in extent) else None
+
+
+def _within(box: Box, origin: Sequence[int]) -> Cut:
+    """Return where a box is, counted from `origin`."""
+    return tuple(
+        slice(a - b, a - b + n) for a, b, n in zip(box.origin, origin, box.extent, strict=True)
+    )
+
+
+def _all(box: Box) -> Cut:
+    return tuple(slice(0, size) for size in box.extent)

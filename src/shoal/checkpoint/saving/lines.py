@@ -1,0 +1,81 @@
+"""What must be equal on all processes before they save: a line for each leaf.
+
+Arrays that span processes bring how they lie; whatever all hold brings its value, or a digest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import xxhash
+
+from shoal.arrays.host_values import native
+from shoal.checkpoint.format import dtypes
+from shoal.checkpoint.format.tree import to_json
+from shoal.checkpoint.saving.images import words_here
+from shoal.checkpoint.saving.state import Array, Saved, State
+from shoal.collectives.hashes import Flat, digest_of, hashing_pool
+
+__all__ = ["lines_of"]
+
+_SMALL_BYTES = 1 << 20
+_SHOWN = 100  # characters of a value
+
+
+def lines_of(state: State, options: Sequence[str], num_processes: int) -> tuple[str, ...]:
+    """Return the lines; values are read and hashed if there is another process to compare with."""
+    if num_processes == 1:
+        return tuple(options)
+    structure = xxhash.xxh3_64_hexdigest(json.dumps(to_json(state.structure)).encode())
+    with jax.transfer_guard("allow"), hashing_pool() as pool:
+        leaves = [_line(leaf, pool) for leaf in state.leaves]
+    # A leaf that differs says more than that the trees do.
+    return (*options, *leaves, f"tree: {len(leaves)} leaves, {structure}")
+
+
+def shown(value: object) -> str:
+    """Return JSON, or as much of it as one reads, and its digest."""
+    text = json.dumps(value, sort_keys=True)
+    if len(text) <= _SHOWN:
+        return text
+    return f"{text[:_SHOWN]}… ({xxhash.xxh3_64_hexdigest(text.encode())})"
+
+
+def _line(leaf: Saved, pool: ThreadPoolExecutor) -> str:
+    record = leaf.record
+    if record.kind == "per_process":
+        return f"{record.name}: each process's own"
+    if not record.dtype:
+        return f"{record.name}: {record.kind} {shown(record.value)}"
+    what = f"key<{record.impl}>" if record.impl else record.dtype
+    text = f"{record.name}: {record.kind} {what}[{','.join(map(str, record.shape))}]"
+    if leaf.spread is not None:
+        return f"{text} {record.layout} ({leaf.spread.digest})"
+    return f"{text}, the same on all: {_digest(leaf, pool)}"
+
+
+def _digest(leaf: Saved, pool: ThreadPoolExecutor) -> str:
+    """Return a digest of a value that is whole on this host, however it lies on its devices."""
+    pieces = [(box.origin, words) for box, words in words_here(leaf)]
+    shape = leaf.record.stored_shape
+    dtype = dtypes.dtype_of(leaf.record.dtype)
+    if math.prod(shape) * dtype.itemsize > _SMALL_BYTES:
+        return digest_of(Flat(shape, dtype, pieces), pool).hex()
+    if len(pieces) == 1:
+        return xxhash.xxh3_128_hexdigest(_bytes(pieces[0][1]))
+    whole: Array = np.empty(shape, dtype)
+    for origin, words in pieces:
+        where = tuple(slice(a, a + n) for a, n in zip(origin, words.shape, strict=True))
+        whole[where] = words
+    return xxhash.xxh3_128_hexdigest(_bytes(whole))
+
+
+def _bytes(array: Array) -> bytes | memoryview:
+    if not array.size or not array.dtype.itemsize:
+        return b""
+    return np.ascontiguousarray(native(array)).reshape(-1).view(np.uint8).data

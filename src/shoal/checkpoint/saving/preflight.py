@@ -1,0 +1,84 @@
+"""What can be known to fail before anything is written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoal.checkpoint.disk.attempts import committed
+from shoal.checkpoint.disk.refusal import refused
+from shoal.checkpoint.disk.storage import PAGE_BYTES, Folder
+from shoal.checkpoint.rules.shares import Own, bytes_of
+from shoal.errors import StepAlreadyCommitted, StorageFull
+
+__all__ = ["bytes_needed", "check_folder", "check_space"]
+
+_ENTRY_BYTES = 100  # of a header, beside the name
+_SPARE = 1.05  # headers, indexes, and what else is written at the same time
+
+
+def bytes_needed(own: Sequence[Own]) -> int:
+    """Return about how many bytes the files of these boxes have."""
+    data_bytes = sum(bytes_of(one.held.dtype, one.box.extent) for one in own)
+    return data_bytes + sum(_ENTRY_BYTES + len(one.held.name) for one in own) + PAGE_BYTES
+
+
+def check_folder(folder: Folder) -> int:
+    """Return how many bytes may be written there.
+
+    Raises:
+      StepAlreadyCommitted: something is saved there.
+      CorruptCheckpoint: so it is, and it is damaged.
+      StorageError: it is no folder and cannot become one, or nothing may be written to it.
+    """
+    commit = committed(folder)
+    if commit is not None:
+        raise StepAlreadyCommitted(
+            f"{folder.path} is saved already, by attempt {commit.attempt}; nothing is overwritten\n"
+            "save another step, or delete this one first",
+            path=folder.path,
+            attempt=commit.attempt,
+        )
+    _check_writable(folder.path)
+    return folder.free_bytes()
+
+
+def _check_writable(path: str) -> None:
+    """Refuse what cannot be a folder that this process writes to. Makes nothing."""
+    there = path
+    while not os.path.lexists(there) and os.path.dirname(there) != there:
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        why = errno.ENOTDIR
+    elif os.access(there, os.W_OK | os.X_OK):
+        return
+    else:
+        is_read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+        why = errno.EROFS if is_read_only else errno.EACCES
+    doing = "write to" if there == path else "make a folder in"
+    raise refused(OSError(why, os.strerror(why)), there, doing)
+
+
+def check_space(folder: Folder, answers: Mapping[int, bytes]) -> None:
+    """Raise, on all processes alike, if what they will write together does not fit.
+
+    Args:
+      answers: of each process, JSON: its own "bytes", and the bytes that are "free".
+
+    Raises:
+      StorageFull: says how much is needed and free.
+    """
+    said: dict[bytes, Any] = {text: json.loads(text) for text in {*answers.values()}}
+    needed = int(_SPARE * sum(said[text]["bytes"] for text in answers.values()))
+    free = min(one["free"] for one in said.values())
+    if needed > free:
+        raise StorageFull(
+            f"{folder.path}: the save needs {needed} bytes, and {free} are free\n"
+            "remove something, or save elsewhere; nothing was written",
+            path=folder.path,
+            needed_bytes=needed,
+            free_bytes=free,
+        )

@@ -1,0 +1,342 @@
+"""One save on one process: what all of them do together, from S0 to S7.
+
+::
+
+    S0  agree     all bring the same step, tree and layouts; nothing was written yet
+    S2  snapshot  values are copied, or will be read while they are written
+    S1  open      the lead begins an attempt; all see it
+    S3  write     data, durable
+    S4  part      "this process has written all of its data", durable
+    S5  S6        the lead joins the parts and commits
+    S7            all know
+
+Storage is the truth, not what others say: whoever is told of a loss looks there. If all parts are
+there, it commits; else it ends the attempt. One of the two wins, for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+
+from shoal.checkpoint.blocks.writer import Arena, FileImage, write_files
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.beat import Beat
+from shoal.checkpoint.format.files import (
+    Commit,
+    FileRecord,
+    Manifest,
+    Part,
+    data_name,
+    decode_commit,
+    encode_commit,
+)
+from shoal.checkpoint.rules.chunks import lay_out
+from shoal.checkpoint.rules.shares import Own
+from shoal.checkpoint.saving import preflight, settling
+from shoal.checkpoint.saving.images import images_of, start_copies
+from shoal.checkpoint.saving.lines import lines_of
+from shoal.checkpoint.saving.request import Request
+from shoal.checkpoint.saving.state import State, own_of
+from shoal.checkpoint.told import tellers, told, untold
+from shoal.errors import (
+    CheckpointError,
+    DeadlineError,
+    NotShared,
+    PeerFailedError,
+    ProcessLostError,
+    ShoalError,
+    UsageError,
+)
+from shoal.runtime import fault_points
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.preemption import saved_with
+from shoal.runtime.verdicts import Self
+
+__all__ = ["Save"]
+
+MAX_FILE_BYTES = 16 << 30  # a larger box is a file by itself
+
+
+class Save:
+    """One save of one process."""
+
+    def __init__(self, coordinator: Coordinator, request: Request) -> None:
+        self._coordinator, self._request = coordinator, request
+        self._folder = request.folder
+        self._me = Self(coordinator.process, coordinator.hosts)
+        self._attempt = attempts.new_attempt()  # the lead's counts
+        self._lane = "main"
+        self._phase = "agree"
+        self._has_part = False
+        self._committed = b""
+        self._own: list[Own] = []
+        self._plan = lay_out((), self._me.process, "", max_file_bytes=MAX_FILE_BYTES)
+        self._problem: Exception | None = None
+        self._images: list[FileImage] = []
+        self._manifest: Manifest | None = None
+
+    @property
+    def _scene(self) -> settling.Scene:
+        return settling.Scene(self._coordinator, self._request, self._attempt)
+
+    @property
+    def _is_lead(self) -> bool:
+        return self._coordinator.process == 0
+
+    @property
+    def num_bytes(self) -> int:
+        """What this process writes."""
+        return self._plan.num_bytes
+
+    def agree(self, state: State) -> None:
+        """S0: find out, with all others, that the save can be done.
+
+        Raises:
+          DivergenceError: the processes do not save the same.
+          SaveAborted: a process was lost, failed or late.
+          StepAlreadyCommitted, StorageError, …: on all alike, what one of them found.
+        """
+        process, count = self._coordinator.process, self._coordinator.num_processes
+        fault_points.reach("save.preflight", process)
+        number = jax.process_index() if state.is_spread and count > 1 else process
+        self._own = own_of(state, number, process, count)
+        said: dict[str, Any] = {"bytes": preflight.bytes_needed(self._own)}
+        said |= {"attempt": self._attempt} if self._is_lead else {}
+        said |= {"number": number} if number != process else {}
+        problem: Exception | None = None
+        try:
+            said["free"] = preflight.check_folder(self._folder)
+        except CheckpointError as error:
+            problem = error
+        lines = lines_of(state, self._request.lines, count)
+        payload = json.dumps(said).encode() if problem is None else told(problem)
+        answers = self._agreed(lines, payload)
+        self._raise_told(answers, problem)
+        self._check_numbers(answers)
+        preflight.check_space(self._folder, answers)
+        self._attempt = json.loads(answers[0])["attempt"]
+
+    def _agreed(self, lines: tuple[str, ...], payload: bytes) -> Mapping[int, bytes]:
+        request = self._request
+        call = Call("save", request.name, request.site, lines)
+        try:
+            return agree(self._coordinator, call, payload, timeout_s=request.waits.left_s)
+        except (ProcessLostError, PeerFailedError, DeadlineError) as error:
+            raise settling.aborted(self._scene, self._phase, error) from error
+
+    def _check_numbers(self, answers: Mapping[int, bytes]) -> None:
+        """JAX's numbers of processes must be those of the job, in whatever order."""
+        found = [
+            json.loads(text)["number"] if b'"number"' in text else process
+            for process, text in answers.items()
+        ]
+        if sorted(found) != list(range(len(answers))):
+            raise UsageError(
+                f"{self._request.asked}: the processes of this job have the numbers {found} in "
+                "JAX, so JAX's job is another one; initialize both together"
+            )
+
+    def snapshot(self, state: State, arena: Arena | None) -> None:
+        """S2: copy the values, or without an arena, keep them to be read while they are written.
+
+        What goes wrong is told to the others by `complete`, which raises it.
+        """
+        self._phase = "snapshot"
+        self._problem = _tried(lambda: self._take(state, arena))
+
+    def _take(self, state: State, arena: Arena | None) -> None:
+        process, count = self._coordinator.process, self._coordinator.num_processes
+        fault_points.reach("save.snapshot", process)
+        self._plan = lay_out(self._own, process, self._attempt, max_file_bytes=MAX_FILE_BYTES)
+        self._manifest = self._described(state) if self._is_lead else None
+        start_copies(state, self._own)
+        images = images_of(state, self._own, self._plan, self._attempt, count)
+        if arena is not None:
+            arena.take(images)
+            images = [image._replace(pieces=()) for image in images]
+        self._images = images
+
+    def _described(self, state: State) -> Manifest:
+        request = self._request
+        return Manifest(
+            attempt=self._attempt,
+            step=request.step,
+            created_ns=time.time_ns(),
+            num_processes=self._coordinator.num_processes,
+            tree=state.structure,
+            leaves=tuple(leaf.record for leaf in state.leaves),
+            writer=dict(_versions()),
+            mesh=state.mesh,
+            user=request.user,
+            metrics=request.metrics,
+        )
+
+    @property
+    def own_lane(self) -> str:
+        """A lane for a thread that completes this save, and for nothing else."""
+        return f"save {self._attempt}: {self._folder.path}"
+
+    def complete(self, arena: Arena | None, *, lane: str = "main") -> Commit:
+        """S1, then S3 to S7: from the first file to a commit that all know of.
+
+        Raises:
+          SaveAborted: a process was lost, failed or late, and the parts are not all there.
+          Else what one process met with: the same type on all.
+        """
+        self._lane = lane
+        try:
+            with Beat(self._coordinator, self._folder, self._attempt, self.num_bytes) as beat:
+                commit = self._run(arena, beat)
+        except Exception:
+            raise
+        except BaseException:  # an interrupt: what the others are told is that it cannot complete
+            settling.abandon(self._scene)
+            raise
+        fault_points.reach("save.announced", self._coordinator.process)
+        saved_with(self._coordinator, self._request.step)
+        return commit
+
+    def _run(self, arena: Arena | None, beat: Beat) -> Commit:
+        try:
+            self._phase = "open"
+            self._meet("opened", self._problem or _tried(self._open))
+            self._meet("seen", _tried(self._see))
+            self._phase = "write"
+            self._meet("parts", _tried(lambda: self._write(arena, beat)))
+            self._phase = "commit"
+            problem = _tried(self._commit) if self._is_lead else None
+            said = self._meet("committed", problem, self._committed)
+        except _Ended as ended:
+            return settling.settle(self._scene, self._phase, ended.cause, has_part=self._has_part)
+        return decode_commit(said[0])
+
+    def _open(self) -> None:
+        process, manifest = self._coordinator.process, self._manifest
+        if manifest is None:  # it is not the lead
+            return
+        fault_points.reach("save.open", process)
+        owner = {"host": self._coordinator.hosts[process], "pid": os.getpid(), "began": time.time()}
+        attempts.begin(self._folder, manifest, owner)
+        fault_points.reach("save.opened", process)
+
+    def _see(self) -> None:
+        if attempts.see(self._folder, self._attempt):
+            return
+        if self._is_lead:
+            raise settling.ended(self._scene, self._phase)
+        raise NotShared(
+            f"{self._folder.path}: this process does not see what process 0 wrote there\n"
+            "save to a path that all processes share",
+            path=self._folder.path,
+            processes=[self._coordinator.process],
+        )
+
+    def _write(self, arena: Arena | None, beat: Beat) -> None:
+        process, plan = self._coordinator.process, self._plan
+        fault_points.reach("save.write", process)
+        try:
+            hashes = write_files(self._folder, self._images, arena, beat.wrote)
+        except OSError as error:
+            if attempts.see(self._folder, self._attempt):
+                raise
+            raise settling.ended(self._scene, self._phase) from error
+        self._images = []
+        fault_points.reach("save.written", process)
+        files = tuple(
+            FileRecord(file_name, file.num_bytes, process)
+            for file_name, file in zip(self._names, plan.files, strict=True)
+        )
+        blocks = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
+        part = Part(self._attempt, process, files, plan.chunks, blocks)
+        attempts.write_part(self._folder, part)
+        self._has_part = True
+        fault_points.reach("save.parted", process)
+
+    @property
+    def _names(self) -> list[str]:
+        count = self._coordinator.num_processes
+        return [
+            data_name(self._attempt, self._coordinator.process, count, number)
+            for number in range(len(self._plan.files))
+        ]
+
+    def _commit(self) -> None:
+        try:
+            commit = attempts.commit(self._folder, self._attempt)
+        except Exception:
+            found = settling.abandon(self._scene)
+            if found is None:
+                raise
+            commit = found
+        self._committed = encode_commit(commit)
+
+    def _meet(
+        self, name: str, problem: Exception | None, brought: bytes = b""
+    ) -> Mapping[int, bytes]:
+        """Meet all, and return what they bring; raise what any of them met with."""
+        request = self._request
+        payload = brought if problem is None else told(problem)
+        point = Point(
+            f"save: {name}", lane=self._lane, fingerprint=f"save {self._attempt}", site=request.site
+        )
+        try:
+            answers = self._coordinator.arrive(point, payload, timeout_s=request.waits.left_s)
+        except ShoalError as error:
+            raise _Ended(error) from problem
+        if tellers(answers) and self._is_lead:
+            settling.abandon(self._scene)
+        self._raise_told(answers, problem)
+        return answers
+
+    def _raise_told(self, answers: Mapping[int, bytes], problem: Exception | None) -> None:
+        """Raise, on all alike, the error of the lowest process that has one."""
+        who = tellers(answers)
+        if not who:
+            return
+        error = untold(answers[who[0]], who[0], self._me)
+        if isinstance(error, NotShared):
+            error.processes = who
+        if problem is not None and who[0] == self._coordinator.process:
+            if len(answers) == 1 or isinstance(error, PeerFailedError):
+                raise problem
+        if isinstance(error, PeerFailedError):
+            raise settling.aborted(self._scene, self._phase, error) from error
+        raise error from problem
+
+
+@lru_cache(maxsize=1)
+def _versions() -> tuple[tuple[str, str], ...]:
+    """Return what saves, and in which version."""
+    found = []
+    for name in ("shoal", "numpy", "jax"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append((name, metadata.version(name)))
+    return tuple(found)
+
+
+def _tried(work: Callable[[], None]) -> Exception | None:
+    """Return what went wrong."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - the others are told of whatever it is
+        return error
+    return None
+
+
+class _Ended(Exception):
+    """A point could not be met."""
+
+    def __init__(self, cause: ShoalError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause

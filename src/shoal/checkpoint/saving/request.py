@@ -1,0 +1,61 @@
+"""What is to be saved, where, and how long others are waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from shoal import settings
+from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.saving.lines import shown
+from shoal.errors import UsageError
+
+__all__ = ["Request", "Waits"]
+
+
+class Waits(NamedTuple):
+    """How long others are waited for: each time, or until a moment on the monotonic clock."""
+
+    each_s: float
+    until: float | None
+
+    @classmethod
+    def of(cls, asked: str, timeout_s: float | None) -> Waits:
+        """Without a time-out, each wait of a save may take SHOAL_TIMEOUT_S."""
+        limit_s = settings.timeout(asked, timeout_s, "SHOAL_TIMEOUT_S")
+        if not limit_s > 0:
+            told = f"timeout_s={timeout_s!r} must be a positive number of seconds"
+            raise UsageError(f"{asked}: {told}")
+        return cls(limit_s, None if timeout_s is None else time.monotonic() + limit_s)
+
+    @property
+    def left_s(self) -> float:
+        """Until then; always positive."""
+        if self.until is None:
+            return self.each_s
+        return max(self.until - time.monotonic(), 0.001)
+
+
+class Request(NamedTuple):
+    """What is to be saved, and where."""
+
+    folder: Folder
+    step: int | None
+    user: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    name: str | None
+    site: str
+    waits: Waits
+
+    @property
+    def asked(self) -> str:
+        """What messages call it."""
+        return f"save({self.folder.path!r})"
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What of it must be equal on all processes."""
+        options: dict[str, Any] = {"path": self.folder.path, "step": self.step}
+        options |= {"user": self.user, "metrics": self.metrics}
+        return tuple(f"{key}: {shown(value)}" for key, value in options.items())

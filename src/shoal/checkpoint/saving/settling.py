@@ -1,0 +1,116 @@
+"""How a save ends when the others can be asked no more: what lies in storage decides, for all."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from typing import NamedTuple
+
+from shoal import settings
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.step_folder import missing_parts
+from shoal.checkpoint.format.files import Commit
+from shoal.checkpoint.saving.request import Request
+from shoal.errors import CheckpointError, DeadlineError, DivergenceError, SaveAborted, ShoalError
+from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.verdicts import Self, listed
+
+__all__ = ["Scene", "abandon", "aborted", "ended", "settle"]
+
+_LOG = logging.getLogger("shoal")
+_LOOK_S = 0.05
+
+
+class Scene(NamedTuple):
+    """Which attempt of which save this is about."""
+
+    coordinator: Coordinator
+    request: Request
+    attempt: str
+
+
+def settle(scene: Scene, phase: str, cause: ShoalError, *, has_part: bool) -> Commit:
+    """Commit the attempt if all parts are there, else end it; every process may do so at once.
+
+    Args:
+      has_part: this process's own part is there. If not, it never will be.
+
+    Raises:
+      SaveAborted: it was not committed, and cannot be any more.
+    """
+    folder = scene.request.folder
+    if has_part:
+        if not isinstance(cause, DeadlineError | DivergenceError):
+            _wait_for_parts(scene, cause)
+        with contextlib.suppress(CheckpointError, OSError):
+            if attempts.is_complete(folder, scene.attempt):
+                return attempts.commit(folder, scene.attempt)
+    commit = abandon(scene)
+    if commit is None:
+        raise aborted(scene, phase, cause) from cause
+    return commit
+
+
+def _wait_for_parts(scene: Scene, cause: ShoalError) -> None:
+    """Wait until those who live have written what they have, as far as the storage shows.
+
+    Who died after its part takes nothing away, and others may still be writing theirs.
+    """
+    coordinator, request, attempt = scene
+    patience_s = min(request.waits.left_s, settings.seconds("SHOAL_LOST_AFTER_S"))
+    limit = time.monotonic() + patience_s
+    pause = threading.Event()  # never set
+    while time.monotonic() < limit and attempts.see(request.folder, attempt):
+        try:
+            missing = missing_parts(request.folder, attempt, request.folder.names())
+        except (FileNotFoundError, CheckpointError):
+            return
+        if {*missing} <= {*_blamed(cause), *(one.process for one in coordinator.troubles.open())}:
+            return
+        pause.wait(_LOOK_S)
+
+
+def abandon(scene: Scene) -> Commit | None:
+    """End the attempt, if the storage lets us; return the commit if it was one already."""
+    try:
+        return attempts.abandon(scene.request.folder, scene.attempt)
+    except (ShoalError, OSError) as error:
+        _LOG.warning("%s: attempt %s: %s", scene.request.asked, scene.attempt, error)
+        return None
+
+
+def aborted(scene: Scene, phase: str, cause: ShoalError) -> SaveAborted:
+    """Return the error that says so."""
+    coordinator, request, _ = scene
+    me = Self(coordinator.process, coordinator.hosts)
+    blamed = _blamed(cause)
+    who = f" on account of {listed(blamed)}" if blamed else ""
+    return SaveAborted(
+        f"{me}: {request.asked} was ended{who}: nothing of it is kept, and what was saved before "
+        f"stands\n{cause}",
+        path=request.folder.path,
+        phase=phase,
+        processes=blamed,
+        exit_code=cause.exit_code,
+    )
+
+
+def ended(scene: Scene, phase: str) -> SaveAborted:
+    """Return the error that somebody else ended the attempt: it was frozen, and collected."""
+    path = scene.request.folder.path
+    return SaveAborted(
+        f"{path}: attempt {scene.attempt} was ended by somebody: its PENDING is gone\n"
+        "it was collected as stale or abandoned; save again",
+        path=path,
+        phase=phase,
+    )
+
+
+def _blamed(cause: ShoalError) -> tuple[int, ...]:
+    """Return on whose account an error was raised."""
+    for field in ("lost", "failed", "missing"):
+        if found := getattr(cause, field, ()):
+            return tuple(sorted(found))
+    return ()

@@ -1,0 +1,274 @@
+"""A tree of values as it is saved: what each leaf is, and who holds which box of it.
+
+Device arrays that span processes lie as their sharding says; JAX's own numbers name the processes.
+Whatever else has a value is the same on all processes, and all of them hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import numpy as np
+import xxhash
+
+from shoal.arrays.host_values import deleted
+from shoal.arrays.sharding import layout_of_sharding
+from shoal.checkpoint.format import dtypes, names, tree, values
+from shoal.checkpoint.format.blobs import blob_of
+from shoal.checkpoint.format.records import IntArray, LeafRecord
+from shoal.checkpoint.jax_nodes import JaxNodes
+from shoal.checkpoint.per_process import PerProcess
+from shoal.checkpoint.rules.shares import Box, Held, Own, own_boxes
+from shoal.collectives import leaves as wire
+from shoal.errors import UsageError, WrongType, raise_all
+
+__all__ = [
+    "Array",
+    "Lies",
+    "PerProcess",
+    "Saved",
+    "Spread",
+    "State",
+    "held_of",
+    "own_of",
+    "read_state",
+]
+
+Array = np.ndarray[Any, Any]
+
+
+class Spread(NamedTuple):
+    """How an array lies on devices: its distinct boxes, in order, and who holds each."""
+
+    origin: IntArray  # [boxes, rank]
+    extent: IntArray  # [boxes, rank]
+    holders: tuple[tuple[int, ...], ...]  # JAX's numbers of processes
+    digest: str  # of all that
+
+
+class Lies(NamedTuple):
+    """A box of an array that is on this host, and where."""
+
+    box: Box
+    place: int  # of the device, among those of this process that the array is on
+    device: Any  # that one
+
+
+class Saved(NamedTuple):
+    """One leaf."""
+
+    record: LeafRecord
+    value: Any  # that is saved: an array of NumPy or JAX; None if the record has it all
+    spread: Spread | None  # None: every process holds all of it
+    here: tuple[Lies, ...]  # of an array of JAX
+
+
+class State(NamedTuple):
+    """A tree."""
+
+    structure: tree.Structure
+    leaves: tuple[Saved, ...]
+    blobs: Mapping[int, Array]  # by the number of the leaf: this process's own values
+
+    @property
+    def mesh(self) -> str:
+        """The text of the mesh of the first array that lies on one; information only."""
+        for leaf in self.leaves:
+            if leaf.record.layout:
+                rank = len(leaf.record.shape)
+                return layout_of_sharding(leaf.value.sharding, rank).mesh.text
+        return ""
+
+    @property
+    def is_spread(self) -> bool:
+        """Are processes called by JAX's numbers?"""
+        return any(leaf.spread is not None for leaf in self.leaves)
+
+
+def read_state(value: Any, num_processes: int, asked: str = "save") -> State:
+    """Take a tree apart; no value is read.
+
+    Raises:
+      UsageError: names every leaf that cannot be saved.
+    """
+    found, structure = tree.flatten(value, JaxNodes(), asked=asked)
+    reading = _Reading(num_processes)
+    offences: list[str] = []
+    leaves: list[Saved] = []
+    for path, leaf in found:
+        name = names.name_of(path)
+        try:
+            leaves.append(reading.leaf(name, leaf, len(leaves)))
+        except UsageError as error:
+            offences += [type(one)(f"{name}: {one}") for one in error.offences]
+    raise_all(asked, offences)
+    return State(structure, tuple(leaves), reading.blobs)
+
+
+def held_of(state: State, num_processes: int) -> list[Held]:
+    """Return who holds what of all leaves with data, but for values of a process's own."""
+    everyone = tuple(range(num_processes))
+    held = []
+    for number, leaf in enumerate(state.leaves):
+        record = leaf.record
+        if not record.dtype or record.kind == "per_process":
+            continue
+        spread = leaf.spread
+        if spread is None:
+            spread = _everywhere(record.stored_shape)
+        holders = spread.holders if leaf.spread is not None else (everyone,)
+        held.append(
+            Held(
+                number,
+                record.name,
+                record.dtype,
+                record.stored_shape,
+                spread.origin,
+                spread.extent,
+                holders,
+            )
+        )
+    return held
+
+
+def own_of(state: State, number: int, process: int, num_processes: int) -> list[Own]:
+    """Return what one process writes, by leaf and origin.
+
+    Args:
+      number: of this process, as the holders of what is spread are numbered; `process` in the job.
+    """
+    own = own_boxes(held_of(state, num_processes), number)
+    if not state.blobs:
+        return own
+    for leaf, blob in state.blobs.items():
+        name = state.leaves[leaf].record.name
+        held = Held(leaf, name, "uint8", (), _NO_BOXES, _NO_BOXES, (), True)
+        own.append(Own(held, Box((process,), (blob.size,))))
+    return sorted(own, key=lambda one: (one.held.leaf, one.box.origin))
+
+
+_NO_BOXES = np.zeros((0, 0), np.int64)
+
+
+class _Reading:
+    """What the leaves of a tree have in common is found once."""
+
+    def __init__(self, num_processes: int) -> None:
+        self._num_processes = num_processes
+        self._here: dict[tuple[Any, tuple[int, ...]], tuple[Lies, ...]] = {}
+        self.blobs: dict[int, Array] = {}
+
+    def leaf(self, name: str, value: Any, number: int) -> Saved:
+        if isinstance(value, jax.Array):
+            return self._of_jax(name, value)
+        if type(value) is np.ndarray:
+            record = LeafRecord(name, "array", dtypes.name_of(value.dtype), value.shape)
+            return Saved(record, value, None, ())
+        if isinstance(value, PerProcess):
+            self.blobs[number] = np.frombuffer(blob_of(value.value), np.uint8)
+            return Saved(LeafRecord(name, "per_process", "uint8"), None, None, ())
+        kind = values.kind_of(value)
+        if kind is None:
+            return _of_numpy(name, value)
+        bulk = values.bulk_of(value)
+        if bulk is not None:
+            return Saved(LeafRecord(name, kind, "uint8", bulk.shape), bulk, None, ())
+        return Saved(LeafRecord(name, kind, value=values.to_json(value)), None, None, ())
+
+    def _of_jax(self, name: str, value: jax.Array) -> Saved:
+        if isinstance(value, jax.core.Tracer):
+            _refuse(WrongType("is a value inside jit or grad; pass it out first"))
+        if why := deleted(value):
+            _refuse(why)
+        words: tuple[int, ...] = ()
+        kind, impl, dtype = "array", "", value.dtype
+        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+            kind = "key"
+            impl, words, dtype = _key(dtype)
+        sharding, shape = value.sharding, value.shape
+        layout = _layout_text(sharding, len(shape))
+        record = LeafRecord(name, kind, dtypes.name_of(dtype), shape, words, impl, layout)
+        is_spread = self._num_processes == 1 or not value.is_fully_addressable
+        spread = _spread(sharding, shape, words) if is_spread else None
+        key = (sharding, shape + words)
+        here = self._here.get(key)
+        if here is None:
+            here = self._here[key] = _lies(value, words)
+        return Saved(record, value, spread, here)
+
+
+def _of_numpy(name: str, value: Any) -> Saved:
+    """Take what is nearly an array of NumPy, or refuse."""
+    if isinstance(value, np.ma.MaskedArray):
+        _refuse(WrongType("is a masked array, and the mask would be lost; fill it first"))
+    if isinstance(value, np.ndarray):
+        plain = np.asarray(value)
+        record = LeafRecord(name, "array", dtypes.name_of(plain.dtype), plain.shape)
+        return Saved(record, plain, None, ())
+    if isinstance(value, jax.ShapeDtypeStruct):
+        _refuse("stands for an array, but its value is saved; give the array")
+    kind = type(value).__name__
+    told = "give arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)"
+    what = WrongType(f"is a {kind}; {told}")
+    raise UsageError(what, offences=[what])
+
+
+def _refuse(what: str) -> NoReturn:
+    raise UsageError(what, offences=[what])
+
+
+@lru_cache(maxsize=64)
+def _key(dtype: Any) -> tuple[str, tuple[int, ...], np.dtype[Any]]:
+    """Return the implementation of keys, and the shape and dtype of a key's words."""
+    leaf = wire.leaf_of("", jax.ShapeDtypeStruct((), dtype))
+    if isinstance(leaf, str) or leaf.dtype is None:
+        raise UsageError(f"has dtype {dtype}, whose words nobody knows")
+    return str(leaf.impl), leaf.words, leaf.dtype
+
+
+@lru_cache(maxsize=4096)
+def _layout_text(sharding: Any, rank: int) -> str:
+    try:
+        return layout_of_sharding(sharding, rank).text
+    except UsageError:  # it stands for no layout; this is information only
+        return ""
+
+
+@lru_cache(maxsize=4096)
+def _everywhere(shape: tuple[int, ...]) -> Spread:
+    origin = np.zeros((1, len(shape)), np.int64)
+    return Spread(origin, np.array([shape], np.int64).reshape(1, len(shape)), (), "")
+
+
+@lru_cache(maxsize=4096)
+def _spread(sharding: Any, shape: tuple[int, ...], words: tuple[int, ...]) -> Spread:
+    """Return who holds which boxes, over all processes."""
+    holders: dict[Box, set[int]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        holders.setdefault(_box(index, shape + words), set()).add(device.process_index)
+    boxes = sorted(holders)
+    rank = len(shape + words)
+    origin = np.array([box.origin for box in boxes], np.int64).reshape(len(boxes), rank)
+    extent = np.array([box.extent for box in boxes], np.int64).reshape(len(boxes), rank)
+    who = tuple(tuple(sorted(holders[box])) for box in boxes)
+    return Spread(origin, extent, who, xxhash.xxh3_64_hexdigest(repr((boxes, who)).encode()))
+
+
+def _lies(value: jax.Array, words: tuple[int, ...]) -> tuple[Lies, ...]:
+    """Return the distinct boxes on this process's devices."""
+    found: dict[Box, Lies] = {}
+    for place, shard in enumerate(value.addressable_shards):
+        box = _box(shard.index, value.shape + words)
+        found.setdefault(box, Lies(box, place, shard.device))
+    return tuple(found[box] for box in sorted(found))
+
+
+def _box(index: Iterable[slice], sizes: tuple[int, ...]) -> Box:
+    """Return the box of an index of JAX; that of a key may leave out the dims of its words."""
+    cuts = [*index]
+    cuts += [slice(None)] * (len(sizes) - len(cuts))
+    ranges = [cut.indices(size) for cut, size in zip(cuts, sizes, strict=True)]
+    return Box(tuple(r[0] for r in ranges), tuple(max(0, r[1] - r[0]) for r in ranges))
