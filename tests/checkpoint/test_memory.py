@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+import textwrap
 import weakref
 
 import numpy as np
@@ -61,3 +64,37 @@ def test_memory_that_is_not_kept_is_given_up_before_more_is_read(tmp_path):
     assert read_bytes > 4 * 800_000
     assert {value.dtype.name for value in values} == {"float32"}
     assert all(one() is None for one in held)
+
+
+FORKED = """
+    import os, sys
+    import numpy as np
+    import shoal
+    from shoal.checkpoint.blocks.arena import Arena
+    from shoal.checkpoint.blocks.image import FileImage
+
+    def in_fork(work):
+        if (pid := os.fork()) == 0:
+            work()
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    def image(letter):
+        return [FileImage("x", letter * 8, 8, ())]
+
+    shoal.save(sys.argv[1], {"w": np.ones(1 << 20)})
+    w = shoal.restore(sys.argv[1])["w"]
+    in_fork(lambda: w.fill(-1))
+    arena = Arena()
+    arena.take(image(b"a"))
+    in_fork(lambda: arena.take(image(b"b")))
+    print(w.min(), bytes(arena.image("x")[:8]))
+"""
+
+
+def test_what_a_forked_process_does_to_memory_does_not_show_here(tmp_path, child_env):
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED), str(tmp_path / "saved")],
+        env=child_env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (ended.stdout, ended.stderr) == ("1.0 b'aaaaaaaa'\n", "")

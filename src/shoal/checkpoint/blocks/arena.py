@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import threading
+import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -33,11 +33,11 @@ def pages(num_bytes: int) -> Bytes:
 class Arena:
     """Memory that begins at a page, is kept from save to save, and holds whole images.
 
-    `reserve` may run in another thread than `take`: one waits for the other.
+    One thread uses it at a time.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._memory: Bytes = np.zeros(0, np.uint8)
         self._held: dict[str, Bytes] = {}
 
@@ -48,21 +48,27 @@ class Arena:
 
     def reserve(self, num_bytes: int) -> None:
         """Have that much memory, touched, before it is needed. What it holds, it still holds."""
-        with self._lock:
-            if padded(num_bytes) > len(self._memory):
-                memory = pages(padded(num_bytes))
-                in_threads(_touch, _windows(memory), _num_threads(memory))
-                self._memory = memory
+        self._let_go_after_fork()
+        if padded(num_bytes) > len(self._memory):
+            memory = pages(padded(num_bytes))
+            in_threads(_touch, _windows(memory), _num_threads(memory))
+            self._memory = memory
 
     def take(self, images: Sequence[FileImage]) -> None:
         """Copy all images in, with several threads. Afterwards their arrays are not needed."""
         sizes = [padded(image.num_bytes) for image in images]
-        with self._lock:
-            self._held = {}
-            if sum(sizes) > len(self._memory):
-                self._memory = np.zeros(0, np.uint8)  # let go first: both may be too much
-                self._memory = pages(sum(sizes))
-            self._held = self._filled(images, sizes)
+        self._let_go_after_fork()
+        self._held = {}
+        if sum(sizes) > len(self._memory):
+            self._memory = np.zeros(0, np.uint8)  # let go first: both may be too much
+            self._memory = pages(sum(sizes))
+        self._held = self._filled(images, sizes)
+
+    def _let_go_after_fork(self) -> None:
+        """A fork shares the memory of its parent, which may be writing it to disk."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._memory, self._held = np.zeros(0, np.uint8), {}
 
     def _filled(self, images: Sequence[FileImage], sizes: Sequence[int]) -> dict[str, Bytes]:
         work: list[tuple[Filler, Bytes, int]] = []

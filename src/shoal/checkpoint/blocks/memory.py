@@ -34,7 +34,8 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
         return np.empty(shape, dtype)
     if num_bytes >= _LARGE_BYTES:
         try:
-            pages = mmap.mmap(-1, num_bytes)
+            # Private: what a forked process writes to it must not show here.
+            pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except (OSError, OverflowError) as error:
             raise MemoryError(f"no memory for an array of {num_bytes:,} bytes: {error}") from None
         if hasattr(pages, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
