@@ -238,18 +238,65 @@ def test_the_end_of_the_program_waits_for_it(path, child_env, way):
     assert same_bits(kept(path)["w"], np.arange(1 << 22))
 
 
-def test_leaving_the_job_meanwhile_ends_it_or_not_but_nothing_is_half(path, child_env):
-    program = textwrap.dedent(PROGRAM) + "shoal.shutdown()"
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(path), "joined"],
+def run(program, path, child_env):
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program), str(path), "joined"],
         env=child_env, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert ended.returncode == 0
-    if ended.stderr:
-        assert "was ended" in ended.stderr
-        assert files_of(path) == []
-    else:
-        assert same_bits(kept(path)["w"], np.arange(1 << 22))
+
+
+# A save that is held before its data is written until the main line waits for the thread.
+HELD = """
+    import threading
+    from shoal.runtime import fault_points
+    goes_on, joins = threading.Event(), threading.Thread.join
+    def reach(point, process=None):
+        if point == "save.write":
+            goes_on.wait()
+    def join(thread, timeout=None):
+        if thread.name == "shoal-save":
+            goes_on.set()
+        joins(thread, timeout)
+    fault_points.reach, threading.Thread.join = reach, join
+"""
+
+
+def test_leaving_the_job_waits_for_it(path, child_env):
+    ended = run(HELD + PROGRAM + "    shoal.shutdown()\n    goes_on.set()", path, child_env)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert same_bits(kept(path)["w"], np.arange(1 << 22))
+
+
+def test_leaving_the_job_waits_for_it_until_the_deadline(path, child_env):
+    program = HELD.replace("goes_on.set()", "pass") + PROGRAM
+    program += """
+    try:
+        shoal.shutdown(timeout_s=0.1)
+    finally:
+        goes_on.set()
+    """
+    ended = run(program, path, child_env)
+    assert "DeadlineError: process 0 of 1" in ended.stderr
+    assert "is still saving at the deadline" in ended.stderr
+
+
+FORK = """
+    import os, sys
+    import numpy as np
+    import shoal
+    with shoal.Checkpoints(sys.argv[1]) as ckpts:
+        ckpts.save(0, {"w": np.arange(1 << 22)})
+        child = os.fork()
+        if not child:
+            sys.exit(0)
+    print(os.waitpid(child, 0)[1], ckpts.all_steps())
+"""
+
+
+def test_a_fork_does_not_wait_for_the_thread_of_its_parent(path, child_env):
+    ended = run(HELD + FORK, path, child_env)
+    assert ended.stdout == "0 (0,)\n"
+    assert "wait for it there" in ended.stderr  # a warning of the fork
 
 
 def test_device_arrays_need_not_be_ready(path):

@@ -33,12 +33,16 @@ from shoal.runtime.keeping import (
 from shoal.runtime.launched import alone
 
 __all__ = [
+    "SAVES",
     "become_member",
     "check_in_time",
     "find_cluster",
     "is_connecting",
+    "wait_for_saves",
     "wait_until_idle",
 ]
+
+SAVES = "shoal-save"  # what threads are called that save; they meet others by themselves
 
 _KEY = "shoal/meeting_place"  # in JAX's key-value store, for attached jobs
 _CONNECTING = "shoal connects the devices"
@@ -312,6 +316,26 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
             _check_living(joined, deadline, "finishing what it computed")
             ask_at = time.monotonic() + pause_s(joined)
         time.sleep(0.002)
+
+
+def wait_for_saves(joined: Coordinator, deadline: float) -> None:
+    """Wait until no thread of this process saves any more, well or not.
+
+    Raises:
+      DeadlineError: they were not in time.
+    """
+    point = Point("shutdown: the end of a save", site=callsite())
+    for thread in threading.enumerate():
+        if thread.name != SAVES or thread is threading.current_thread():
+            continue
+        joined.progress.come(point, time.monotonic())
+        try:
+            thread.join(min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX))
+        finally:
+            joined.progress.go(point)
+        if thread.is_alive():
+            me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
+            raise DeadlineError(f"{me} is still saving at the deadline", name="shutdown")
 
 
 def _check_living(joined: Coordinator, deadline: float, doing: str) -> None:

@@ -145,7 +145,7 @@ def _enter(arguments: Arguments, deadline: float, guard: ExitGuard, patience: Pa
 
 @collective()
 def shutdown(*, timeout_s: float | None = None) -> None:
-    """Leave the job together, after what each process still computes has finished.
+    """Leave the job together, after what each process still computes or saves has finished.
 
     Collective over all processes.
 
@@ -166,6 +166,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         return
     deadline = _deadline("shutdown", timeout_s, "SHOAL_TIMEOUT_S")
     try:
+        membership.wait_for_saves(joined, deadline)
         if joined.num_processes > 1:
             membership.wait_until_idle(joined, deadline)
             point = Point("shutdown", fingerprint="shutdown", site=callsite())

@@ -14,8 +14,9 @@ from shoal.checkpoint.format.files import Commit
 from shoal.checkpoint.save import request_of
 from shoal.checkpoint.saving.protocol import Save
 from shoal.checkpoint.saving.state import read_state
-from shoal.errors import DeadlineError
+from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.membership import SAVES
 
 __all__ = ["Saving", "start_save_with"]
 
@@ -28,30 +29,36 @@ class Saving:
     def __init__(self, asked: str, work: Callable[[], None]) -> None:
         self._asked = asked
         self._work = work
+        self._pid = os.getpid()
         self._error: BaseException | None = None
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="shoal-save", daemon=False)
+        self._thread = threading.Thread(target=self._run, name=SAVES, daemon=False)
         self._thread.start()
 
     @property
     def done(self) -> bool:
         """Is it over, well or not?"""
-        return self._is_over.is_set()
+        return not self._thread.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until it is over.
 
         Raises:
           DeadlineError: it still runs after `timeout_s`; it goes on.
+          UsageError: this process is a fork of the one that saves.
           Else, once, what went wrong, as `save` does.
         """
-        if not self._is_over.wait(timeout_s):
+        if self._pid != os.getpid():
+            raise UsageError(
+                f"{self._asked} was begun by process {self._pid} of the system, of which this is "
+                "a fork: wait for it there"
+            )
+        self._thread.join(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
+        if self._thread.is_alive():
             raise DeadlineError(
                 f"{self._asked} still runs after {timeout_s} s; it goes on",
                 name="save",
                 waited_s=timeout_s or 0.0,
             )
-        self._thread.join()
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -64,7 +71,6 @@ class Saving:
             _LOG.warning("%s failed: %s", self._asked, error)  # perhaps nobody ever waits
         finally:
             del self._work
-            self._is_over.set()
 
 
 def start_save_with(
