@@ -163,13 +163,23 @@ def _read_bytes(found: Any) -> bytes:
 
 
 def _write_scalar(value: np.generic) -> dict[str, str]:
-    array = np.asarray(value)  # an empty str has another dtype there
+    # Text by its own length: in an array, zeros at its end would be gone.
+    if isinstance(value, np.str_):
+        bits = value.encode("utf-32-le", "surrogatepass")
+        return {"dtype": f"U{len(value)}", "bits": bits.hex()}
+    if isinstance(value, np.bytes_):
+        return {"dtype": f"S{len(value)}", "bits": value.hex()}
+    array = np.asarray(value)
     return {"dtype": dtypes.name_of(array.dtype), "bits": dtypes.pack(array).tobytes().hex()}
 
 
 def _read_scalar(found: Any) -> Any:
-    dtype = dtypes.dtype_of(found["dtype"])
-    return dtypes.unpack(bytes.fromhex(found["bits"]), dtype, ())[()]
+    dtype, bits = dtypes.dtype_of(found["dtype"]), bytes.fromhex(found["bits"])
+    if dtype.kind == "U":
+        return np.str_(bits.decode("utf-32-le", "surrogatepass"))
+    if dtype.kind == "S":
+        return np.bytes_(bits)
+    return dtypes.unpack(bits, dtype, ())[()]
 
 
 def _same(value: Any) -> Any:
