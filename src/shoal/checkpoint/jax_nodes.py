@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -34,9 +33,6 @@ class JaxNodes:
     def build(self, type_name: str, level: Level) -> Any | None:
         """See `tree.Nodes`: None unless the class is loaded and registered, and takes these."""
         kind = loaded(type_name)
-        if kind is deque:
-            is_length = level.static is None or type(level.static) is int
-            return deque(level.children, level.static) if is_length else None
         registry = tree_util.default_registry
         if kind is None or level.static is OPAQUE or not registry.is_node(kind):
             return None
