@@ -68,6 +68,7 @@ SCALARS = (
     ml_dtypes.int4(-8), ml_dtypes.uint2(3), ml_dtypes.float4_e2m1fn(-6), np.str_("aß"),
     np.bytes_(b"x\0y"), np.datetime64("2020-01-01T00:00:00.5"), np.timedelta64(5, "D"),
     np.datetime64("NaT", "25s"), np.str_(""),
+    np.str_("a\0"), np.str_("\0"), np.str_("\ud800"), np.bytes_(b"\0\0"), np.bytes_(b""),
 )  # fmt: skip
 
 
@@ -148,6 +149,7 @@ ARRAYS = (
     np.arange(6, dtype=">i4").reshape(2, 3).T, np.zeros((3, 0), np.float16), np.array(2.5),
     np.array([1, -8, 7], ml_dtypes.int4), np.array(["a", "ßx"]), np.array([b"", b"xyz"]),
     np.array([1 + 2j, math.nan]), np.array(["2020-01-01", "NaT"], "M8[D]"), np.zeros((), "U0"),
+    np.ndarray((2, 3), "S0", b""),
 )  # fmt: skip
 BLOBS = st.recursive(
     PLAIN | st.sampled_from(ARRAYS),

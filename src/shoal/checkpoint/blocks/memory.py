@@ -30,6 +30,8 @@ def empty(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """Return an array whose memory nobody else has; what it holds is anything."""
     items = math.prod(shape)
     num_bytes = items * dtype.itemsize
+    if not dtype.itemsize:  # text of length 0, of which `numpy.empty` makes length 1
+        return np.ndarray(shape, dtype, bytearray())
     if num_bytes < _SMALL_BYTES:
         return np.empty(shape, dtype)
     if num_bytes >= _LARGE_BYTES:

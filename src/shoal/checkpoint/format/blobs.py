@@ -98,4 +98,5 @@ def _leaf(said: Any, entry: header.Entry | None, data: memoryview) -> Any:
     wanted = dtypes.entry_shape(dtype, shape)
     if entry.dtype != dtypes.storage_of(dtype).entry or entry.shape != wanted:
         raise UsageError("is not the array that its entry says")
-    return dtypes.unpack(data[entry.begin : entry.end], dtype, shape).copy()
+    found = dtypes.unpack(data[entry.begin : entry.end], dtype, shape)
+    return found.copy() if dtype.itemsize else found  # a copy would be of another dtype
