@@ -57,8 +57,8 @@ class Options(NamedTuple):
         if callable(self.rename):
             return self.rename(name)
         for prefix in sorted(self.rename, key=len, reverse=True):
-            if name == prefix:
-                return self.rename[prefix]
+            if name == (prefix or ROOT):
+                return self.rename[prefix] or ROOT
             if name.startswith(f"{prefix}/") or prefix == "":
                 rest = name[len(prefix) :].lstrip("/")
                 return f"{self.rename[prefix]}/{rest}".lstrip("/")
@@ -119,6 +119,9 @@ def options_of(
         only = tuple(only)
         if not all(isinstance(one, str) and one for one in only):
             raise UsageTypeError(f"{asked}: only={only!r} must be patterns such as 'params/**'")
+        only = tuple(sorted(only))  # a set has another order on each process
+        if wrong := [one for one in only if not patterns.is_pattern(one)]:
+            raise UsageError(f"{asked}: only={wrong!r}: what stands in [ ] is no range")
     if rename is not None and not has_target:
         raise UsageError(f"{asked}: rename= maps names of a target, and there is none")
     if isinstance(rename, Mapping):
@@ -242,7 +245,9 @@ class _Matching:
         if asked.dtype is None or asked.dtype == stored:
             return stored
         policy = self.options.dtype
-        is_possible = np.can_cast(stored, asked.dtype, "unsafe")
+        is_text = {stored.kind, asked.dtype.kind} & {*"SUO"}  # that may be a number, or not
+        is_possible = stored.kind == asked.dtype.kind or not is_text
+        is_possible = is_possible and np.can_cast(stored, asked.dtype, "unsafe")
         if (policy == "any" and is_possible) or (
             policy == "safe" and is_lossless(stored, asked.dtype)
         ):
@@ -266,6 +271,8 @@ class _Matching:
         """Find what is in the checkpoint and not in the target."""
         names = {one.name for one in asked}
         back = {self.options.stored_name(name) for name in names}
+        if self.options.only is not None:  # of its names, those are the target's own
+            back |= names
         for number, leaf in enumerate(self.leaves):
             if number not in self.used and leaf.name not in back and self.options.takes(leaf.name):
                 self.kinds["unexpected"].append(leaf.name)

@@ -101,8 +101,6 @@ def _asked(name: str, value: Any) -> Asked:
     if isinstance(value, np.ndarray):
         dtype = value.dtype.newbyteorder("=")
         return Asked(name, None, value.shape, dtype, is_array=True, text="on the host")
-    if isinstance(value, np.generic):
-        return Asked(name, text="as stored")
     return Asked(name, text="as stored")
 
 
@@ -173,13 +171,6 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
     Raises:
       UsageError: it does not fit.
     """
-    if isinstance(given, PartitionSpec):
-        mesh = default_mesh()
-        if mesh is None:
-            raise UsageError(
-                f"{given!r} needs a mesh: give a Layout, or use `with use_mesh(mesh):`"
-            )
-        given = NamedSharding(jax_mesh(mesh), given)
     if isinstance(given, Layout):
         given.check_shape(shape)
         if given.partial:
@@ -192,7 +183,7 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
     found: Sharding = given
     try:
         found.shard_shape(shape)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, IndexError) as error:
         raise UsageError(f"{found} does not fit {shape}: {error}") from None
     return found
 
@@ -204,8 +195,8 @@ def _text(given: Any) -> str:
         return given.text
     if isinstance(given, PartitionSpec):
         return str(given)
-    if given.is_fully_addressable and jax.process_count() > 1:
-        return "on devices of each process's own"
+    if jax.process_count() > 1 and len({one.process_index for one in given.device_set}) == 1:
+        return "on devices of one process"  # of each its own, or of the same: all read alone
     try:
         return layout_of_sharding(given, len(getattr(given, "spec", ()))).text
     except UsageError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-__all__ = ["matches"]
+__all__ = ["is_pattern", "matches"]
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -20,6 +20,15 @@ def matches(pattern: str, name: str) -> bool:
     (True, True)
     """
     return _compiled(pattern).fullmatch(name) is not None
+
+
+def is_pattern(text: str) -> bool:
+    """Is it one? `[z-a]` is no range."""
+    try:
+        _compiled(text)
+    except re.error:
+        return False
+    return True
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,82 @@
+"""What options mean, and which leaves of a checkpoint a target asks for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from checkpoint import written
+from shoal.arrays.devices import jax_mesh
+from shoal.checkpoint.restore import restore
+from shoal.checkpoint.restoring.target import options_of
+from shoal.errors import RestoreMismatch, UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+
+MESH = Mesh({"x": 4, "y": 2}, kind="cpu")
+TREE = {
+    "params": {"w": np.arange(8.0, dtype=np.float32), "b": np.ones(8, np.float32)},
+    "text": np.array(["abc", "1"]),
+    "bare": np.ndarray((2, 3), "S0", b""),
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    where = tmp_path_factory.mktemp("target") / "saved"
+    written.write(where, TREE, written.grid(2))
+    return where
+
+
+@pytest.mark.parametrize("only", ["[z-a]", ["w", "params/[9-0]"]])
+def test_a_range_that_is_none_is_refused(only):
+    with pytest.raises(UsageError, match=r"only=\[.*\]: what stands in \[ \] is no range"):
+        options_of("restore", only, None, "exact", has_target=False)
+
+
+def test_patterns_in_any_order_are_the_same():
+    """Each process has another order of the same set of texts."""
+    one, other = (
+        options_of("restore", only, None, "exact", has_target=False)
+        for only in (["a/*", "b"], ["b", "a/*"])
+    )
+    assert one == other
+
+
+@pytest.mark.parametrize("rename", [{"": "params"}, {"~": "params"}, lambda name: "params"])
+def test_a_layout_for_all_stands_for_what_it_is_renamed_to(path, rename):
+    back = restore(path, Layout(MESH, "x"), rename=rename, only=["w", "b"])
+    assert np.array_equal(back["w"], TREE["params"]["w"])
+    assert back.keys() == {"w", "b"}
+
+
+def test_what_is_renamed_to_the_root(path):
+    back = restore(path, {"all": Layout(MESH, "x")}, rename={"all": ""}, only="all/params/*")
+    assert np.array_equal(back["all"]["params"]["b"], TREE["params"]["b"])
+
+
+def test_only_can_leave_out_what_the_target_calls_otherwise(path):
+    like = {"params": {"w": np.zeros(8, np.float32)}}
+    rename = {"params/w": "params/b"}
+    with pytest.raises(RestoreMismatch, match="params/w: is in the checkpoint, not in the target"):
+        restore(path, like, rename=rename)
+    back = restore(path, like, rename=rename, only="params/w")
+    assert np.array_equal(back["params"]["w"], TREE["params"]["b"])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, "S3", object])
+def test_text_is_not_cast(path, dtype):
+    with pytest.raises(RestoreMismatch, match=r"text: is <U3 as saved, not .*; there is no cast"):
+        restore(path, {"text": np.zeros(2, dtype)}, only="text", dtype="any")
+
+
+def test_text_of_length_0_comes_back(path):
+    back = restore(path, only="bare")["bare"]
+    assert (back.dtype, back.shape) == (np.dtype("S0"), (2, 3))
+
+
+def test_a_spec_of_more_dims_than_the_leaf_has(path):
+    place = NamedSharding(jax_mesh(MESH), PartitionSpec("x", None, "y"))
+    with pytest.raises(RestoreMismatch, match=r"params/w: .* does not fit"):
+        restore(path, {"params": {"w": place}}, only="params/w")
