@@ -49,6 +49,9 @@ _ROWS = (
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
     ("SHOAL_LEAVE_S", "300", "seconds", "the same if they took SIGTERM as a notice, to save and "
      "end by themselves"),
+    # what lies on disk
+    ("SHOAL_LEASE_S", "60", "seconds", "a save that nobody has touched this long is stale, and may "
+     "be ended by others; one that runs is touched several times in it"),
     # how values travel
     ("SHOAL_HOST_MEMORY", "1", "0 or 1", "large values between processes of one host go through "
      "its memory; 0: over the devices, as between hosts"),

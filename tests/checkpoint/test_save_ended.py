@@ -347,7 +347,7 @@ def test_a_long_save_tells_how_far_it_is_and_keeps_its_lease(path, monkeypatch, 
     with caplog.at_level(logging.INFO, "shoal"):
         for one in job.coordinators:
             keeper = Beat(one, folder, "abcabcabcabc", 4_000_000_000)
-            keeper.wrote(1_000_000_000)
+            keeper.add(1_000_000_000)
             keeper._is_over = Clock(4)
             keeper._run()
             if one.process == 0:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from shoal import settings
 from shoal.checkpoint.disk import steps
-from shoal.checkpoint.disk.steps import checked_step
+from shoal.checkpoint.disk.steps import checked_path, checked_step
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.in_flight import Saver
 from shoal.checkpoint.lead import lead_says
@@ -18,7 +18,7 @@ from shoal.checkpoint.resumable import check_resumable
 from shoal.checkpoint.retention import Keep, policy_of
 from shoal.checkpoint.rules.cadence import Cadence, rule_text, rules_of
 from shoal.colour import collective, local
-from shoal.errors import NotCommitted, UsageError, UsageTypeError
+from shoal.errors import NotCommitted, UsageError
 from shoal.runtime import process
 from shoal.runtime.coordinator import Coordinator
 
@@ -48,7 +48,8 @@ class Checkpoints:
         all processes; None: each that it is given.
       asynchronous: `save` returns when the state is copied, and the rest happens in a thread.
       recover: finish what a crash left; False: change nothing, for who only reads.
-      lease_s: seconds after which an attempt that nobody touches is stale.
+      lease_s: seconds after which an attempt that nobody touches is stale; a save that runs touches
+        its own every 4 s, or more often. None: SHOAL_LEASE_S (60).
       timeout_s: deadline of each call in seconds; None: each wait for others in it has a deadline
         of SHOAL_TIMEOUT_S (600).
       coordinator: of which job; None: this process's. For tests.
@@ -79,16 +80,17 @@ class Checkpoints:
         every: object = None,
         asynchronous: bool = True,
         recover: bool = True,
-        lease_s: float = 60.0,
+        lease_s: float | None = None,
         timeout_s: float | None = None,
         coordinator: Coordinator | None = None,
     ) -> None:
-        self._path = _checked_path(path)
+        self._path = checked_path(path)
         self._root = LocalFolder(self._path)
         self._timeout_s = timeout_s  # None: each wait for others has a deadline of its own
         for name, value in (("timeout_s", timeout_s), ("lease_s", lease_s)):
             if value is not None and not (isinstance(value, int | float) and value > 0):
                 raise UsageError(f"Checkpoints: {name}={value!r} must be positive seconds")
+        lease_s = settings.seconds("SHOAL_LEASE_S") if lease_s is None else lease_s
         policy = policy_of(keep)
         rules_of(every)
         self._coordinator = coordinator or process.coordinator()
@@ -389,10 +391,3 @@ class Checkpoints:
     def _refuse_if_closed(self, asked: str) -> None:
         if self._is_closed:
             raise UsageError(f"{asked}: {self!r} is closed: its `with` block has ended")
-
-
-def _checked_path(path: object) -> str:
-    try:
-        return os.path.abspath(os.fsdecode(path))  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageTypeError(f"Checkpoints({path!r}): the path must be a str or PathLike") from None

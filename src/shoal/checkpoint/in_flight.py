@@ -71,6 +71,7 @@ class Saver:
         self._arena = Arena()
         self._reserving: threading.Thread | None = None
         self._running: _Running | None = None
+        self._turn = threading.Lock()  # threads that save share the arena
         self._trouble: Exception | None = None  # of what followed the commit
         self._rate: Rate | None = None
 
@@ -87,6 +88,17 @@ class Saver:
 
         Raises: what went wrong before, once; whatever goes wrong until the state is copied.
         """
+        with self._turn:
+            self._save(step, state, user, metrics, timeout_s)
+
+    def _save(
+        self,
+        step: int,
+        state: Any,
+        user: Mapping[str, Any] | None,
+        metrics: Mapping[str, float] | None,
+        timeout_s: float | None,
+    ) -> None:
         self._wait_for_the_last(step, timeout_s)
         timeout_s = self._in_time(step, state, timeout_s)
         began = time.monotonic()
@@ -132,14 +144,18 @@ class Saver:
             except DeadlineError:
                 raise  # it goes on; or has ended since, and says how when it is asked again
             except Exception:
-                self._running = None
+                self._forget(running)
                 raise
             finally:
                 progress.go(point)
-            self._running = None
+            self._forget(running)
         trouble, self._trouble = self._trouble, None
         if trouble is not None:
             raise trouble
+
+    def _forget(self, over: _Running) -> None:
+        if self._running is over:  # else another thread saves already
+            self._running = None
 
     def reserve_for(self, state: Any) -> None:
         """Take the memory that copies of such a state need, in a thread."""

@@ -7,9 +7,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from shoal import settings
 from shoal.checkpoint.blocks.writer import Arena
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.fields import check_json
+from shoal.checkpoint.format.json_files import metrics_json
 from shoal.checkpoint.saving.protocol import Save
 from shoal.checkpoint.saving.request import Request, Waits
 from shoal.checkpoint.saving.state import read_state
@@ -130,6 +132,9 @@ def request_of(
     asked = f"save({folder.path!r})"
     if name is not None and (not isinstance(name, str) or not name):
         raise UsageTypeError(f"{asked}: name={name!r} must be text that is not empty")
+    for what, given in (("user", user), ("metrics", metrics)):
+        if given is not None and not isinstance(given, Mapping):
+            raise UsageTypeError(f"{asked}: {what}={given!r} must be a dict")
     check_json(dict(user or {}), f"{asked}: user")
     waits = Waits.of(asked, timeout_s)
     return Request(
@@ -140,6 +145,7 @@ def request_of(
         name,
         callsite(),
         waits,
+        settings.seconds("SHOAL_LEASE_S"),
     )
 
 
@@ -166,4 +172,10 @@ def _metrics(asked: str, metrics: Mapping[str, float] | None) -> dict[str, float
             found[name] = float(value)
         except (TypeError, ValueError):
             raise UsageTypeError(f"{asked}: metrics: {name}={value!r} must be a number") from None
+        except OverflowError:
+            raise UsageError(f"{asked}: metrics: {name} is too large for a float") from None
+    try:
+        metrics_json(found)
+    except UsageError as error:
+        raise UsageError(f"{asked}: {error}") from None
     return found

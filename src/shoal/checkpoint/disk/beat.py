@@ -1,4 +1,4 @@
-"""While a save goes on: its lease is kept fresh, and people are told how far it is."""
+"""While a save or a restore goes on: people are told how far it is; a save keeps its lease."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from shoal.checkpoint.disk.storage import Folder
 from shoal.errors import ShoalError
 from shoal.runtime.coordinator import Coordinator
 
-__all__ = ["Beat"]
+__all__ = ["Beat", "Telling"]
 
 _LOG = logging.getLogger("shoal")
-_BEAT_S = 4.0  # far shorter than what others wait before they take an attempt for dead
+_BEAT_S = 4.0  # at most
+_BEATS = 5  # in the time after which others take an attempt for dead
 _LOG_EVERY = 3  # beats
 
 
-class Beat:
-    """Touches PENDING and tells of progress, from a thread of its own. A context manager.
-
-    One process touches: the lowest that is not known to be gone.
-    """
+class Telling:
+    """Tells how far something is that takes long, from a thread of its own. A context manager."""
 
     def __init__(
-        self, coordinator: Coordinator, folder: Folder, attempt: str, num_bytes: int
+        self, coordinator: Coordinator, doing: str, num_bytes: int, every_s: float = _BEAT_S
     ) -> None:
-        self._coordinator, self._folder, self._attempt = coordinator, folder, attempt
-        self._num_bytes = num_bytes
-        self._written = 0
+        """`doing` is in words: "saving /run/step_000000000010"."""
+        self._coordinator, self._doing = coordinator, doing
+        self._num_bytes, self._every_s = num_bytes, every_s
+        self._done_bytes = 0
         self._lock = threading.Lock()
         self._is_over = threading.Event()
         self._began = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="shoal-save-beat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="shoal beat", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -51,28 +50,47 @@ class Beat:
         self._is_over.set()
         self._thread.join()
 
-    def wrote(self, num_bytes: int) -> None:
-        """So many more bytes are on disk. From any thread."""
+    def add(self, num_bytes: int) -> None:
+        """So many more bytes are done. From any thread."""
         with self._lock:
-            self._written += num_bytes
+            self._done_bytes += num_bytes
 
     def tell(self) -> str:
         """Return how far it is: `40 % of 1.5 GB, 870 MB/s`."""
         took_s = max(time.monotonic() - self._began, 1e-9)
-        share = self._written / self._num_bytes if self._num_bytes else 1.0
-        rate = f"{self._written / took_s / 1e6:.0f} MB/s"
+        share = self._done_bytes / self._num_bytes if self._num_bytes else 1.0
+        rate = f"{self._done_bytes / took_s / 1e6:.0f} MB/s"
         return f"{min(share, 1.0):.0%} of {self._num_bytes / 1e9:.2f} GB, {rate}"
+
+    def keep(self) -> None:
+        """Do what else has to be done at each beat."""
 
     def _run(self) -> None:
         beats = 0
-        while not self._is_over.wait(_BEAT_S):
+        while not self._is_over.wait(self._every_s):
             beats += 1
             self.keep()
-            words = f"saving {self._folder.path}: {self.tell()}"
+            words = f"{self._doing}: {self.tell()}"
             with contextlib.suppress(ShoalError, OSError):
                 self._coordinator.tell("doing", words)
             if beats % _LOG_EVERY == 1:
                 _LOG.info("%s", words)
+
+
+class Beat(Telling):
+    """Touches PENDING, too. One process does: the lowest that is not known to be gone."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        folder: Folder,
+        attempt: str,
+        num_bytes: int,
+        lease_s: float = 60.0,
+    ) -> None:
+        every_s = min(_BEAT_S, lease_s / _BEATS)
+        super().__init__(coordinator, f"saving {folder.path}", num_bytes, every_s)
+        self._folder, self._attempt = folder, attempt
 
     def keep(self) -> None:
         """Touch PENDING, if that is this process's business."""

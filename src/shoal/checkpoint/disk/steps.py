@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -28,6 +29,7 @@ from shoal.runtime import fault_points
 __all__ = [
     "MOST_STEPS",
     "Step",
+    "checked_path",
     "checked_step",
     "commits",
     "delete",
@@ -68,6 +70,21 @@ def checked_step(asked: str, step: object) -> int:
     if not 0 <= number < MOST_STEPS:
         raise UsageError(f"{asked}: step {number} must lie between 0 and {MOST_STEPS - 1}")
     return number
+
+
+def checked_path(path: object) -> str:
+    """Return the path of a history, from the root.
+
+    Raises:
+      UsageError: it is none.
+    """
+    try:
+        text = os.fsdecode(path)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageTypeError(f"Checkpoints({path!r}): the path must be a str or PathLike") from None
+    if not text or "\0" in text:
+        raise UsageError(f"Checkpoints({path!r}): that is the path of no folder")
+    return os.path.abspath(text)
 
 
 def step_name(step: int) -> str:
@@ -160,6 +177,8 @@ def _committed(pairs: Iterable[tuple[int, Folder]], skip_corrupt: bool) -> Itera
             commit = attempts.committed(folder)
         except CorruptCheckpoint as error:
             if not skip_corrupt:
+                told = "remove or repair that folder, or pass over it with skip_corrupt=True"
+                error.args = (f"{error}\n{told}",)
                 raise
             _LOG.warning("step %d is left out: %s", step, error)
             continue

@@ -30,7 +30,13 @@ from shoal.checkpoint.format.tree import from_json, names_of, to_json
 from shoal.checkpoint.format.values import shown, value_of
 from shoal.errors import CorruptCheckpoint, UsageError
 
-__all__ = ["decode_commit", "decode_manifest", "encode_commit", "encode_manifest"]
+__all__ = [
+    "decode_commit",
+    "decode_manifest",
+    "encode_commit",
+    "encode_manifest",
+    "metrics_json",
+]
 
 _HEAD = {"format", "file", "version", "required", "attempt", "step", "created_ns", "metrics"}
 _MANIFEST_KEYS = frozenset(
@@ -67,7 +73,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "writer": dict(manifest.writer),
         "mesh": manifest.mesh,
         "user": user,
-        "metrics": _metrics_json(manifest.metrics),
+        "metrics": metrics_json(manifest.metrics),
         "tree": to_json(manifest.tree),
     }
     lines = [f"{_line(key)}: {_line(value)}," for key, value in first.items()]
@@ -207,14 +213,19 @@ def encode_commit(commit: Commit) -> bytes:
         "index": vars(commit.index),
         "data_bytes": commit.data_bytes,
         "num_files": commit.num_files,
-        "metrics": _metrics_json(commit.metrics),
+        "metrics": metrics_json(commit.metrics),
     }
     lines = ",\n".join([f"{_line(key)}: {_line(value)}" for key, value in fields.items()])
     text = ("{\n" + lines + "\n}\n").encode()
     return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
 
 
-def _metrics_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
+def metrics_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    """Return metrics as JSON has them: what is not finite is text.
+
+    Raises:
+      UsageError: one is no number, or they are too long.
+    """
     found = {name: _metric(name, value) for name, value in metrics.items()}
     check_json(found, "metrics")
     if len(_line(found).encode()) > METRICS_BYTES:

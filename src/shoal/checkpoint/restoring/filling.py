@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal.checkpoint.blocks.memory import empty
-from shoal.checkpoint.blocks.reader import Want, read
+from shoal.checkpoint.blocks.reader import Progress, Want, read
 from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.format import values
 from shoal.checkpoint.format.blobs import tree_of
@@ -40,7 +40,10 @@ class Job(NamedTuple):
 
 
 def fill(
-    checkpoint: Checkpoint, fillings: Sequence[Filling], most_bytes: int
+    checkpoint: Checkpoint,
+    fillings: Sequence[Filling],
+    most_bytes: int,
+    progress: Progress = lambda _: None,
 ) -> tuple[list[Any], int]:
     """Read everything; return the values, and how many bytes were read.
 
@@ -52,7 +55,7 @@ def fill(
         wants = [want for number in numbers for want in fillings[number].wants]
         extra = sum(fillings[number].extra_bytes for number in numbers)
         left = max(most_bytes - extra, min(most_bytes, 8 << 20))
-        read_bytes += read(checkpoint, wants, most_bytes=left)
+        read_bytes += read(checkpoint, wants, most_bytes=left, progress=progress)
         for number in numbers:
             found[number] = fillings[number].finish()
             fillings[number].wants.clear()

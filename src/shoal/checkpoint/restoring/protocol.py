@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from shoal.checkpoint.blocks.memory import uncollected
 from shoal.checkpoint.disk.attempts import committed
+from shoal.checkpoint.disk.beat import Telling
 from shoal.checkpoint.disk.opening import Checkpoint, open_folder
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format import tree
@@ -183,9 +184,11 @@ class Restore:
             _filling(checkpoint, wish, opened.ways.transport.get(number), job)
             for number, wish in enumerate(opened.wishes.wishes)
         ]
+        num_bytes = sum(want.out.nbytes for one in fillings for want in one.wants)
+        doing = f"restoring {checkpoint.folder.path}"
         try:
-            with _allowed(opened):
-                values, read_bytes = fill(checkpoint, fillings, most_bytes)
+            with _allowed(opened), Telling(self._coordinator, doing, num_bytes) as telling:
+                values, read_bytes = fill(checkpoint, fillings, most_bytes, telling.add)
         except CorruptCheckpoint as error:
             raise _gone(checkpoint, error) or error from None
         _LOG.debug("%s: restore(%r): read %d bytes", self._me, checkpoint.folder.path, read_bytes)

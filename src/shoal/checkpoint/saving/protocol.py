@@ -196,7 +196,7 @@ class Save:
         """
         self._lane = lane
         try:
-            with Beat(self._coordinator, self._folder, self._attempt, self.num_bytes) as beat:
+            with self._beat() as beat:
                 commit = self._run(arena, beat)
         except Exception:
             raise
@@ -206,6 +206,10 @@ class Save:
         fault_points.reach("save.announced", self._coordinator.process)
         saved_with(self._coordinator, self._request.step)
         return commit
+
+    def _beat(self) -> Beat:
+        lease_s = self._request.lease_s
+        return Beat(self._coordinator, self._folder, self._attempt, self.num_bytes, lease_s)
 
     def _run(self, arena: Arena | None, beat: Beat) -> Commit:
         try:
@@ -246,7 +250,7 @@ class Save:
         process, plan = self._coordinator.process, self._plan
         fault_points.reach("save.write", process)
         try:
-            hashes = write_files(self._folder, self._images, arena, beat.wrote)
+            hashes = write_files(self._folder, self._images, arena, beat.add)
         except OSError as error:
             if attempts.see(self._folder, self._attempt):
                 raise

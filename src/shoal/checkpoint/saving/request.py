@@ -47,6 +47,7 @@ class Request(NamedTuple):
     name: str | None
     site: str
     waits: Waits
+    lease_s: float  # after which others may take this save for dead
 
     @property
     def asked(self) -> str:

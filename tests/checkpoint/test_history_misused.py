@@ -1,0 +1,126 @@
+"""What users do with a history that nobody had in mind."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+
+from checkpoint.test_save_ended import Clock
+from collectives.jobs import run_all
+from shoal.checkpoint.disk import beat
+from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.restore import restore_with
+from shoal.checkpoint.save import save_with
+from shoal.errors import CorruptCheckpoint, UsageError, UsageTypeError
+from shoal.runtime.coordinator_local import LocalJob
+
+
+@pytest.fixture
+def alone():
+    return LocalJob(1).coordinators[0]
+
+
+def state(step):
+    return {"w": np.full(4, float(step)), "step": step}
+
+
+@pytest.mark.parametrize("path", ["", b"", "a\0b"])
+def test_what_is_no_path_is_refused(alone, path):
+    with pytest.raises(UsageError, match="path"):
+        Checkpoints(path, coordinator=alone)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (UsageTypeError, {"metrics": [("loss", 1.0)]}),
+        (UsageTypeError, {"user": [1, 2]}),
+        (UsageError, {"metrics": {f"{number}": 1 / 3 for number in range(99)}}),
+        (UsageError, {"metrics": {"loss": 10**400}}),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_before_anything_is_sent(tmp_path, alone, kind, options):
+    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    with pytest.raises(kind, match=r"save\('.*step_000000000001'\): (user|metrics)"):
+        ckpts.save(1, state(1), **options)
+    assert ckpts.latest() is None
+
+
+def test_threads_that_save_at_once_save_one_after_the_other(tmp_path, alone):
+    together = threading.Barrier(5)
+    ckpts = Checkpoints(tmp_path, coordinator=alone)
+
+    def save(step):
+        together.wait(60)
+        ckpts.save(step, {"w": np.full(200_000, float(step))})
+
+    threads = [threading.Thread(target=save, args=(step,), daemon=True) for step in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    ckpts.close()
+    assert ckpts.all_steps() == (0, 1, 2, 3, 4)
+    for step in range(5):
+        assert (ckpts.restore(step)["w"] == step).all()
+
+
+def test_a_run_that_goes_back_saves_from_there(tmp_path, alone):
+    with Checkpoints(tmp_path, every=10, coordinator=alone) as ckpts:
+        for step in range(40):
+            ckpts.save(step, state(step))
+        ckpts.wait()
+        for step in (29, 39):
+            ckpts.delete(step)
+        assert ckpts.restore()["step"] == 19
+        assert [step for step in range(20, 40) if ckpts.save(step, state(-step))] == [29, 39]
+        ckpts.wait()
+        assert ckpts.restore()["step"] == -39
+
+
+def test_a_damaged_step_says_what_can_be_done(tmp_path, alone):
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        ckpts.save(1, state(1))
+        ckpts.wait()
+        (tmp_path / "step_000000000001" / "COMMIT").write_bytes(b"no")
+        with pytest.raises(CorruptCheckpoint, match="skip_corrupt=True"):
+            ckpts.resume(None, state(0))
+
+
+def test_the_lease_is_a_setting_and_a_save_that_runs_fits_it(tmp_path, alone, monkeypatch):
+    monkeypatch.setenv("SHOAL_LEASE_S", "10")
+    assert Checkpoints(tmp_path, coordinator=alone)._saver._lease_s == 10.0
+    seen, begin = [], beat.Telling.__init__
+
+    def begins(self, coordinator, doing, num_bytes, every_s=4.0):
+        seen.append(every_s)
+        begin(self, coordinator, doing, num_bytes, every_s)
+
+    monkeypatch.setattr(beat.Telling, "__init__", begins)
+    save_with(alone, tmp_path / "one", state(1))
+    assert seen == [2.0]
+    monkeypatch.setenv("SHOAL_LEASE_S", "soon")
+    for begin_with in (lambda: Checkpoints(tmp_path), lambda: save_with(alone, "two", state(1))):
+        with pytest.raises(UsageError, match="SHOAL_LEASE_S"):
+            begin_with()
+
+
+def test_a_long_restore_tells_how_far_it_is(tmp_path, monkeypatch, caplog):
+    save_with(LocalJob(1).coordinators[0], tmp_path / "one", {"w": np.ones(1_000_000)})
+    begin = beat.Telling.__init__
+
+    def begins(self, *arguments):
+        begin(self, *arguments)
+        self._is_over = Clock(1)
+
+    monkeypatch.setattr(beat.Telling, "__init__", begins)
+    job = LocalJob(2)
+    with caplog.at_level(logging.INFO, "shoal"):
+        run_all(job, lambda one: restore_with(one, tmp_path / "one"))
+    told = [record.getMessage() for record in caplog.records if "restoring" in record.message]
+    assert len(told) == 2
+    assert f"restoring {tmp_path / 'one'}: " in told[0]
+    assert told[0].endswith(" MB/s")
