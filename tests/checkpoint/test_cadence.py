@@ -63,7 +63,16 @@ def test_what_is_saved_already_is_not_due():
     assert not any(due_by_steps(3, step, 20) for step in range(21))
     timed = cadence(EverySeconds(1), clock := Clock(), last=20)
     clock.now += 5
-    assert [step for step in (19, 20, 21) if timed.wants(step)] == [21]
+    assert [step for step in (20, 21) if timed.wants(step)] == [21]
+
+
+def test_a_loop_that_goes_back_saves_again():
+    decides = cadence(10, last=1009)
+    assert next(step for step in range(501, 531) if decides.wants(step)) == 509
+    assert saved_by(10, [*range(20), *range(5, 25)]) == [9, 19, 9, 19]
+    timed = cadence(EverySeconds(1), clock := Clock(), last=20)
+    clock.now += 5
+    assert timed.wants(7)
 
 
 def test_nothing_said_is_always():

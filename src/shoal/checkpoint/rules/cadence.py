@@ -78,9 +78,14 @@ class Cadence:
         self._answer = None
 
     def wants(self, step: int) -> bool:
-        """Is `step` to be saved? Asked again, it answers alike until a save begins."""
+        """Is `step` to be saved? Asked again, it answers alike until a save begins.
+
+        A loop that went back to an earlier step is one that begins again there.
+        """
         if self._rules is None:
             return True
+        if step < self.last:
+            self.last = step - 1
         if self._answer is None or self._answer[0] != step:
             self._answer = step, any(self._is_due(rule, step) for rule in self._rules)
         return self._answer[1]
