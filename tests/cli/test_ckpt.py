@@ -70,6 +70,26 @@ def test_ls_takes_one_checkpoint(saved, tmp_path):
     assert ckpt("ls", tmp_path / "model").splitlines()[1].split()[:2] == ["-", "committed"]
 
 
+def test_json_is_json_whatever_a_metric_is(tmp_path):
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    one = LocalJob(1).coordinators[0]
+    metrics = {"loss": float("nan"), "best": float("-inf"), "acc": 0.5}
+    save_with(one, tmp_path / "one", {"w": np.ones(3)}, metrics=metrics)
+    (facts,) = json.loads(ckpt("ls", tmp_path / "one", "--json"), parse_constant=refuse)
+    assert facts["metrics"] == {"loss": "nan", "best": "-inf", "acc": 0.5}
+    shown = json.loads(ckpt("show", tmp_path / "one", "--json"), parse_constant=refuse)
+    assert shown["metrics"] == facts["metrics"]
+
+
+def test_what_is_wrong_is_told_in_lines(run):
+    data_of(run / step_name(20)).unlink()
+    told = ckpt("verify", run, code=76).splitlines()
+    assert told[1].startswith("step 20: ")
+    assert told[2].startswith("  nothing of it was returned")
+
+
 def test_ls_says_what_an_attempt_waits_for(run):
     attempt = checkpoints.begun(run)
     (run / step_name(10) / KEEP).touch()

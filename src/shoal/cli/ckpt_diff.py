@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +10,7 @@ from shoal.checkpoint.blocks.reader import Checkpoint, open_folder
 from shoal.checkpoint.format.values import value_of
 from shoal.checkpoint.rules.patterns import matches
 from shoal.cli.ckpt_paths import look_at, one_of
-from shoal.cli.ckpt_tables import safe, short
+from shoal.cli.ckpt_tables import print_json, safe, short
 from shoal.cli.ckpt_values import Pair, compare, shape_of
 from shoal.errors import UsageError, nearest
 
@@ -45,7 +44,7 @@ def diff(
     pair = [open_folder(one_of(look_at(path)).folder) for path in (first, second)]
     found = _differences(pair[0], pair[1], leaf)
     if as_json:
-        print(json.dumps({"equal": not found, "differences": found}))
+        print_json({"equal": not found, "differences": found})
     else:
         for one in found[:_SHOWN]:
             print(safe(f"{one['leaf']}: {one['words']}"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.step_folder import KEEP
 from shoal.checkpoint.format.files import decode_manifest, manifest_name, part_name
 from shoal.cli.ckpt_paths import Entry, look_at
-from shoal.cli.ckpt_tables import print_table, safe
+from shoal.cli.ckpt_tables import print_json, print_lines, print_table, safe
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
 
@@ -35,7 +34,7 @@ def ls(
     """
     found = [_facts(entry) for entry in look_at(path).entries]
     if as_json:
-        print(json.dumps(found))
+        print_json(found)
     else:
         _show(found)
     if any(one["state"] == "damaged" for one in found):
@@ -114,7 +113,7 @@ def _show(found: list[dict[str, Any]]) -> None:
         for attempt in one.get("attempts", ()):
             print(safe(f"{name}: attempt {attempt['attempt']} {_words(attempt)}"))
         if "problem" in one:
-            print(safe(f"{name}: {one['problem']}"))
+            print_lines(name, one["problem"])
 
 
 def _words(attempt: dict[str, Any]) -> str:

@@ -14,7 +14,7 @@ from shoal.checkpoint.disk.step_folder import KEEP
 from shoal.checkpoint.format.values import value_of
 from shoal.checkpoint.rules.patterns import matches
 from shoal.cli.ckpt_paths import look_at, one_of
-from shoal.cli.ckpt_tables import print_table, safe, short
+from shoal.cli.ckpt_tables import print_json, print_table, safe, short
 from shoal.draw.amounts import in_bytes
 from shoal.errors import UsageError, nearest
 
@@ -39,7 +39,7 @@ def show(
     checkpoint = open_folder(one_of(look_at(path, step)).folder)
     leaves = _chosen(checkpoint, leaf)
     if as_json:
-        print(json.dumps({**_facts(checkpoint), "leaves": [_row(checkpoint, n) for n in leaves]}))
+        print_json({**_facts(checkpoint), "leaves": [_row(checkpoint, n) for n in leaves]})
         return
     for name, value in _facts(checkpoint).items():
         if value not in ({}, "", None):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["print_table", "safe", "short"]
+__all__ = ["print_json", "print_lines", "print_table", "safe", "short"]
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
@@ -33,6 +35,25 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str =
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON that any program reads: NaN and infinities, which JSON lacks, are text."""
+    print(json.dumps(_finite(value), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_lines(name: str, text: str) -> None:
+    """Print what is told of something: a line, and others below it."""
+    for number, line in enumerate(text.split("\n")):
+        print(safe(f"  {line}" if number else f"{name}: {line}"))
 
 
 def safe(text: str) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
+from shoal import settings
 from shoal.checkpoint.disk import attempts
 from shoal.cli.ckpt_paths import Entry, look_at
-from shoal.cli.ckpt_tables import safe
+from shoal.cli.ckpt_tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes
 from shoal.errors import CorruptCheckpoint, NotCommitted, UsageError
 
@@ -47,9 +47,9 @@ def recover(
         state = "absent" if after is None else "recovered" if before is None else "committed"
         results.append({**result, "state": state})
     if as_json:
-        print(json.dumps(results))
+        print_json(results)
     for entry, result in zip(place.entries, () if as_json else results, strict=False):
-        print(safe(f"{entry.name}: {result.get('problem') or _WORDS[str(result['state'])]}"))
+        print_lines(entry.name, str(result.get("problem") or _WORDS[str(result["state"])]))
     if is_damaged:
         raise typer.Exit(CorruptCheckpoint.exit_code)
     if not any(result["state"] in ("committed", "recovered") for result in results):
@@ -66,8 +66,9 @@ _WORDS = {
 def gc(
     path: Annotated[str, typer.Argument(help="A history of steps, or one checkpoint.")],
     older: Annotated[
-        float, typer.Option(metavar="SECONDS", help="End attempts that rested so long.")
-    ] = 60.0,
+        float | None,
+        typer.Option(metavar="SECONDS", help="What rested so long goes [SHOAL_LEASE_S, 60]."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say it, remove nothing.")] = False,
     as_json: _Json = False,
 ) -> None:
@@ -81,6 +82,7 @@ def gc(
       shoal ckpt gc run/ --dry-run
       shoal ckpt gc run/ --older 3600
     """
+    older = settings.seconds("SHOAL_LEASE_S") if older is None else older
     if not older >= 0:
         raise UsageError(f"--older {older} must be a number of seconds, not negative")
     results, is_damaged = [], False
@@ -93,7 +95,7 @@ def gc(
             continue
         results.append({"step": entry.step, "path": entry.folder.path, **gone})
     if as_json:
-        print(json.dumps(results))
+        print_json(results)
     else:
         _tell(results, "would go" if dry_run else "are gone")
     if is_damaged:
@@ -133,7 +135,7 @@ def _tell(results: list[dict[str, Any]], verb: str) -> None:
     for one in results:
         name = one["path"] if one["step"] is None else f"step {one['step']}"
         if "problem" in one:
-            print(safe(f"{name}: {one['problem']}"))
+            print_lines(name, one["problem"])
         elif one["removed"]:
             print(f"{name}: {len(one['removed'])} files, {in_bytes(one['bytes'])}, {verb}")
         for attempt in one.get("spared", ()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from rich.progress import (
 from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.disk.attempts import committed
 from shoal.cli.ckpt_paths import Entry, Place, look_at
-from shoal.cli.ckpt_tables import safe
+from shoal.cli.ckpt_tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes
 from shoal.errors import CorruptCheckpoint, NotCommitted, StorageError, UnsupportedCheckpoint
 
@@ -50,14 +49,14 @@ def verify(
     """
     results = [_verified(entry) for entry in _committed(look_at(path, step))]
     if as_json:
-        print(json.dumps(results))
+        print_json(results)
     for one in [] if as_json else results:
         name = one["path"] if one["step"] is None else f"step {one['step']}"
         if not one["problems"]:
             rate = in_bytes(one["bytes"] / max(one["took_s"], 1e-9))
             print(f"{name}: {in_bytes(one['bytes'])} in {one['files']} files are whole, {rate}/s")
         for problem in one["problems"]:
-            print(safe(f"{name}: {problem}"))
+            print_lines(name, problem)
     if any(one["problems"] for one in results):
         raise typer.Exit(CorruptCheckpoint.exit_code)
 
