@@ -229,8 +229,7 @@ class MemoryFolder:
 
     def rewrite(self, name: str, data: bytes) -> None:
         number = self._file(name)
-        if self.disk.contents[number] != data:
-            self.disk.note(Content(number, data))
+        self.disk.note(Content(number, data))
         self.disk.note(SyncedFile(number))
 
     def open_new(self, name: str, num_bytes: int) -> OpenFile:

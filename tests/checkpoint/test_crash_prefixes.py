@@ -80,6 +80,13 @@ def _not_tidied(disk: Disk) -> None:
     committing._link(folder, FIRST.attempt)
 
 
+def _linked_and_recovered(disk: Disk) -> None:
+    """The process that linked COMMIT dies before its fsync; the host lives on."""
+    FIRST.prepare(_one(disk))
+    committing._link(_one(disk), FIRST.attempt)
+    attempts.recover(_one(disk))
+
+
 def _renamed_by_mistake(disk: Disk) -> None:
     """Leave what a deletion leaves that was frozen before its rename, and died after it."""
     folder = _one(disk)
@@ -120,6 +127,7 @@ SCENARIOS = {
     "recover": Scenario(
         lambda d: FIRST.prepare(_one(d)), lambda d: attempts.recover(_one(d)), ("", A), (A,)
     ),
+    "recover what is linked": Scenario(_nothing, _linked_and_recovered, ("", A), (A,)),
     "tidy": Scenario(_not_tidied, lambda d: attempts.recover(_one(d)), (A,), (A,)),
     "abandon": Scenario(
         lambda d: FIRST.prepare(_one(d)), lambda d: attempts.abandon(_one(d), A), ("", A), ("",)

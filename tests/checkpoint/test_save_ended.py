@@ -145,6 +145,7 @@ def test_an_error_of_the_lead_when_it_commits(path, monkeypatch, point, is_saved
     if is_saved:
         assert results == [None, None], messages(results)
         assert set(kept(path)) == set(TREE)
+        attempts.recover(LocalFolder(path))  # what was left
         assert [kind for kind in files_of(path) if kind != "data"] == [
             "COMMIT",
             "index",

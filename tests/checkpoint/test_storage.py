@@ -261,7 +261,7 @@ def test_files_are_durable_when_they_are_closed(tmp_path, monkeypatch):
     assert done == [
         "pwrite x", "fsync x", "close x",
         "pwrite x", "ftruncate x", "fsync x", "close x",
-        "fsync x", "close x",
+        "pwrite x", "ftruncate x", "fsync x", "close x",  # the fsync of equal bytes may have failed
         "pwrite y", "ftruncate y", "fsync y", "close y",
     ]  # fmt: skip
 

@@ -33,7 +33,14 @@ from shoal.checkpoint.format.files import (
     manifest_name,
     part_name,
 )
-from shoal.errors import CorruptCheckpoint, SaveAborted, ShoalError, StepAlreadyCommitted
+from shoal.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    SaveAborted,
+    ShoalError,
+    StepAlreadyCommitted,
+    StorageError,
+)
 from shoal.runtime import fault_points
 
 __all__ = [
@@ -41,6 +48,7 @@ __all__ = [
     "begin",
     "commit",
     "give_back",
+    "left_over",
     "remove_attempt",
     "tidy",
     "write_part",
@@ -140,7 +148,8 @@ def commit(folder: Folder, attempt: str) -> Commit:
       StepAlreadyCommitted: another attempt is committed.
       SaveAborted: the attempt was ended by somebody (its PENDING is gone), or parts are missing.
       CorruptCheckpoint: the parts contradict the manifest or the files.
-      StorageError: the file system refused; it may be committed for all that, but not durably.
+      StorageError: the file system refused. If COMMIT is there, it may not survive a crash: an
+        fsync that failed must not be tried again, and believed.
     """
     fault_points.reach("save.assemble", None)
     give_back(folder)
@@ -148,14 +157,14 @@ def commit(folder: Folder, attempt: str) -> Commit:
         return done
     try:
         _link(folder, attempt)
-    except (FileNotFoundError, FileExistsError, CorruptCheckpoint) as error:
+    except (FileNotFoundError, FileExistsError, CorruptCheckpoint, StorageError) as error:
         # Others commit, tidy or end this attempt at the same time; what stands now counts.
         if done := _settled(folder, attempt):
             return done
         if not see(folder, attempt):
             remove_attempt(folder, attempt)  # also what was written after its end
             raise _ended(folder, attempt, "commit") from error
-        if isinstance(error, CorruptCheckpoint):
+        if isinstance(error, CheckpointError):
             raise
         raise _incomplete(folder, attempt) from error
     done = _settled(folder, attempt)
@@ -201,11 +210,15 @@ def _settled(folder: Folder, attempt: str) -> Commit | None:
         return None
     if found[1].attempt != attempt:
         raise _taken(folder, found[1])
-    # Who linked it may have died before this.
-    folder.sync()
-    fault_points.reach("save.committed", None)
-    tidy(folder, found[1])
-    fault_points.reach("save.tidied", None)
+    try:
+        folder.sync()  # who linked it may have died before this
+    except StorageError as error:  # PENDING stays: if a crash loses COMMIT, it is committed again
+        error.args = (f"{error}\nit is committed, but a crash of this host may undo that",)
+        raise
+    with contextlib.suppress(CheckpointError, OSError):  # it is saved; who looks next tidies
+        fault_points.reach("save.committed", None)
+        tidy(folder, found[1])
+        fault_points.reach("save.tidied", None)
     return found[1]
 
 
@@ -239,11 +252,16 @@ def give_back(folder: Folder) -> None:
 
 
 def tidy(folder: Folder, commit: Commit) -> None:
-    """Remove what a committed attempt no longer needs."""
+    """Remove what a committed attempt no longer needs; COMMIT is durable."""
+    for name in left_over(folder, commit):
+        folder.remove(name)
+
+
+def left_over(folder: Folder, commit: Commit) -> list[str]:
+    """Return the files that a committed attempt no longer needs."""
     keep = (commit.manifest.name, commit.index.name)
-    for name in listing(folder).attempts.get(commit.attempt, ()):
-        if name not in keep and not name.startswith("data-"):
-            folder.remove(name)
+    names = listing(folder).attempts.get(commit.attempt, ())
+    return [name for name in names if name not in keep and not name.startswith("data-")]
 
 
 def abandon(folder: Folder, attempt: str) -> Commit | None:

@@ -70,7 +70,7 @@ class Folder(Protocol):
     def rewrite(self, name: str, data: bytes) -> None:
         """Write the content of a file that exists, durably; FileNotFoundError if there is none.
 
-        Nothing is cut before the new bytes are there; equal bytes are not written again.
+        Nothing is cut before the new bytes are there.
         """
 
     def open_new(self, name: str, num_bytes: int) -> OpenFile:
@@ -217,12 +217,13 @@ class LocalFolder:
         """See `Folder.rewrite`."""
         path = self._at(name)
         with _refusals(path, "write", FileNotFoundError, needed_bytes=len(data)):
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
             try:
-                if os.pread(fd, len(data) + 1, 0) != data:
-                    write_all(fd, memoryview(data), 0)
-                    os.ftruncate(fd, len(data))
-                os.fsync(fd)  # also of equal bytes: who wrote them may not have come to it
+                # Equal bytes, too: who wrote them may not have come to the fsync, or it failed, and
+                # then another one would succeed over what was never written.
+                write_all(fd, memoryview(data), 0)
+                os.ftruncate(fd, len(data))
+                os.fsync(fd)
             finally:
                 os.close(fd)
 

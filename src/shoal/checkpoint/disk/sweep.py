@@ -8,6 +8,7 @@ from shoal.checkpoint.disk.committing import (
     abandon,
     commit,
     give_back,
+    left_over,
     tidy,
 )
 from shoal.checkpoint.disk.step_folder import (
@@ -46,7 +47,9 @@ def recover(folder: Folder) -> Commit | None:
     """
     _finish_deletions(folder)
     if done := committed(folder):
-        tidy(folder, done)
+        if left_over(folder, done):  # who linked it may have died before it was durable
+            folder.sync()
+            tidy(folder, done)
         return done
     attempts = [one for one in state_of(folder).attempts if one.is_live and one.is_complete]
     for attempt in sorted(attempts, key=lambda one: one.idle_s):

@@ -278,7 +278,9 @@ class Save:
     def _commit(self) -> None:
         try:
             commit = attempts.commit(self._folder, self._attempt)
-        except Exception:
+        except Exception as error:
+            if settling.is_doubtful(self._scene, error):
+                raise
             found = settling.abandon(self._scene)
             if found is None:
                 raise
@@ -298,7 +300,7 @@ class Save:
             answers = self._coordinator.arrive(point, payload, timeout_s=request.waits.left_s)
         except ShoalError as error:
             raise _Ended(error) from problem
-        if tellers(answers) and self._is_lead:
+        if tellers(answers) and self._is_lead and self._phase != "commit":
             settling.abandon(self._scene)
         self._raise_told(answers, problem)
         return answers

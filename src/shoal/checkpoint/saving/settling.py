@@ -10,14 +10,21 @@ from typing import NamedTuple
 
 from shoal import settings
 from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.step_folder import missing_parts
+from shoal.checkpoint.disk.step_folder import missing_parts, standing
 from shoal.checkpoint.format.files import Commit
 from shoal.checkpoint.saving.request import Request
-from shoal.errors import CheckpointError, DeadlineError, DivergenceError, SaveAborted, ShoalError
+from shoal.errors import (
+    CheckpointError,
+    DeadlineError,
+    DivergenceError,
+    SaveAborted,
+    ShoalError,
+    StorageError,
+)
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.verdicts import Self, listed
 
-__all__ = ["Scene", "abandon", "aborted", "ended", "settle"]
+__all__ = ["Scene", "abandon", "aborted", "ended", "is_doubtful", "settle"]
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S = 0.05
@@ -39,14 +46,18 @@ def settle(scene: Scene, phase: str, cause: ShoalError, *, has_part: bool) -> Co
 
     Raises:
       SaveAborted: it was not committed, and cannot be any more.
+      StorageError: it is committed, but that may not survive a crash.
     """
     folder = scene.request.folder
     if has_part:
         if not isinstance(cause, DeadlineError | DivergenceError):
             _wait_for_parts(scene, cause)
-        with contextlib.suppress(CheckpointError, OSError):
+        try:
             if attempts.is_complete(folder, scene.attempt):
                 return attempts.commit(folder, scene.attempt)
+        except (CheckpointError, OSError) as error:
+            if is_doubtful(scene, error):
+                raise
     commit = abandon(scene)
     if commit is None:
         raise aborted(scene, phase, cause) from cause
@@ -70,6 +81,19 @@ def _wait_for_parts(scene: Scene, cause: ShoalError) -> None:
         if {*missing} <= {*_blamed(cause), *(one.process for one in coordinator.troubles.open())}:
             return
         pause.wait(_LOOK_S)
+
+
+def is_doubtful(scene: Scene, error: Exception) -> bool:
+    """Is the attempt committed, and could that not be made durable? Then it is not to be ended.
+
+    Nor to be looked at again: an fsync succeeds after one that failed, whatever was lost.
+    """
+    folder = scene.request.folder
+    if isinstance(error, StorageError):
+        with contextlib.suppress(CheckpointError, OSError):
+            found = standing(folder)
+            return found is not None and found[1].attempt == scene.attempt
+    return False
 
 
 def abandon(scene: Scene) -> Commit | None:
