@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from checkpoint import written
 from shoal.arrays.devices import jax_mesh
+from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.restore import restore
+from shoal.checkpoint.restoring import protocol
 from shoal.checkpoint.restoring.target import options_of
 from shoal.errors import RestoreMismatch, UsageError
 from shoal.plan.layout import Layout
@@ -74,6 +78,15 @@ def test_text_is_not_cast(path, dtype):
 def test_text_of_length_0_comes_back(path):
     back = restore(path, only="bare")["bare"]
     assert (back.dtype, back.shape) == (np.dtype("S0"), (2, 3))
+
+
+def test_a_mesh_that_a_file_names_takes_no_memory(path, monkeypatch):
+    opened = open_checkpoint(path)
+    leaves = [replace(one, layout="() @ a=1000000000000") for one in opened.manifest.leaves]
+    lying = replace(opened, manifest=replace(opened.manifest, leaves=tuple(leaves)))
+    monkeypatch.setattr(protocol, "open_folder", lambda folder: lying)
+    with pytest.raises(RestoreMismatch, match="its mesh has 1000000000000 devices"):
+        restore(path, "stored")
 
 
 def test_a_spec_of_more_dims_than_the_leaf_has(path):

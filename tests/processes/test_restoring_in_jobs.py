@@ -84,6 +84,12 @@ def four(path):
         assert plan.read_bytes == read
         found[f"{dims} {mode}"] = (plan.mode, read)
     is_same(shoal.restore(path, "stored"))
+    one = np.array([each for each in jax.devices() if each.process_index == 1])
+    place = jax.sharding.NamedSharding(jax.sharding.Mesh(one, "x"), jax.P("x"))
+    back = shoal.restore(path, {"a": place}, only="a")["a"]  # others have no part of it
+    assert len(back.addressable_shards) == (2 if shoal.process_index() == 1 else 0)
+    for shard in back.addressable_shards:
+        assert np.asarray(shard.data).tobytes() == values()["a"][shard.index].tobytes()
     return found
 
 

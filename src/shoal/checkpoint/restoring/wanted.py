@@ -29,6 +29,7 @@ from shoal.plan.layout import Layout
 __all__ = ["STORED", "Target", "fit", "target_of"]
 
 STORED = "stored"
+_MOST_DEVICES = 1 << 20  # of a mesh that a file names: more would fill the memory, and are nowhere
 
 
 class Target(NamedTuple):
@@ -135,6 +136,8 @@ def _stored_layout(record: LeafRecord) -> Layout | None:
         return None
     try:
         layout = Layout.parse(record.layout)
+        if layout.mesh.size > _MOST_DEVICES:
+            raise UsageError(f"its mesh has {layout.mesh.size} devices")
         sharding(layout)
     except UsageError as error:
         raise UsageError(
