@@ -10,7 +10,7 @@ import pytest
 
 from shoal.checkpoint.disk import direct
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.errors import StorageError, StorageFull
+from shoal.errors import StorageError, StorageFull, UsageError
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no call takes room for a file")
@@ -55,6 +55,12 @@ def test_a_file_system_that_cannot_take_room_writes_all_the_same(tmp_path, monke
     file.write(memoryview(b"abc"), 0)
     file.finish(3)
     assert folder.read("x") == b"abc"
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "\ud800"])
+def test_what_can_be_no_path_is_refused(path):
+    with pytest.raises(UsageError, match="is the path of no folder"):
+        LocalFolder(path)
 
 
 def test_room_that_was_taken_is_given_back(tmp_path):
