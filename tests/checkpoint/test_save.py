@@ -236,6 +236,9 @@ def test_wrong_arguments(path, named, words):
 def test_a_path_that_is_none():
     with pytest.raises(UsageTypeError, match="path=3"):
         save(3, {})
+    for path in ("", "a\0b"):  # the first would be the folder in which the program runs
+        with pytest.raises(UsageError, match="the path of no folder"):
+            save(path, {})
 
 
 def test_nothing_is_overwritten(path):

@@ -376,6 +376,18 @@ def test_the_next_process_keeps_the_lease_when_the_first_is_gone(path):
     Beat(job.coordinators[1], folder, "abcabcabcabc", 1).keep()  # it is committed: that is fine
 
 
+@pytest.mark.parametrize("lane", ["main", "its own"])
+def test_a_save_on_the_main_line_shows_that_it_works(path, lane):
+    one = LocalJob(1).coordinators[0]
+    seen = [one.progress.worked]
+    beat = Beat(one, LocalFolder(path), "abcabcabcabc", 2, lane=lane)
+    for work in (lambda: beat.add(1), beat.keep, lambda: beat.add(1), beat.keep):
+        work()
+        seen.append(one.progress.worked)
+    # A beat alone is none, until all is written and only the disk is waited for.
+    assert seen == ([0, 1, 1, 2, 3] if lane == "main" else [0] * 5)
+
+
 def test_the_numbers_of_jax_may_come_in_any_order_but_must_be_those_of_the_job(path):
     """Who holds what is said by JAX's numbers of processes."""
     one = Save(LocalJob(3).coordinators[0], request_of(path, None, None, None, None, None))

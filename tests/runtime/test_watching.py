@@ -135,6 +135,16 @@ def test_a_call_of_shoal_begins_the_count_anew_and_a_wait_does_not_count(watched
     assert watched.ended_after(100) == pytest.approx(30, abs=TICK_S)
 
 
+def test_who_works_in_a_long_call_does_not_hang(watched, troubles):
+    troubles.hear(1, "", "lost", "killed")
+
+    def work():
+        watched.progress.worked += 1
+
+    assert watched.ended_after(1000, work) is None
+    assert watched.ended_after(100) == pytest.approx(30, abs=TICK_S)
+
+
 def test_who_was_told_may_take_its_time_as_long_as_it_moves(watched, troubles):
     troubles.hear(1, "", "lost", "killed")
     with pytest.raises(ProcessLostError):

@@ -124,7 +124,10 @@ def request_of(
       UsageError: one is wrong.
     """
     if isinstance(path, str | os.PathLike):
-        folder: Folder = LocalFolder(os.fsdecode(path))
+        text = os.fsdecode(path)
+        if not text or "\0" in text:
+            raise UsageError(f"save: path={path!r} is the path of no folder")
+        folder: Folder = LocalFolder(text)
     elif hasattr(path, "open_new"):
         folder = path
     else:

@@ -62,7 +62,7 @@ class Patience:
         if cause is None or frame is None or progress.is_waiting:
             mark: Hashable = None
         else:
-            mark = (told, progress.since, frame if told else None)
+            mark = (told, progress.since, progress.worked, frame if told else None)
         # Time in which we did not run ourselves (stopped, asleep) was nobody's chance.
         passed_s = min(max(0.0, now - self._at), 4 * TICK_S)
         self._waited_s = self._waited_s + passed_s if mark == self._mark else 0.0

@@ -1,7 +1,7 @@
 """How far the main line of this process has come.
 
 Written by its calls of shoal, read by the watcher, which tells the others. No lock: what belongs
-together is one attribute, and only one thread writes.
+together is one attribute, and only one thread writes it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Progress:
         "is_waiting",
         "outer",
         "step",
+        "worked",
     )
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,6 +47,7 @@ class Progress:
         self.outer: int | None = None  # the innermost one that has not ended
         self.ended = 0  # steps, timed or not
         self.is_waiting = False  # in a call that waits for others, by a deadline
+        self.worked = 0  # grows while a long call does work of its own; from any of its threads
 
     @property
     def place(self) -> str:

@@ -26,10 +26,16 @@ class Telling:
     """Tells how far something is that takes long, from a thread of its own. A context manager."""
 
     def __init__(
-        self, coordinator: Coordinator, doing: str, num_bytes: int, every_s: float = _BEAT_S
+        self,
+        coordinator: Coordinator,
+        doing: str,
+        num_bytes: int,
+        every_s: float = _BEAT_S,
+        lane: str = "main",
     ) -> None:
         """`doing` is in words: "saving /run/step_000000000010"."""
         self._coordinator, self._doing = coordinator, doing
+        self._is_main = lane == "main"
         self._num_bytes, self._every_s = num_bytes, every_s
         self._done_bytes = 0
         self._lock = threading.Lock()
@@ -54,6 +60,12 @@ class Telling:
         """So many more bytes are done. From any thread."""
         with self._lock:
             self._done_bytes += num_bytes
+            self._work()
+
+    def _work(self) -> None:
+        """Who gets on does not hang, though somebody may be lost: it is not to be ended for it."""
+        if self._is_main:
+            self._coordinator.progress.worked += 1
 
     def tell(self) -> str:
         """Return how far it is: `40 % of 1.5 GB, 870 MB/s`."""
@@ -87,13 +99,17 @@ class Beat(Telling):
         attempt: str,
         num_bytes: int,
         lease_s: float = 60.0,
+        lane: str = "main",
     ) -> None:
         every_s = min(_BEAT_S, lease_s / _BEATS)
-        super().__init__(coordinator, f"saving {folder.path}", num_bytes, every_s)
+        super().__init__(coordinator, f"saving {folder.path}", num_bytes, every_s, lane)
         self._folder, self._attempt = folder, attempt
 
     def keep(self) -> None:
         """Touch PENDING, if that is this process's business."""
+        with self._lock:
+            if self._done_bytes >= self._num_bytes:  # only the disk is waited for now
+                self._work()
         gone = {trouble.process for trouble in self._coordinator.troubles.open()}
         if all(process in gone for process in range(self._coordinator.process)):
             with contextlib.suppress(ShoalError, OSError):  # it is committed, or was ended

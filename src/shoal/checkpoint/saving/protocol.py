@@ -208,8 +208,14 @@ class Save:
         return commit
 
     def _beat(self) -> Beat:
-        lease_s = self._request.lease_s
-        return Beat(self._coordinator, self._folder, self._attempt, self.num_bytes, lease_s)
+        return Beat(
+            self._coordinator,
+            self._folder,
+            self._attempt,
+            self.num_bytes,
+            self._request.lease_s,
+            self._lane,
+        )
 
     def _run(self, arena: Arena | None, beat: Beat) -> Commit:
         try:
