@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from checkpoint.test_save_ended import Clock
+from cli import checkpoints
 from collectives.jobs import run_all
 from shoal.checkpoint.disk import beat
 from shoal.checkpoint.history import Checkpoints
 from shoal.checkpoint.restore import restore_with
 from shoal.checkpoint.save import save_with
-from shoal.errors import CorruptCheckpoint, UsageError, UsageTypeError
+from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError, UsageTypeError
 from shoal.runtime.coordinator_local import LocalJob
 
 
@@ -95,9 +96,9 @@ def test_the_lease_is_a_setting_and_a_save_that_runs_fits_it(tmp_path, alone, mo
     assert Checkpoints(tmp_path, coordinator=alone)._saver._lease_s == 10.0
     seen, begin = [], beat.Telling.__init__
 
-    def begins(self, coordinator, doing, num_bytes, every_s=4.0):
-        seen.append(every_s)
-        begin(self, coordinator, doing, num_bytes, every_s)
+    def begins(self, *arguments):
+        begin(self, *arguments)
+        seen.append(self._every_s)
 
     monkeypatch.setattr(beat.Telling, "__init__", begins)
     save_with(alone, tmp_path / "one", state(1))
@@ -124,3 +125,32 @@ def test_a_long_restore_tells_how_far_it_is(tmp_path, monkeypatch, caplog):
     assert len(told) == 2
     assert f"restoring {tmp_path / 'one'}: " in told[0]
     assert told[0].endswith(" MB/s")
+
+
+def test_what_was_saved_just_now_stays_if_the_run_went_back(tmp_path, alone, caplog):
+    with Checkpoints(tmp_path, keep=2, coordinator=alone) as ckpts:
+        for step in (1, 2, 8, 9):
+            ckpts.save(step, state(step))
+        ckpts.wait()
+        assert "is later" not in caplog.text
+        ckpts.save(5, state(5))
+        ckpts.wait()
+        assert ckpts.all_steps() == (5, 8, 9)
+        assert "step 5 is saved, but step 9 is later" in caplog.text
+        ckpts.save(6, state(6))
+        ckpts.wait()
+        assert ckpts.all_steps() == (6, 8, 9)
+
+
+def test_a_step_of_a_newer_shoal_stays_and_stops_nothing(tmp_path, alone):
+    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+        ckpts.save(1, state(1))
+        ckpts.wait()
+        checkpoints.from_the_future(tmp_path / "step_000000000001")
+        for step in (2, 3):
+            ckpts.save(step, state(step))
+        ckpts.wait()
+        assert ckpts.latest() == 3
+        assert ckpts.path_of(1).endswith(min(path.name for path in tmp_path.iterdir()))
+        with pytest.raises(UnsupportedCheckpoint):
+            ckpts.all_steps(skip_corrupt=True)

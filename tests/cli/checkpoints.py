@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import subprocess
 import sys
 
@@ -69,3 +70,10 @@ def flip(path, offset=-1):
     data = bytearray(path.read_bytes())
     data[offset] ^= 4
     path.write_bytes(data)
+
+
+def from_the_future(path):
+    """Make a checkpoint one of a newer shoal, whose COMMIT is whole."""
+    said = (path / "COMMIT").read_bytes().replace(b"[1, 0]", b"[9, 0]")
+    body = said[: said[:-1].rindex(b"\n") + 1]
+    (path / "COMMIT").write_bytes(body + hashlib.sha256(body).hexdigest().encode() + b"\n")

@@ -83,6 +83,15 @@ def test_json_is_json_whatever_a_metric_is(tmp_path):
     assert shown["metrics"] == facts["metrics"]
 
 
+def test_a_step_of_a_newer_shoal_is_told_and_the_others_are_looked_at(run):
+    checkpoints.from_the_future(run / step_name(10))
+    assert [one["state"] for one in as_json("ls", run)] == ["unsupported", "committed"]
+    assert [len(one["problems"]) for one in as_json("verify", run, code=1)] == [1, 0]
+    states = [one["state"] for one in as_json("recover", run, code=1)]
+    assert states == ["unsupported", "committed"]
+    assert "use a newer one" in ckpt("gc", run, code=1)
+
+
 def test_what_is_wrong_is_told_in_lines(run):
     data_of(run / step_name(20)).unlink()
     told = ckpt("verify", run, code=76).splitlines()

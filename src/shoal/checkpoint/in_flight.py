@@ -207,7 +207,7 @@ class Saver:
             return
 
         def act() -> list[int]:
-            return steps.retain(self._root, keep, idle_s=self._lease_s, process=LEAD)
+            return steps.retain(self._root, keep, saved=step, idle_s=self._lease_s, process=LEAD)
 
         path, limit_s = self._root.path, settings.seconds("SHOAL_TIMEOUT_S")
         try:

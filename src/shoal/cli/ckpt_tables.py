@@ -31,7 +31,8 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str =
         return
     table = Table(box=box.SIMPLE_HEAD)
     for name in head:
-        table.add_column(Text(name), justify="right" if name in numbers else "left")
+        is_number = name in numbers  # of a leaf's name and of what it is nothing may be cut off
+        table.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)

@@ -11,7 +11,7 @@ from shoal.checkpoint.disk import attempts
 from shoal.cli.ckpt_paths import Entry, look_at
 from shoal.cli.ckpt_tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes
-from shoal.errors import CorruptCheckpoint, NotCommitted, UsageError
+from shoal.errors import CorruptCheckpoint, NotCommitted, UnsupportedCheckpoint, UsageError
 
 __all__ = ["gc", "recover"]
 
@@ -33,16 +33,17 @@ def recover(
 
     Exit code: 1 if nothing is committed there afterwards, 76 if something is damaged.
     """
-    results, is_damaged = [], False
+    results, code = [], 0
     place = look_at(path)
     for entry in place.entries:
         result = {"step": entry.step, "path": entry.folder.path}
         try:
             before = attempts.committed(entry.folder)
             after = attempts.recover(entry.folder)
-        except CorruptCheckpoint as error:
-            is_damaged = True
-            results.append({**result, "state": "damaged", "problem": str(error)})
+        except (CorruptCheckpoint, UnsupportedCheckpoint) as error:
+            code = max(code, error.exit_code)
+            state = "damaged" if isinstance(error, CorruptCheckpoint) else "unsupported"
+            results.append({**result, "state": state, "problem": str(error)})
             continue
         state = "absent" if after is None else "recovered" if before is None else "committed"
         results.append({**result, "state": state})
@@ -50,8 +51,8 @@ def recover(
         print_json(results)
     for entry, result in zip(place.entries, () if as_json else results, strict=False):
         print_lines(entry.name, str(result.get("problem") or _WORDS[str(result["state"])]))
-    if is_damaged:
-        raise typer.Exit(CorruptCheckpoint.exit_code)
+    if code:
+        raise typer.Exit(code)
     if not any(result["state"] in ("committed", "recovered") for result in results):
         raise typer.Exit(NotCommitted.exit_code)
 
@@ -85,12 +86,12 @@ def gc(
     older = settings.seconds("SHOAL_LEASE_S") if older is None else older
     if not older >= 0:
         raise UsageError(f"--older {older} must be a number of seconds, not negative")
-    results, is_damaged = [], False
+    results, code = [], 0
     for entry in look_at(path).entries:
         try:
             gone = _collected(entry, older, is_dry=dry_run)
-        except CorruptCheckpoint as error:
-            is_damaged = True
+        except (CorruptCheckpoint, UnsupportedCheckpoint) as error:
+            code = max(code, error.exit_code)
             results.append({"step": entry.step, "path": entry.folder.path, "problem": str(error)})
             continue
         results.append({"step": entry.step, "path": entry.folder.path, **gone})
@@ -98,8 +99,8 @@ def gc(
         print_json(results)
     else:
         _tell(results, "would go" if dry_run else "are gone")
-    if is_damaged:
-        raise typer.Exit(CorruptCheckpoint.exit_code)
+    if code:
+        raise typer.Exit(code)
 
 
 def _collected(entry: Entry, older: float, *, is_dry: bool) -> dict[str, Any]:

@@ -44,10 +44,11 @@ def verify(
     \b
     Exit code:
       0   every byte is the one that was saved
-      1   nothing is committed there
+      1   nothing is committed there; or it cannot be read: a newer shoal wrote it, no permission
       76  bytes are damaged or missing
     """
-    results = [_verified(entry) for entry in _committed(look_at(path, step))]
+    found = [_verified(entry) for entry in _committed(look_at(path, step))]
+    results = [facts for facts, _ in found]
     if as_json:
         print_json(results)
     for one in [] if as_json else results:
@@ -57,8 +58,8 @@ def verify(
             print(f"{name}: {in_bytes(one['bytes'])} in {one['files']} files are whole, {rate}/s")
         for problem in one["problems"]:
             print_lines(name, problem)
-    if any(one["problems"] for one in results):
-        raise typer.Exit(CorruptCheckpoint.exit_code)
+    if code := max(code for _, code in found):
+        raise typer.Exit(code)
 
 
 def _committed(place: Place) -> list[Entry]:
@@ -67,7 +68,7 @@ def _committed(place: Place) -> list[Entry]:
     for entry in place.entries:
         try:
             is_there = committed(entry.folder) is not None
-        except CorruptCheckpoint:
+        except (CorruptCheckpoint, UnsupportedCheckpoint):
             is_there = True
         found += [entry] if is_there else []
     if not found:
@@ -75,8 +76,8 @@ def _committed(place: Place) -> list[Entry]:
     return found
 
 
-def _verified(entry: Entry) -> dict[str, Any]:
-    """Return what was found, as JSON."""
+def _verified(entry: Entry) -> tuple[dict[str, Any], int]:
+    """Return what was found, as JSON, and the exit code that it is worth."""
     facts = {"step": entry.step, "path": entry.folder.path, "bytes": 0, "files": 0, "took_s": 0.0}
     began = time.monotonic()
     try:
@@ -84,9 +85,10 @@ def _verified(entry: Entry) -> dict[str, Any]:
         facts |= {"bytes": checkpoint.commit.data_bytes, "files": checkpoint.commit.num_files}
         with _bar(entry.name, checkpoint.commit.data_bytes) as advance:
             problems = reader.verify(checkpoint, advance)
+        code = CorruptCheckpoint.exit_code if problems else 0
     except (CorruptCheckpoint, UnsupportedCheckpoint, StorageError) as error:
-        problems = [str(error)]
-    return {**facts, "took_s": time.monotonic() - began, "problems": problems}
+        problems, code = [str(error)], error.exit_code
+    return {**facts, "took_s": time.monotonic() - began, "problems": problems}, code
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from shoal.errors import (
     CheckpointError,
     CorruptCheckpoint,
     NotCommitted,
+    UnsupportedCheckpoint,
     UsageError,
     UsageTypeError,
 )
@@ -47,6 +48,7 @@ __all__ = [
 MOST_STEPS = 1 << 62
 
 _LOG = logging.getLogger("shoal")
+_CORRUPT = (CorruptCheckpoint,)
 _NAME = re.compile(r"step_(\d{12,19})")
 
 
@@ -119,12 +121,12 @@ def commits(root: Folder, *, skip_corrupt: bool = False) -> list[Step]:
     Raises:
       CorruptCheckpoint: a COMMIT contradicts itself or its files, unless `skip_corrupt`.
     """
-    return list(_committed(folders(root), skip_corrupt))
+    return list(_committed(folders(root), _CORRUPT if skip_corrupt else ()))
 
 
 def newest(root: Folder, *, skip_corrupt: bool = False) -> Step | None:
     """Return the newest step that is committed, None if none is. Raises as `commits`."""
-    return next(_committed(reversed(folders(root)), skip_corrupt), None)
+    return next(_committed(reversed(folders(root)), _CORRUPT if skip_corrupt else ()), None)
 
 
 def require(root: Folder, step: int) -> Step:
@@ -171,17 +173,19 @@ def delete(root: Folder, step: int) -> None:
     attempts.delete(found.folder, found.commit.attempt)
 
 
-def _committed(pairs: Iterable[tuple[int, Folder]], skip_corrupt: bool) -> Iterator[Step]:
+def _committed(
+    pairs: Iterable[tuple[int, Folder]], skipped: tuple[type[CheckpointError], ...]
+) -> Iterator[Step]:
     for step, folder in pairs:
         try:
             commit = attempts.committed(folder)
-        except CorruptCheckpoint as error:
-            if not skip_corrupt:
-                told = "remove or repair that folder, or pass over it with skip_corrupt=True"
-                error.args = (f"{error}\n{told}",)
-                raise
+        except skipped as error:
             _LOG.warning("step %d is left out: %s", step, error)
             continue
+        except CorruptCheckpoint as error:
+            told = "remove or repair that folder, or pass over it with skip_corrupt=True"
+            error.args = (f"{error}\n{told}",)
+            raise
         if commit is not None:
             yield Step(step, folder, commit)
 
@@ -206,15 +210,24 @@ def _warning(step: int) -> Iterator[None]:
         _LOG.warning("step %d could not be tidied: %s", step, error)
 
 
-def retain(root: Folder, keep: Keep, *, idle_s: float, process: int) -> list[int]:
+def retain(root: Folder, keep: Keep, *, saved: int, idle_s: float, process: int) -> list[int]:
     """Delete the steps that `keep` does not keep; return them. End what crashes left elsewhere.
 
-    A step whose COMMIT is damaged is left alone. If steps cannot be deleted, the others are, and
-    the first error is raised.
+    The step that was `saved` just now stays, also if later ones are there. A step whose COMMIT is
+    damaged, or of a newer shoal, is left alone. If steps cannot be deleted, the others are, and the
+    first error is raised.
     """
     fault_points.reach("retain.before", process)
-    steps = {one.step: one for one in commits(root, skip_corrupt=True)}
-    gone = doomed(map(_saved, steps.values()), keep)
+    skipped = (CorruptCheckpoint, UnsupportedCheckpoint)
+    steps = {one.step: one for one in _committed(folders(root), skipped)}
+    if (last := max(steps, default=saved)) > saved:
+        _LOG.warning(
+            "step %d is saved, but step %d is later, and what a run resumes: delete what is later "
+            "if this run went back",
+            saved,
+            last,
+        )
+    gone = [step for step in doomed(map(_saved, steps.values()), keep) if step != saved]
     errors = []
     for step in gone:
         try:
@@ -223,11 +236,11 @@ def retain(root: Folder, keep: Keep, *, idle_s: float, process: int) -> list[int
             errors.append(error)
     for step, folder in folders(root):
         if step not in steps:
-            with _warning(step):
+            with _warning(step), contextlib.suppress(*skipped):  # of those that was told
                 attempts.collect(folder, idle_s=idle_s)
     if errors:
         raise errors[0]
-    return list(gone)
+    return gone
 
 
 def _saved(one: Step) -> Saved:
