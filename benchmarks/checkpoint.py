@@ -9,6 +9,7 @@ Files are read from a warm page cache. Peers that are not installed are left out
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import shutil
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import RawDescriptionHelpFormatter as Raw
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -245,4 +247,6 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["memory"]:
         memory_of(*sys.argv[2:])
     else:
-        main("--quick" in sys.argv)
+        parser = argparse.ArgumentParser(description=__doc__, formatter_class=Raw)
+        parser.add_argument("--quick", action="store_true", help="256 MiB, 3 rounds")
+        main(parser.parse_args().quick)

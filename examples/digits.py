@@ -112,8 +112,9 @@ def bar(epoch, value):
 
 def main(folder=None):
     shoal.initialize()
-    if folder is None:  # one that is made now, the same for all processes
-        folder = shoal.broadcast(tempfile.mkdtemp() if shoal.process_index() == 0 else "")
+    own = tempfile.TemporaryDirectory() if folder is None and shoal.process_index() == 0 else None
+    if folder is None:  # the same for all processes; it goes when the first of them ends
+        folder = shoal.broadcast(own.name if own else "")
     mesh = shoal.make_mesh({"data": -1, "model": 2 if jax.device_count() % 2 == 0 else 1})
     say = print if shoal.process_index() == 0 else lambda *words, **options: None
     say(shoal.describe(mesh), "\n", sep="")
