@@ -33,6 +33,7 @@ def test_nothing_is_lost(pair):
     "float32 int64", "int8 uint8", "uint8 int8", "int8 int4", "int8 bool", "int64 bool",
     "complex64 float64", "complex128 complex64", "float64 complex64", "S5 S3", "int64 S30",
     "float32 S30", "int64 int32", "float8_e4m3 float8_e8m0fnu",
+    "M8[s] M8[ns]", "M8[D] M8[us]", "m8[Y] m8[s]", "m8[s] m8", "M8[s] m8[s]",
 ])  # fmt: skip
 def test_something_may_be_lost(pair):
     one, other = map(dtype, pair.split())
