@@ -318,6 +318,7 @@ def test_a_path_that_is_not_shared_is_named(path, monkeypatch):
     errors = in_job(3, work)
     assert {type(error) for error in errors} == {NotShared}
     assert {error.processes for error in errors} == {(1, 2)}
+    assert "is not seen by processes 1-2 (" in str(errors[0])
     assert files_of(path) == []
 
 

@@ -124,10 +124,7 @@ def request_of(
       UsageError: one is wrong.
     """
     if isinstance(path, str | os.PathLike):
-        text = os.fsdecode(path)
-        if not text or "\0" in text:
-            raise UsageError(f"save: path={path!r} is the path of no folder")
-        folder: Folder = LocalFolder(text)
+        folder: Folder = LocalFolder(os.fsdecode(path))
     elif hasattr(path, "open_new"):
         folder = path
     else:

@@ -20,7 +20,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib import metadata
 from typing import Any
@@ -61,11 +61,12 @@ from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.coordinator import Coordinator, Point
 from shoal.runtime.preemption import saved_with
-from shoal.runtime.verdicts import Self
+from shoal.runtime.verdicts import Self, listed
 
 __all__ = ["Save"]
 
 MAX_FILE_BYTES = 16 << 30  # a larger box is a file by itself
+_SHOWN_HOSTS = 8
 
 
 class Save:
@@ -245,11 +246,16 @@ class Save:
             return
         if self._is_lead:
             raise settling.ended(self._scene, self._phase)
-        raise NotShared(
-            f"{self._folder.path}: this process does not see what process 0 wrote there\n"
+        raise self._not_shared((self._coordinator.process,))
+
+    def _not_shared(self, who: Sequence[int]) -> NotShared:
+        path, hosts = self._folder.path, self._coordinator.hosts
+        on = ", ".join(sorted({hosts[process] for process in who})[:_SHOWN_HOSTS])
+        return NotShared(
+            f"{path}: what process 0 ({hosts[0]}) wrote there is not seen by {listed(who)} ({on})\n"
             "save to a path that all processes share",
-            path=self._folder.path,
-            processes=[self._coordinator.process],
+            path=path,
+            processes=who,
         )
 
     def _write(self, arena: Arena | None, beat: Beat) -> None:
@@ -318,7 +324,7 @@ class Save:
             return
         error = untold(answers[who[0]], who[0], self._me)
         if isinstance(error, NotShared):
-            error.processes = who
+            error = self._not_shared(who)
         if problem is not None and who[0] == self._coordinator.process:
             if len(answers) == 1 or isinstance(error, PeerFailedError):
                 raise problem
