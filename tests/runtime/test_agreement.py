@@ -1,6 +1,8 @@
 """Agreement: what differs first is told to all, and then nothing is delivered."""
 
+import gc
 import itertools
+import weakref
 
 import pytest
 from hypothesis import given
@@ -48,6 +50,23 @@ def test_equal_calls_bring_everybodys_payload():
     call = Call("broadcast", None, "a.py:1 (f)", ("source=0", *LINES))
     results = agree_all([call] * 3, [b"a", b"", b"c"])
     assert [dict(result) for result in results] == [{0: b"a", 1: b"", 2: b"c"}] * 3
+
+
+def test_few_long_calls_are_remembered():
+    """Each of them takes megabytes, and each save of a step is another."""
+
+    class Line(str):
+        pass
+
+    alive = weakref.WeakSet()
+    job = LocalJob(1)
+    for step in range(20):
+        lines = [Line(f"{step}: {line}") for line in LINES]
+        alive |= {*lines}
+        agree_all([Call("save", None, "a.py:1 (f)", tuple(lines))], job=job)
+    del lines
+    gc.collect()
+    assert len(alive) <= 4 * len(LINES)
 
 
 def test_other_operations():

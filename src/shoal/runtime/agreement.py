@@ -23,6 +23,7 @@ from shoal.runtime.verdicts import HiddenDifference, listed
 
 __all__ = ["Call", "agree"]
 
+_SHORT_LINES = 50
 _SEARCH_S = 10.0  # how long the first difference is looked for, after all know that there is one
 
 
@@ -57,9 +58,17 @@ def agree(
     raise _explained(coordinator, call, point, known, min(timeout_s, _SEARCH_S))
 
 
-@lru_cache(maxsize=256)
 def _fingerprint(call: Call) -> str:
+    return (_of_short if len(call.spec) <= _SHORT_LINES else _of_long)(call)
+
+
+def _computed(call: Call) -> str:
     return Fingerprint.of(call.operation, "" if call.name else call.site, call.spec).text
+
+
+_of_short = lru_cache(maxsize=256)(_computed)
+# A spec of many lines takes megabytes, and that of a save is another for each step.
+_of_long = lru_cache(maxsize=4)(_computed)
 
 
 def _explained(
