@@ -11,6 +11,7 @@ import pytest
 from checkpoint.test_save_ended import Clock
 from cli import checkpoints
 from collectives.jobs import run_all
+from shoal.checkpoint import in_flight
 from shoal.checkpoint.disk import beat
 from shoal.checkpoint.history import Checkpoints
 from shoal.checkpoint.restore import restore_with
@@ -154,3 +155,18 @@ def test_a_step_of_a_newer_shoal_stays_and_stops_nothing(tmp_path, alone):
         assert ckpts.path_of(1).endswith(min(path.name for path in tmp_path.iterdir()))
         with pytest.raises(UnsupportedCheckpoint):
             ckpts.all_steps(skip_corrupt=True)
+
+
+def test_what_follows_a_save_is_known_by_the_line_that_saved(tmp_path, alone, monkeypatch):
+    sites = []
+    lead_says = in_flight.lead_says
+
+    def says(*arguments, **options):
+        sites.append(options["site"])
+        return lead_says(*arguments, **options)
+
+    monkeypatch.setattr(in_flight, "lead_says", says)
+    with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
+        ckpts.save(1, state(1))
+    assert len(sites) == 1
+    assert "test_history_misused.py" in sites[0]

@@ -101,11 +101,11 @@ class Saver:
     ) -> None:
         self._wait_for_the_last(step, timeout_s)
         timeout_s = self._in_time(step, state, timeout_s)
-        began = time.monotonic()
+        began, site = time.monotonic(), callsite()
 
         def committed(commit: Commit) -> None:
             self._rate = Rate(commit.data_bytes, time.monotonic() - began)
-            self._retain(step)
+            self._retain(step, site)
 
         path = self._root.folder(steps.step_name(step)).path
         options: dict[str, Any] = {"step": step, "user": user, "metrics": metrics}
@@ -125,7 +125,7 @@ class Saver:
 
             save_with(self._coordinator, path, state, **options)
             self._rate = Rate(bytes_of(state), time.monotonic() - began)
-            self._retain(step)
+            self._retain(step, site)
         self.settle(None)
 
     def settle(self, timeout_s: float | None) -> None:
@@ -200,7 +200,7 @@ class Saver:
         left_s = max(notice.deadline_s, _LEAST_S)
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
-    def _retain(self, step: int) -> None:
+    def _retain(self, step: int, site: str) -> None:
         """After the commit: the lead deletes what is not kept, and all hear how it went."""
         keep = self._keep
         if keep is None:
@@ -213,7 +213,7 @@ class Saver:
         try:
             gone = lead_says(
                 self._coordinator, "retain", (), act,
-                timeout_s=limit_s, name=f"retain {path}", lane=f"retain {path}",
+                timeout_s=limit_s, name=f"retain {path}", site=site, lane=f"retain {path}",
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the save has succeeded, whatever it is
             _LOG.warning("step %d is saved; deleting old steps failed: %s", step, error)

@@ -25,6 +25,7 @@ def lead_says(
     *,
     timeout_s: float,
     name: str | None = None,
+    site: str | None = None,
     lane: str = "main",
 ) -> Any:
     """Call `act` on the lead; return what it returned (JSON), or raise what it raised, on all.
@@ -32,6 +33,7 @@ def lead_says(
     Args:
       spec: what must be equal on all processes, a line each.
       name: declares calls at different places to be the same one.
+      site: where the program asked for it; None: here.
 
     Raises, besides: as `agree`.
     """
@@ -41,7 +43,7 @@ def lead_says(
             payload = json.dumps(act()).encode()
         except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it is
             payload, raised = told(error), error
-    call = Call(operation, name, callsite(), spec)
+    call = Call(operation, name, site or callsite(), spec)
     answers = agree(coordinator, call, payload, timeout_s=timeout_s, lane=lane)
     if raised is not None:
         raise raised
