@@ -154,13 +154,14 @@ def test_a_leaf_alone_and_an_empty_tree(tmp_path):
 def test_what_is_kept_beside_the_leaves(path):
     array, _ = grid("x", None)
     metrics = {"loss": 0.5, "bad": float("nan")}
-    save(path, {"w": array}, step=3, user={"who": ["me"]}, metrics=metrics)
+    tree = {"alone": jnp.ones(3), "w": array}
+    save(path, tree, step=3, user={"who": ["me"]}, metrics=metrics)
     checkpoint = open_checkpoint(path)
     assert (checkpoint.commit.step, checkpoint.manifest.step) == (3, 3)
     assert checkpoint.manifest.user == {"who": ["me"]}
     assert checkpoint.commit.metrics["loss"] == 0.5
     assert np.isnan(checkpoint.commit.metrics["bad"])
-    layout = Layout.parse(checkpoint.manifest.leaves[0].layout)
+    layout = Layout.parse(checkpoint.manifest.leaves[1].layout)
     assert layout == shoal.layout_of(array)
     assert checkpoint.manifest.mesh == layout.mesh.text
     assert checkpoint.manifest.writer["jax"] == jax.__version__

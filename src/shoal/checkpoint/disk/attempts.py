@@ -20,7 +20,15 @@ any of it, at the same time as others, as often as it likes. What makes that saf
 
 from __future__ import annotations
 
-from shoal.checkpoint.disk.committing import abandon, begin, commit, tidy, write_part
+from shoal.checkpoint.disk.committing import (
+    abandon,
+    begin,
+    commit,
+    ended,
+    taken,
+    tidy,
+    write_part,
+)
 from shoal.checkpoint.disk.step_folder import (
     Attempt,
     State,
@@ -41,11 +49,13 @@ __all__ = [
     "commit",
     "committed",
     "delete",
+    "ended",
     "is_complete",
     "new_attempt",
     "recover",
     "see",
     "state_of",
+    "taken",
     "tidy",
     "write_part",
 ]

@@ -47,9 +47,11 @@ __all__ = [
     "abandon",
     "begin",
     "commit",
+    "ended",
     "give_back",
     "left_over",
     "remove_attempt",
+    "taken",
     "tidy",
     "write_part",
 ]
@@ -67,7 +69,7 @@ def begin(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) -> None:
     attempt = manifest.attempt
     found = standing(folder)
     if found and found[1].attempt != attempt:
-        raise _taken(folder, found[1])
+        raise taken(folder, found[1])
     try:
         _write_pending(folder, attempt, json.dumps(dict(owner), sort_keys=True).encode())
         # From here on the folder is not empty and stays. It may not be the one made before, and
@@ -79,7 +81,7 @@ def begin(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) -> None:
         with contextlib.suppress(ShoalError, OSError):
             abandon(folder, attempt)
         if isinstance(error, FileNotFoundError):
-            raise _ended(folder, attempt, "begin") from error
+            raise ended(folder, attempt, "begin") from error
         raise
 
 
@@ -100,7 +102,8 @@ def _write_pending(folder: Folder, attempt: str, said: bytes) -> None:
             folder.remove(temporary)
 
 
-def _taken(folder: Folder, commit: Commit) -> StepAlreadyCommitted:
+def taken(folder: Folder, commit: Commit) -> StepAlreadyCommitted:
+    """Return the error that something is saved there."""
     return StepAlreadyCommitted(
         f"{folder.path} is saved already, by attempt {commit.attempt}; nothing is overwritten\n"
         "save another step, or delete this one first",
@@ -109,7 +112,8 @@ def _taken(folder: Folder, commit: Commit) -> StepAlreadyCommitted:
     )
 
 
-def _ended(folder: Folder, attempt: str, phase: str) -> SaveAborted:
+def ended(folder: Folder, attempt: str, phase: str) -> SaveAborted:
+    """Return the error that somebody else ended the attempt: it was frozen, and collected."""
     return SaveAborted(
         f"{folder.path}: attempt {attempt} was ended by somebody: its PENDING is gone\n"
         "it was collected as stale or abandoned; save again",
@@ -135,7 +139,7 @@ def write_part(folder: Folder, part: Part) -> None:
         name = part_name(part.attempt, part.process)
         _write_whole(folder, name, part.attempt, encode_part(part))
     except FileNotFoundError as error:
-        raise _ended(folder, part.attempt, "part") from error
+        raise ended(folder, part.attempt, "part") from error
     folder.sync()  # the names of the data files, too
 
 
@@ -163,13 +167,13 @@ def commit(folder: Folder, attempt: str) -> Commit:
             return done
         if not see(folder, attempt):
             remove_attempt(folder, attempt)  # also what was written after its end
-            raise _ended(folder, attempt, "commit") from error
+            raise ended(folder, attempt, "commit") from error
         if isinstance(error, CheckpointError):
             raise
         raise _incomplete(folder, attempt) from error
     done = _settled(folder, attempt)
     if done is None:  # deleted as soon as it was there
-        raise _ended(folder, attempt, "commit")
+        raise ended(folder, attempt, "commit")
     return done
 
 
@@ -209,7 +213,7 @@ def _settled(folder: Folder, attempt: str) -> Commit | None:
     if found is None:
         return None
     if found[1].attempt != attempt:
-        raise _taken(folder, found[1])
+        raise taken(folder, found[1])
     try:
         folder.sync()  # who linked it may have died before this
     except StorageError as error:  # PENDING stays: if a crash loses COMMIT, it is committed again

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.step_folder import KEEP
+from shoal.checkpoint.disk.step_folder import COMMIT, KEEP
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.files import Commit
 from shoal.checkpoint.retention import Keep, Saved, doomed
@@ -30,6 +30,8 @@ from shoal.runtime import fault_points
 __all__ = [
     "MOST_STEPS",
     "Step",
+    "check_history",
+    "check_single",
     "checked_path",
     "checked_step",
     "commits",
@@ -107,6 +109,32 @@ def step_of(name: str) -> int | None:
     match = _NAME.fullmatch(name)
     step = int(match[1]) if match is not None and name.isascii() else None
     return step if step is not None and step_name(step) == name else None
+
+
+def check_history(root: Folder) -> None:
+    """Refuse a folder that is a checkpoint itself: nothing of it would be found.
+
+    Raises:
+      UsageError: it is one.
+    """
+    if COMMIT in root.names():
+        raise UsageError(
+            f"Checkpoints({root.path!r}): that is one checkpoint, not a history of steps\n"
+            "give the folder above it, or another; `shoal.restore` takes one checkpoint"
+        )
+
+
+def check_single(folder: Folder) -> None:
+    """Refuse to save one checkpoint into a history, whose steps it would hide.
+
+    Raises:
+      UsageError: steps are there.
+    """
+    if count := len(folders(folder)):
+        raise UsageError(
+            f"save({folder.path!r}): that is a history of {count} steps\n"
+            "save to another folder, or a step by `Checkpoints.save`"
+        )
 
 
 def folders(root: Folder) -> list[tuple[int, Folder]]:

@@ -8,11 +8,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.checkpoint.disk.attempts import committed
+from shoal.checkpoint.disk import attempts, steps
 from shoal.checkpoint.disk.refusal import refused
 from shoal.checkpoint.disk.storage import PAGE_BYTES, Folder
 from shoal.checkpoint.rules.shares import Own, bytes_of
-from shoal.errors import StepAlreadyCommitted, StorageFull
+from shoal.errors import StorageFull
 
 __all__ = ["bytes_needed", "check_folder", "check_space"]
 
@@ -32,16 +32,13 @@ def check_folder(folder: Folder) -> int:
     Raises:
       StepAlreadyCommitted: something is saved there.
       CorruptCheckpoint: so it is, and it is damaged.
+      UsageError: it is a history of steps.
       StorageError: it is no folder and cannot become one, or nothing may be written to it.
     """
-    commit = committed(folder)
+    commit = attempts.committed(folder)
     if commit is not None:
-        raise StepAlreadyCommitted(
-            f"{folder.path} is saved already, by attempt {commit.attempt}; nothing is overwritten\n"
-            "save another step, or delete this one first",
-            path=folder.path,
-            attempt=commit.attempt,
-        )
+        raise attempts.taken(folder, commit)
+    steps.check_single(folder)
     _check_writable(folder.path)
     return folder.free_bytes()
 

@@ -118,7 +118,7 @@ class Save:
         problem: Exception | None = None
         try:
             said["free"] = preflight.check_folder(self._folder)
-        except CheckpointError as error:
+        except (CheckpointError, UsageError) as error:
             problem = error
         lines = lines_of(state, self._request.lines, count)
         payload = json.dumps(said).encode() if problem is None else told(problem)
@@ -245,7 +245,7 @@ class Save:
         if attempts.see(self._folder, self._attempt):
             return
         if self._is_lead:
-            raise settling.ended(self._scene, self._phase)
+            raise attempts.ended(self._folder, self._attempt, self._phase)
         raise self._not_shared((self._coordinator.process,))
 
     def _not_shared(self, who: Sequence[int]) -> NotShared:
@@ -266,7 +266,7 @@ class Save:
         except OSError as error:
             if attempts.see(self._folder, self._attempt):
                 raise
-            raise settling.ended(self._scene, self._phase) from error
+            raise attempts.ended(self._folder, self._attempt, self._phase) from error
         self._images = []
         fault_points.reach("save.written", process)
         files = tuple(

@@ -24,7 +24,7 @@ from shoal.errors import (
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.verdicts import Self, listed
 
-__all__ = ["Scene", "abandon", "aborted", "ended", "is_doubtful", "settle"]
+__all__ = ["Scene", "abandon", "aborted", "is_doubtful", "settle"]
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S = 0.05
@@ -118,17 +118,6 @@ def aborted(scene: Scene, phase: str, cause: ShoalError) -> SaveAborted:
         phase=phase,
         processes=blamed,
         exit_code=cause.exit_code,
-    )
-
-
-def ended(scene: Scene, phase: str) -> SaveAborted:
-    """Return the error that somebody else ended the attempt: it was frozen, and collected."""
-    path = scene.request.folder.path
-    return SaveAborted(
-        f"{path}: attempt {scene.attempt} was ended by somebody: its PENDING is gone\n"
-        "it was collected as stale or abandoned; save again",
-        path=path,
-        phase=phase,
     )
 
 

@@ -75,12 +75,12 @@ class State(NamedTuple):
 
     @property
     def mesh(self) -> str:
-        """The text of the mesh of the first array that lies on one; information only."""
-        for leaf in self.leaves:
-            if leaf.record.layout:
-                rank = len(leaf.record.shape)
-                return layout_of_sharding(leaf.value.sharding, rank).mesh.text
-        return ""
+        """The text of the mesh of the array on the most devices; information only."""
+        lying = [leaf for leaf in self.leaves if leaf.record.layout]
+        if not lying:
+            return ""
+        leaf = max(lying, key=lambda leaf: len(leaf.value.sharding.device_set))
+        return layout_of_sharding(leaf.value.sharding, len(leaf.record.shape)).mesh.text
 
     @property
     def is_spread(self) -> bool:
