@@ -170,3 +170,21 @@ def test_what_follows_a_save_is_known_by_the_line_that_saved(tmp_path, alone, mo
         ckpts.save(1, state(1))
     assert len(sites) == 1
     assert "test_history_misused.py" in sites[0]
+
+
+def test_one_checkpoint_is_no_history_and_a_history_none(tmp_path):
+    def run(coordinator):
+        with Checkpoints(tmp_path / "run", coordinator=coordinator) as ckpts:
+            ckpts.save(1, state(1))
+        found = []
+        for wrong in (
+            lambda: Checkpoints(ckpts.path_of(1), coordinator=coordinator),
+            lambda: save_with(coordinator, tmp_path / "run", state(2)),
+        ):
+            with pytest.raises(UsageError, match="history of") as told:
+                wrong()
+            found.append(type(told.value))
+        return found
+
+    assert run_all(LocalJob(2), run) == [[UsageError] * 2] * 2
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step_000000000001"]

@@ -55,7 +55,7 @@ class Checkpoints:
       coordinator: of which job; None: this process's. For tests.
 
     Raises:
-      UsageError: an argument is wrong, on the caller alone.
+      UsageError: an argument is wrong, on the caller alone; on all: the folder is one checkpoint.
       DivergenceError: on all: the arguments differ.
       StorageError: on all: the lead cannot list the folder.
 
@@ -100,6 +100,7 @@ class Checkpoints:
         self._is_closed = False
 
         def begin() -> int | None:
+            steps.check_history(self._root)
             if recover:
                 steps.tend(self._root, idle_s=lease_s)
             found = steps.newest(self._root, skip_corrupt=True)
