@@ -289,6 +289,8 @@ FORK = """
         child = os.fork()
         if not child:
             sys.exit(0)
+        goes_on.set()
+        goes_on.set()
     print(os.waitpid(child, 0)[1], ckpts.all_steps())
 """
 
@@ -309,3 +311,33 @@ def test_device_arrays_need_not_be_ready(path):
     expected = np.asarray(x)
     saving.wait(DEADLINE_S)
     assert same_bits(kept(path)["0"], expected)
+
+
+def test_an_interrupt_while_one_waits_does_not_make_the_save_one_that_is_over():
+    """In a process of its own: signals come to the main thread."""
+    code = """
+import os, signal, sys, threading
+from shoal.checkpoint.saving.background import Saving
+go_on, done = threading.Event(), []
+def poke():
+    frames = [None]
+    while not any(frame and frame.f_code is Saving.wait.__code__ for frame in frames):
+        frames = [sys._current_frames()[threading.main_thread().ident]]
+        while frames[-1]:
+            frames.append(frames[-1].f_back)
+    os.kill(os.getpid(), signal.SIGINT)
+saving = Saving("save", lambda: (go_on.wait(60), done.append(1)))
+try:
+    threading.Thread(target=poke).start()
+    saving.wait()
+    print("not interrupted")
+except KeyboardInterrupt:
+    assert not saving.done
+    go_on.set()
+    saving.wait()
+    print(done, saving.done)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "[1] True\n"

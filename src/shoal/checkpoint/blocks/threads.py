@@ -44,33 +44,37 @@ def in_threads(work: Callable[[Iterator[T]], None], items: Iterable[T], most: in
                     return
             yield item
 
-    def run() -> None:
+    def run(is_over: threading.Event) -> None:
         try:
             work(share())
         except BaseException as error:  # noqa: BLE001 - raised below, in the thread that waits
             errors.append(error)
+        finally:
+            is_over.set()
 
-    others = [
-        threading.Thread(target=run, name="shoal files", daemon=True) for _ in range(most - 1)
-    ]
-    started = []
-    for thread in others:
+    ends = []
+    for _ in range(most - 1):
+        is_over = threading.Event()
+        thread = threading.Thread(target=run, args=(is_over,), name="shoal files", daemon=True)
         try:
             thread.start()
         except RuntimeError:  # no more threads: those that run do it
             break
-        started.append(thread)
-    run()
-    _join(started, errors)
+        ends.append(is_over)
+    run(threading.Event())
+    _wait_for(ends, errors)
     if errors:
         raise errors[0]
 
 
-def _join(threads: list[threading.Thread], errors: list[BaseException]) -> None:
-    """Wait for all; an interrupt of this thread ends the others' shares, and then this."""
-    for thread in threads:
-        while thread.is_alive():
+def _wait_for(ends: list[threading.Event], errors: list[BaseException]) -> None:
+    """Wait for all; an interrupt of this thread ends the others' shares, and then this.
+
+    Not by `join`: before Python 3.13 an interrupt of it takes the thread for one that ended.
+    """
+    for is_over in ends:
+        while not is_over.is_set():
             try:
-                thread.join()
+                is_over.wait()
             except BaseException as error:  # noqa: BLE001 - raised when all have come back
                 errors.append(error)

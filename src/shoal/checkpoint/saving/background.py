@@ -31,13 +31,14 @@ class Saving:
         self._work = work
         self._pid = os.getpid()
         self._error: BaseException | None = None
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=SAVES, daemon=False)
         self._thread.start()
 
     @property
     def done(self) -> bool:
         """Is it over, well or not?"""
-        return not self._thread.is_alive()
+        return self._is_over.is_set()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until it is over.
@@ -52,13 +53,15 @@ class Saving:
                 f"{self._asked} was begun by process {self._pid} of the system, of which this is "
                 "a fork: wait for it there"
             )
-        self._thread.join(None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
-        if self._thread.is_alive():
+        # Not by `join`: before Python 3.13 an interrupt of it takes the thread for one that ended.
+        limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
+        if not self._is_over.wait(limit_s):
             raise DeadlineError(
                 f"{self._asked} still runs after {timeout_s} s; it goes on",
                 name="save",
                 waited_s=timeout_s or 0.0,
             )
+        self._thread.join()
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -71,6 +74,7 @@ class Saving:
             _LOG.warning("%s failed: %s", self._asked, error)  # perhaps nobody ever waits
         finally:
             del self._work
+            self._is_over.set()
 
 
 def start_save_with(
