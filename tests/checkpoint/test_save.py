@@ -143,6 +143,14 @@ def test_arrays_of_numpy_of_any_stride_and_byte_order(path):
         assert found[name].dtype == np.int32
 
 
+@pytest.mark.parametrize("text", [np.array("ab", "U3"), np.array(b"a", "S3"), np.array("", "U2")])
+def test_text_that_does_not_fill_its_room(path, text):
+    """Of no dims it was once taken for a scalar, which is shorter."""
+    save(path, {"text": text})
+    back = kept(path)["text"]
+    assert (back.dtype, back.shape, back.tobytes()) == (text.dtype, (), text.tobytes())
+
+
 def test_a_leaf_alone_and_an_empty_tree(tmp_path):
     save(tmp_path / "leaf", np.arange(3))
     assert same_bits(kept(tmp_path / "leaf")["~"], np.arange(3))

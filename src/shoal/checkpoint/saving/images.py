@@ -93,7 +93,9 @@ class _Cutting:
             yield Piece(begin, box.extent, dtype, how, _all(box), lambda: blob)
         elif not leaf.here:
             whole = native(np.asarray(leaf.value))
-            part = whole[_within(box, (0,) * whole.ndim)]
+            # Never a scalar: one of text is shorter than its room in the array.
+            where: tuple[Any, ...] = (..., *_within(box, (0,) * whole.ndim))
+            part = whole[where]
             yield Piece(begin, box.extent, dtype, how, _all(box), lambda: part)
         else:
             fits = self._fitting(leaf, box)
