@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -84,6 +85,7 @@ def four(path):
         assert plan.read_bytes == read
         found[f"{dims} {mode}"] = (plan.mode, read)
     is_same(shoal.restore(path, "stored"))
+    small_elements(f"{path}-small")
     one = np.array([each for each in jax.devices() if each.process_index == 1])
     place = jax.sharding.NamedSharding(jax.sharding.Mesh(one, "x"), jax.P("x"))
     back = shoal.restore(path, {"a": place}, only="a")["a"]  # others have no part of it
@@ -91,6 +93,19 @@ def four(path):
     for shard in back.addressable_shards:
         assert np.asarray(shard.data).tobytes() == values()["a"][shard.index].tobytes()
     return found
+
+
+def small_elements(path):
+    """All bits of small floats, those of NaNs among them, and elements that share a byte."""
+    bits = np.arange(1 << 16, dtype=np.uint16).reshape(2048, 32)
+    tree = {name: bits.view(name) for name in (ml_dtypes.bfloat16.__name__, "float16")}
+    tree |= {"fp8": bits.view(ml_dtypes.float8_e5m2), "int2": (bits % 2).astype(ml_dtypes.int2)}
+    shoal.save(path, tree)
+    for dims in DIMS:
+        back = shoal.restore(path, layout(dims), mode="exchange")
+        for name, wanted in tree.items():
+            for shard in back[name].addressable_shards:
+                assert np.asarray(shard.data).tobytes() == wanted[shard.index].tobytes(), name
 
 
 def fewer(path):

@@ -15,6 +15,7 @@ from shoal.checkpoint.disk.beat import Telling
 from shoal.checkpoint.disk.opening import Checkpoint, open_folder
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format import tree
+from shoal.checkpoint.format.dtypes import dtype_of
 from shoal.checkpoint.format.names import ROOT, component
 from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.restoring.filling import Filling, Job, fill, on_host
@@ -201,9 +202,12 @@ class Restore:
         from shoal.checkpoint.restoring.placing import exchanged
 
         numbers = sorted(opened.ways.transport)
-        places = [opened.wishes.wishes[number].place for number in numbers]
+        wishes = [opened.wishes.wishes[number] for number in numbers]
+        leaves = opened.checkpoint.manifest.leaves
+        dtypes = [wish.dtype or dtype_of(leaves[wish.leaf].dtype) for wish in wishes]
         with _allowed(opened):
-            arrays = exchanged([values[number] for number in numbers], places)
+            read = [values[number] for number in numbers]
+            arrays = exchanged(read, [wish.place for wish in wishes], dtypes)
         for number, array in zip(numbers, arrays, strict=True):
             values[number] = array
 

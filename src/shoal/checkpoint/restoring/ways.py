@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal.checkpoint.blocks.reader import plan_of
 from shoal.checkpoint.disk.opening import Checkpoint
-from shoal.checkpoint.format.dtypes import dtype_of
+from shoal.checkpoint.format.dtypes import dtype_of, storage_of
 from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.rules.reading import Boxes, ReadPlan
 from shoal.errors import UsageError, nearest
@@ -86,6 +86,8 @@ def choose(
         record = checkpoint.manifest.leaves[wish.leaf]
         if wish.place is None or record.kind != "array" or not is_large[wish.leaf]:
             continue
+        if storage_of(wish.dtype or dtype_of(record.dtype)).per_byte > 1:
+            continue  # XLA's collectives on CPU mix up such elements, and write where they may not
         wanted += 1
         key = (wish.place, record.shape, record.dtype, _pattern(checkpoint, wish.leaf))
         if key not in known:
