@@ -318,14 +318,20 @@ def test_an_interrupt_while_one_waits_does_not_make_the_save_one_that_is_over():
     code = """
 import os, signal, sys, threading
 from shoal.checkpoint.saving.background import Saving
-go_on, done = threading.Event(), []
+go_on, seen, done = threading.Event(), threading.Event(), []
+def interrupt(*_):
+    if not seen.is_set():
+        seen.set()
+        raise KeyboardInterrupt
+signal.signal(signal.SIGINT, interrupt)
 def poke():
     frames = [None]
     while not any(frame and frame.f_code is Saving.wait.__code__ for frame in frames):
         frames = [sys._current_frames()[threading.main_thread().ident]]
         while frames[-1]:
             frames.append(frames[-1].f_back)
-    os.kill(os.getpid(), signal.SIGINT)
+    while not seen.wait(0.1):  # Python may see one only when its wait is over
+        os.kill(os.getpid(), signal.SIGINT)
 saving = Saving("save", lambda: (go_on.wait(60), done.append(1)))
 try:
     threading.Thread(target=poke).start()
