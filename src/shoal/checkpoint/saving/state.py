@@ -1,7 +1,8 @@
 """A tree of values as it is saved: what each leaf is, and who holds which box of it.
 
-Device arrays that span processes lie as their sharding says; JAX's own numbers name the processes.
-Whatever else has a value is the same on all processes, and all of them hold it.
+Arrays on a mesh lie as their sharding says, also on a mesh of one process of many; JAX's own
+numbers name the processes. Whatever else has a value, such as an array on a process's default
+device, is the same on all processes, and all of them hold it.
 """
 
 from __future__ import annotations
@@ -191,7 +192,11 @@ class _Reading:
         sharding, shape = value.sharding, value.shape
         layout = _layout_text(sharding, len(shape))
         record = LeafRecord(name, kind, dtypes.name_of(dtype), shape, words, impl, layout)
-        is_spread = self._num_processes == 1 or not value.is_fully_addressable
+        is_spread = (
+            self._num_processes == 1
+            or not value.is_fully_addressable
+            or (isinstance(sharding, jax.sharding.NamedSharding) and jax.process_count() > 1)
+        )
         spread = _spread(sharding, shape, words) if is_spread else None
         key = (sharding, shape + words)
         here = self._here.get(key)
