@@ -72,7 +72,7 @@ def test_any_placement_is_restored_and_exchanged(tmp_path, placement):
         filling = on_devices(checkpoint, Wish(0, place, None), transport)
         ((array,), _) = fill(checkpoint, [filling], 1 << 22)
         assert array.sharding == transport
-        (moved,) = exchanged([array], [place], [array.dtype])
+        (moved,) = exchanged([array], [place])
         assert moved.sharding == place
         same(moved, value)
 
@@ -99,7 +99,7 @@ def test_what_is_moved_is_moved_a_few_at_a_time(monkeypatch):
     counts = []
     move = placing.move
     monkeypatch.setattr(placing, "move", lambda m, donate: counts.append(len(m)) or move(m))
-    moved = placing.exchanged(arrays, [sharding(columns)] * 5, [arrays[0].dtype] * 5)
+    moved = placing.exchanged(arrays, [sharding(columns)] * 5)
     assert counts == [2, 1, 2]
     for array, n in zip(moved, (1, 2, 30, 1, 1), strict=True):
         same(array, values_of((8, 8 * n)))

@@ -97,6 +97,16 @@ turned = shoal.relayout(placed, Layout(mixed, "rows"))  # keys, to another order
 assert shoal.layout_of(turned) == Layout(mixed, "rows")
 holds(jax.random.key_data(turned), np.asarray(jax.random.key_data(keys)),
       Layout(mixed, "rows", None))
+# bits that arithmetic would lose: NaNs of narrow floats, elements narrower than a byte
+narrow = {"bfloat16": 16, "float16": 16, "float8_e4m3fn": 8, "float4_e2m1fn": 4, "int4": 4}
+narrow["int2"] = 2
+for dtype, bits in narrow.items():
+    patterns = np.arange(1 << 16).reshape(256, 256) % (1 << bits)
+    some = patterns.astype("u2" if bits == 16 else "u1").view(dtype)
+    sides = [Layout(mesh, ("data", "model"), None), Layout(mesh, None, ("model", "data"))]
+    across = shoal.relayout(shoal.put(some, sides[0]), sides[1])
+    for shard in across.addressable_shards:
+        assert np.asarray(shard.data).tobytes() == some[shard.index].tobytes(), dtype
 slope = jax.grad(lambda x: (shoal.relayout(x, columns) ** 2).sum())(array)
 holds(slope, 2 * value, rows)
 # between different devices of one process; the other holds nothing before and after

@@ -12,6 +12,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shoal.arrays.host_values import is_key
+from shoal.arrays.words import as_words, from_words, must_be_words
 
 __all__ = ["Move", "move", "on_row", "relabelled", "row_of"]
 
@@ -78,6 +79,7 @@ def _unmoved(each: Move) -> jax.Array | None:
 
 def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
     """Move arrays within one row of devices; those used once, and so named, are donated."""
+    as_they_were, moves = moves, [_in_words(each) for each in moves]
     sources = tuple(each.array.sharding for each in moves)
     targets = tuple(each.target for each in moves)
     fits = tuple(
@@ -87,7 +89,19 @@ def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
         and array.sharding.shard_shape(array.shape) == target.shard_shape(array.shape)
     )
     with on_row(row_of(targets[0])):
-        return _program(sources, targets, fits)(*[each.value for each in moves])
+        results = _program(sources, targets, fits)(*[each.value for each in moves])
+    return tuple(
+        result if moved is was else from_words(result, was.array.dtype)
+        for result, moved, was in zip(results, moves, as_they_were, strict=True)
+    )
+
+
+def _in_words(each: Move) -> Move:
+    """Return what moves instead, where XLA would change bits. Under `grad` nothing can be done."""
+    if each.value is not each.array or not must_be_words(each.array):
+        return each
+    words = as_words(each.array)
+    return Move(words, words, each.target)
 
 
 def _put(moves: Sequence[Move]) -> list[jax.Array]:

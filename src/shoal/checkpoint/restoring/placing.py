@@ -48,7 +48,6 @@ def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None
     record = checkpoint.manifest.leaves[wish.leaf]
     stored, words = dtype_of(record.dtype), record.words
     dtype = wish.dtype or stored
-    lies_as = dtype if place is None else _moved_as(dtype)
     place = wish.place if place is None else place
     spread = spread_of(place, record.shape, jax.process_index())
     zeros, wants = (0,) * len(words), []
@@ -56,13 +55,13 @@ def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None
         wants.append(Want(wish.leaf, origin + zeros, empty(extent + words, stored)))
 
     def finish() -> jax.Array:
-        boxes = [cast(want.out, wish.dtype).view(lies_as) for want in wants]
+        boxes = [cast(want.out, wish.dtype) for want in wants]
         shape, rank = record.stored_shape, len(record.shape)
         if not boxes:
-            array = jax.make_array_from_single_device_arrays(shape, place, [], dtype=lies_as)
+            array = jax.make_array_from_single_device_arrays(shape, place, [], dtype=dtype)
         else:
             array = jax.make_array_from_callback(
-                shape, place, lambda index: boxes[spread.number[_key(index[:rank])]], dtype=lies_as
+                shape, place, lambda index: boxes[spread.number[_key(index[:rank])]], dtype=dtype
             )
         if record.kind == "key":
             return keys_of(
@@ -97,9 +96,7 @@ def geometry() -> Geometry:
     )
 
 
-def exchanged(
-    arrays: Sequence[jax.Array], places: Sequence[NamedSharding], dtypes: Sequence[np.dtype[Any]]
-) -> list[jax.Array]:
+def exchanged(arrays: Sequence[jax.Array], places: Sequence[NamedSharding]) -> list[jax.Array]:
     """Move arrays to where they shall lie, and give them up. All processes of their mesh call it.
 
     A few at a time: while some move, they lie on the devices twice.
@@ -114,24 +111,7 @@ def exchanged(
         targets = places[len(moved) : len(moved) + count]
         pairs = zip(some[:count], targets, strict=True)
         moved += move([Move(array, array, place) for array, place in pairs], donate=True)
-    return [_as(array, dtype) for array, dtype in zip(moved, dtypes, strict=True)]
-
-
-def _moved_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype as which values move: XLA on CPU changes NaNs of small floats."""
-    is_small_float = dtype.itemsize < 4 and dtype.kind not in "biu"
-    return np.dtype(f"u{dtype.itemsize}") if is_small_float else dtype
-
-
-def _as(array: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
-    """Return the array whose bits these are."""
-    if array.dtype == dtype:
-        return array
-    own = [
-        jax.device_put(jax.lax.bitcast_convert_type(shard.data, dtype), shard.data.sharding)
-        for shard in array.addressable_shards
-    ]
-    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, own, dtype=dtype)
+    return moved
 
 
 def allowed() -> AbstractContextManager[Any]:

@@ -15,7 +15,6 @@ from shoal.checkpoint.disk.beat import Telling
 from shoal.checkpoint.disk.opening import Checkpoint, open_folder
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format import tree
-from shoal.checkpoint.format.dtypes import dtype_of
 from shoal.checkpoint.format.names import ROOT, component
 from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.restoring.filling import Filling, Job, fill, on_host
@@ -203,11 +202,9 @@ class Restore:
 
         numbers = sorted(opened.ways.transport)
         wishes = [opened.wishes.wishes[number] for number in numbers]
-        leaves = opened.checkpoint.manifest.leaves
-        dtypes = [wish.dtype or dtype_of(leaves[wish.leaf].dtype) for wish in wishes]
         with _allowed(opened):
             read = [values[number] for number in numbers]
-            arrays = exchanged(read, [wish.place for wish in wishes], dtypes)
+            arrays = exchanged(read, [wish.place for wish in wishes])
         for number, array in zip(numbers, arrays, strict=True):
             values[number] = array
 

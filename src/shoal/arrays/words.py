@@ -1,0 +1,44 @@
+"""Narrow values as whole words while they travel between processes on CPU.
+
+There XLA (jax 0.10 to 0.12) changes the bits of NaNs of floats below 32 bits on their way, and
+writes behind its memory where elements are narrower than a byte. As unsigned integers of the same
+size nothing happens to them.
+"""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from shoal.arrays.host_values import is_key
+from shoal.arrays.upload import upload
+
+__all__ = ["as_words", "from_words", "must_be_words"]
+
+
+def must_be_words(array: jax.Array) -> bool:
+    """Say whether moving an array between processes might change its bits."""
+    if is_key(array) or array.dtype.itemsize >= 4 or array.dtype.kind in "biu":
+        return False
+    devices = array.sharding.device_set
+    on_cpu = any(device.platform == "cpu" for device in devices)
+    return on_cpu and len({device.process_index for device in devices}) > 1
+
+
+def as_words(array: jax.Array) -> jax.Array:
+    """Return an array's bits as unsigned integers; NumPy has a byte for an int4, too."""
+    return _viewed(array, np.dtype(f"u{array.dtype.itemsize}"))
+
+
+def from_words(words: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Return the array whose bits these are."""
+    return _viewed(words, dtype)
+
+
+def _viewed(array: jax.Array, dtype: np.dtype) -> jax.Array:
+    shards = array.addressable_shards
+    with jax.transfer_guard("allow"):
+        views = [np.ascontiguousarray(shard.data).view(dtype) for shard in shards]
+        own = upload(views, [shard.device for shard in shards])
+        jax.block_until_ready(own)  # a transfer under way still reads the view
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, own, dtype=dtype)
