@@ -21,6 +21,7 @@ from shoal.arrays.sharding import sharding
 from shoal.arrays.use_mesh import use_mesh
 from shoal.checkpoint.per_process import PerProcess
 from shoal.checkpoint.restore import plan_restore, restore
+from shoal.checkpoint.restoring import filling
 from shoal.checkpoint.save import save
 from shoal.errors import (
     CorruptCheckpoint,
@@ -199,6 +200,28 @@ def test_a_cast_before_it_is_placed(path):
     back = restore(path, {"params": {"w": like}}, only="params/w", dtype="any", most_bytes=1 << 18)
     assert back["params"]["w"].sharding == sharding(SPLIT)
     assert same(back["params"]["w"], TREE["params"]["w"].astype(jnp.bfloat16))
+
+
+def test_a_cast_takes_no_more_memory_than_it_may(tmp_path, monkeypatch):
+    """What is read as stored lies beside the result a part at a time, large leaves or many."""
+    rng = np.random.default_rng(0)
+    sizes = {"rows": (300, 1000), "row": (1, 1, 300_000), "one": (), "none": (0, 3), "odd": (7, 31)}
+    tree = {name: rng.standard_normal(size) for name, size in sizes.items()}
+    save(tmp_path / "wide", tree)
+    read, held = filling.read, []
+
+    def counting(checkpoint, wants, **options):
+        beside = [want.out.nbytes for want in wants if want.out.dtype == np.float64]
+        held.append(sum(beside) + options["most_bytes"])
+        return read(checkpoint, wants, **options)
+
+    monkeypatch.setattr(filling, "read", counting)
+    like = {name: np.zeros(value.shape, np.float32) for name, value in tree.items()}
+    back = restore(tmp_path / "wide", like, dtype="any", most_bytes=1 << 20)
+    assert len(held) > 8
+    assert max(held) <= 1 << 20
+    for name, value in tree.items():
+        assert same(back[name], value.astype(np.float32)), name
 
 
 def test_nothing_is_narrowed_in_silence(path):

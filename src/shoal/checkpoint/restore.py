@@ -66,8 +66,8 @@ def restore(
         "any": they are cast. On the host, before they are placed.
       mode: "direct", "exchange", or "auto".
       most_bytes: of memory beside the result, on each process; None: a quarter of what is free,
-        at most 2 GiB. What is cast, or goes to devices with memory of their own, lies in that
-        memory first: at least one leaf at a time, however large.
+        at most 2 GiB. What goes to devices with memory of their own lies in that memory first:
+        at least one leaf at a time, as much of it as this process's devices hold.
       merge: makes one value of the list of all processes' own values, where the job has another
         number of processes than the one that saved them.
       name: declares that calls at different places are one and the same; None: the place counts.

@@ -13,20 +13,21 @@ from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.format import values
 from shoal.checkpoint.format.blobs import tree_of
 from shoal.checkpoint.format.dtypes import dtype_of
-from shoal.checkpoint.format.records import LeafRecord
+from shoal.checkpoint.format.records import BLOCK_BYTES, LeafRecord
 from shoal.checkpoint.per_process import PerProcess
 from shoal.checkpoint.restoring.target import Wish
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
 
-__all__ = ["Filling", "Job", "cast", "fill", "keys_of", "on_host", "whole"]
+__all__ = ["Filling", "Job", "fill", "keys_of", "on_host", "whole"]
 
 Array = np.ndarray[Any, Any]
+_LEAST_BYTES = 8 << 20  # that reading is left with, if it may have so much
 
 
 class Filling(NamedTuple):
     """Reads that together make one value."""
 
-    wants: list[Want]
+    wants: list[Want]  # in another dtype than the stored one: what is read is cast
     finish: Callable[[], Any]  # called once, when all are read
     extra_bytes: int = 0  # of their memory, not kept in the value; given up when it is finished
 
@@ -52,10 +53,11 @@ def fill(
     found: dict[int, Any] = {}
     read_bytes = 0
     for numbers in _rounds(fillings, most_bytes):
-        wants = [want for number in numbers for want in fillings[number].wants]
+        wants, casts = _sorted(checkpoint, [w for n in numbers for w in fillings[n].wants])
         extra = sum(fillings[number].extra_bytes for number in numbers)
-        left = max(most_bytes - extra, min(most_bytes, 8 << 20))
+        left = max(most_bytes - extra, min(most_bytes, _LEAST_BYTES))
         read_bytes += read(checkpoint, wants, most_bytes=left, progress=progress)
+        read_bytes += _read_casts(checkpoint, casts, left, progress)
         for number in numbers:
             found[number] = fillings[number].finish()
             fillings[number].wants.clear()
@@ -63,6 +65,62 @@ def fill(
             for number in numbers:
                 getattr(found[number], "block_until_ready", int)()
     return [found[number] for number in range(len(fillings))], read_bytes
+
+
+def _sorted(checkpoint: Checkpoint, wants: list[Want]) -> tuple[list[Want], list[Want]]:
+    """Return those that are read as stored, and those that are cast."""
+    leaves = checkpoint.manifest.leaves
+    casts = [want for want in wants if want.out.dtype != dtype_of(leaves[want.leaf].dtype)]
+    if not casts:
+        return wants, []
+    return [want for want in wants if want.out.dtype == dtype_of(leaves[want.leaf].dtype)], casts
+
+
+def _read_casts(
+    checkpoint: Checkpoint, casts: Sequence[Want], most_bytes: int, progress: Progress
+) -> int:
+    """Read and cast boxes, as many at a time as half of the memory holds; return the bytes read."""
+    half = max(most_bytes // 2, BLOCK_BYTES)
+    read_bytes, held = 0, 0
+    parts: list[tuple[Want, Want]] = []
+    for cast in casts:
+        stored = dtype_of(checkpoint.manifest.leaves[cast.leaf].dtype)
+        for part in _cut(cast, half // stored.itemsize):
+            num_bytes = part.out.size * stored.itemsize
+            if held + num_bytes > half:
+                read_bytes += _read_and_cast(checkpoint, parts, half, progress)
+                held = 0
+            parts.append((part, Want(part.leaf, part.origin, np.empty(part.out.shape, stored))))
+            held += num_bytes
+    return read_bytes + _read_and_cast(checkpoint, parts, half, progress)
+
+
+def _read_and_cast(
+    checkpoint: Checkpoint, parts: list[tuple[Want, Want]], most_bytes: int, progress: Progress
+) -> int:
+    wants = [want for _, want in parts]
+    read_bytes = read(checkpoint, wants, most_bytes=most_bytes, progress=progress)
+    for cast, want in parts:
+        cast.out[...] = want.out  # NumPy warns of what overflows
+    parts.clear()
+    return read_bytes
+
+
+def _cut(want: Want, most: int) -> Iterator[Want]:
+    """Cut a box into boxes of at most so many elements, in the order in which they are stored.
+
+    [4, 100] and most 250: rows 0..2, 2..4; and most 60: columns 0..60, 60..100 of each row.
+    """
+    leaf, origin, out = want
+    if out.size <= most:
+        yield want
+        return
+    dim = next(dim for dim, size in enumerate(out.shape) if size > 1)
+    rows = max(most // (out.size // out.shape[dim]), 1)
+    for at in range(0, out.shape[dim], rows):
+        part = out[(slice(None),) * dim + (slice(at, at + rows),)]
+        begin = (*origin[:dim], origin[dim] + at, *origin[dim + 1 :])
+        yield from _cut(Want(leaf, begin, part), most)
 
 
 def _rounds(fillings: Sequence[Filling], most_bytes: int) -> Iterator[list[int]]:
@@ -88,14 +146,16 @@ def on_host(checkpoint: Checkpoint, wish: Wish, job: Job) -> Filling:
         return Filling([], lambda: values.value_of(record.kind, record.value))
     if record.kind == "per_process":
         return _own_value(checkpoint, wish.leaf, job)
+    if wish.dtype is not None:
+        shape = record.stored_shape
+        cast = Want(wish.leaf, (0,) * len(shape), empty(shape, wish.dtype))
+        return Filling([cast], lambda: cast.out)
     wants = [whole(checkpoint, wish.leaf)]
     num_bytes = wants[0].out.nbytes
     if record.kind == "key":
         return Filling(wants, lambda: _host_keys(checkpoint, record, wants[0].out))
     if record.kind in ("str", "bytes"):
         return Filling(wants, lambda: _text(checkpoint, record, wants[0].out), num_bytes)
-    if wish.dtype is not None:
-        return Filling(wants, lambda: cast(wants[0].out, wish.dtype), num_bytes)
     return Filling(wants, lambda: wants[0].out)
 
 
@@ -104,11 +164,6 @@ def whole(checkpoint: Checkpoint, leaf: int) -> Want:
     record = checkpoint.manifest.leaves[leaf]
     shape = record.stored_shape
     return Want(leaf, (0,) * len(shape), empty(shape, dtype_of(record.dtype)))
-
-
-def cast(array: Array, dtype: np.dtype[Any] | None) -> Array:
-    """Return the array in another dtype; NumPy warns of what overflows."""
-    return array if dtype is None else array.astype(dtype)
 
 
 def keys_of(checkpoint: Checkpoint, record: LeafRecord, wrap: Callable[[], Any]) -> Any:

@@ -23,7 +23,7 @@ from shoal.checkpoint.blocks.memory import empty
 from shoal.checkpoint.blocks.reader import Want
 from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.format.dtypes import dtype_of
-from shoal.checkpoint.restoring.filling import Filling, cast, keys_of
+from shoal.checkpoint.restoring.filling import Filling, keys_of
 from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.restoring.ways import Geometry
 
@@ -52,10 +52,10 @@ def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None
     spread = spread_of(place, record.shape, jax.process_index())
     zeros, wants = (0,) * len(words), []
     for origin, extent in zip(spread.origins, spread.extents, strict=True):
-        wants.append(Want(wish.leaf, origin + zeros, empty(extent + words, stored)))
+        wants.append(Want(wish.leaf, origin + zeros, empty(extent + words, dtype)))
 
     def finish() -> jax.Array:
-        boxes = [cast(want.out, wish.dtype) for want in wants]
+        boxes = [want.out for want in wants]
         shape, rank = record.stored_shape, len(record.shape)
         if not boxes:
             array = jax.make_array_from_single_device_arrays(shape, place, [], dtype=dtype)
@@ -69,8 +69,7 @@ def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None
             )
         return array
 
-    is_kept = wish.dtype is None and _is_on_cpu(place)
-    extra = 0 if is_kept else sum(want.out.nbytes for want in wants)
+    extra = 0 if _is_on_cpu(place) else sum(want.out.nbytes for want in wants)
     return Filling(wants, finish, extra)
 
 
