@@ -42,12 +42,12 @@ def restore(
 
     Collective over processes.
 
-    Every block that is read is checked against its hash before a value is returned, and each
-    block is read once on a process. It is impossible that a part is restored and another not, or
-    that processes restore different saves. Any layout on any mesh restores what any other saved.
-    Each process reads what its own devices hold; where that would be more than 1.5 times the
-    bytes of a leaf, because processes hold replicas or short rows, the processes share the
-    reading, and the devices exchange what was read.
+    Every block that is read is checked against its hash before a value is returned. A process
+    reads each block once; where it casts, some at the edges of a part twice. It is impossible that
+    a part is restored and another not, or that processes restore different saves. Any layout on
+    any mesh restores what any other saved. Each process reads what its own devices hold; where
+    that would be more than 1.5 times the bytes of a leaf, because processes hold replicas or short
+    rows, the processes share the reading, and the devices exchange what was read.
 
     Without `target` it works where JAX is missing.
 
