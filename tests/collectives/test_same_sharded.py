@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from collectives.jobs import PATIENCE_S, run_all
-from shoal.collectives.hashes import Flat, boxes, digest_of, hashing_pool
+from shoal.collectives.hashes import Flat, digest_of, hashing_pool
 from shoal.collectives.same import assert_same, assert_same_with
 from shoal.errors import DivergenceError
 from shoal.runtime.coordinator_local import LocalJob
@@ -106,16 +106,6 @@ def test_a_transfer_guard_and_a_mesh_in_context_are_no_obstacle():
 
 
 # how stretches of an array are read, against NumPy
-
-
-@given(st.lists(st.integers(0, 4), max_size=4), st.integers(0, 300), st.integers(0, 300))
-def test_boxes_are_the_items_in_order(shape, low, high):
-    size = math.prod(shape)
-    low, high = min(low, size), min(high, size)
-    numbers = np.arange(size).reshape(shape)
-    found = [numbers[tuple(slice(*cut) for cut in box)].ravel() for box in boxes(shape, low, high)]
-    assert np.concatenate([np.zeros(0, int), *found]).tolist() == list(range(low, high))
-    assert len(found) <= 2 * len(shape) + 1
 
 
 @given(st.data())

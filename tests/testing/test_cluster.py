@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -241,3 +242,21 @@ def test_nothing_is_left_when_the_test_is_killed(child_env, tmp_path):
         ready, _, _ = select.select([handle], [], [], 30)
         assert ready, "it outlived the test"
         os.close(handle)
+
+
+def test_it_starts_while_another_thread_changes_the_environment(cluster, child_env):
+    done = threading.Event()
+
+    def change() -> None:
+        while not done.is_set():
+            os.environ["SHOAL_TEST_CHANGES"] = "x"
+            del os.environ["SHOAL_TEST_CHANGES"]
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        for _ in range(30):  # one in three failed with "Bad address"
+            cluster(1, env=child_env)
+    finally:
+        done.set()
+        changing.join()

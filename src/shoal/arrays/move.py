@@ -12,7 +12,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shoal.arrays.host_values import is_key
-from shoal.arrays.words import as_words, from_words, must_be_words
+from shoal.arrays.words import as_words, bits_as, must_be_words
 
 __all__ = ["Move", "move", "on_row", "relabelled", "row_of"]
 
@@ -91,7 +91,7 @@ def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
     with on_row(row_of(targets[0])):
         results = _program(sources, targets, fits)(*[each.value for each in moves])
     return tuple(
-        result if moved is was else from_words(result, was.array.dtype)
+        result if moved is was else bits_as(result, was.array.dtype)
         for result, moved, was in zip(results, moves, as_they_were, strict=True)
     )
 

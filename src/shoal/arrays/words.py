@@ -13,7 +13,7 @@ import numpy as np
 from shoal.arrays.host_values import is_key
 from shoal.arrays.upload import upload
 
-__all__ = ["as_words", "from_words", "must_be_words"]
+__all__ = ["as_words", "bits_as", "must_be_words"]
 
 
 def must_be_words(array: jax.Array) -> bool:
@@ -27,15 +27,11 @@ def must_be_words(array: jax.Array) -> bool:
 
 def as_words(array: jax.Array) -> jax.Array:
     """Return an array's bits as unsigned integers; NumPy has a byte for an int4, too."""
-    return _viewed(array, np.dtype(f"u{array.dtype.itemsize}"))
+    return bits_as(array, np.dtype(f"u{array.dtype.itemsize}"))
 
 
-def from_words(words: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Return the array whose bits these are."""
-    return _viewed(words, dtype)
-
-
-def _viewed(array: jax.Array, dtype: np.dtype) -> jax.Array:
+def bits_as(array: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Return the array of another dtype of the same size that has the same bits."""
     shards = array.addressable_shards
     with jax.transfer_guard("allow"):
         views = [np.ascontiguousarray(shard.data).view(dtype) for shard in shards]

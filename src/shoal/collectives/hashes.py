@@ -8,31 +8,29 @@ cryptographic: it finds what went wrong, not who forges.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import xxhash
 
 from shoal.collectives.leaves import Array, Leaf, buffer_of
+from shoal.plan.boxes import Box, boxes
+from shoal.runtime.cores import num_cores
 from shoal.runtime.differing import Items
 
 __all__ = [
-    "Box",
     "Digests",
     "Flat",
     "One",
     "Run",
-    "boxes",
     "digest_of",
     "digest_of_all",
     "hashing_pool",
     "items_of",
 ]
 
-Box: TypeAlias = tuple[tuple[int, int], ...]  # first and end of each dim
 
 _BLOCK_BYTES = 4 << 20
 _THREADS = 4  # so many saturate the memory of a host, or nearly
@@ -184,38 +182,7 @@ def digest_of_all(digests: Sequence[bytes]) -> bytes:
 
 def hashing_pool() -> ThreadPoolExecutor:
     """Return threads for `digest_of`; none is started before it is needed."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return ThreadPoolExecutor(min(_THREADS, cores or 1), "shoal-hash")
-
-
-def boxes(shape: Sequence[int], low: int, high: int) -> Iterator[Box]:
-    """Yield the boxes that the items low ≤ i < high of an array fill, in C order.
-
-    Items 2 to 11 of a [4, 4]: the end of row 0, rows 1 to 1, the beginning of row 2::
-
-        . . a a
-        b b b b
-        c c c .
-    """
-    if low >= high:
-        return
-    if not shape:
-        yield ()
-        return
-    inner = shape[1:]
-    row = math.prod(inner)
-    first, end = -(-low // row), high // row  # of the whole rows
-    cuts = [(low, high)] if first > end else [(low, first * row), (end * row, high)]
-    head, *tail = [
-        [((r, r + 1), *box) for box in boxes(inner, a - r * row, b - r * row)]
-        for a, b in cuts
-        for r in (a // row,)
-    ]
-    yield from head
-    if first < end:
-        yield ((first, end), *((0, size) for size in inner))
-    for more in tail:
-        yield from more
+    return ThreadPoolExecutor(min(_THREADS, num_cores()), "shoal-hash")
 
 
 def _joined(digests: Any) -> bytes:

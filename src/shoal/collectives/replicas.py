@@ -11,9 +11,10 @@ import jax
 import numpy as np
 import xxhash
 
-from shoal.collectives.hashes import Box, Flat, digest_of, items_of
+from shoal.collectives.hashes import Flat, digest_of, items_of
 from shoal.collectives.leaves import Leaf, words_of
 from shoal.errors import raise_all
+from shoal.plan.boxes import Box
 from shoal.runtime.differing import Items
 
 __all__ = ["Holders", "Part", "Placed", "parts_of"]

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shoal.runtime.accelerators import count_accelerators
+from shoal.runtime.cores import num_cores
 from shoal.runtime.frames import address_text
 from shoal.runtime.service_link import ServiceLink
 from shoal.runtime.spawn import leave_signals_to_the_job
@@ -166,8 +167,7 @@ def cpu_threads(devices: int, env: Mapping[str, str]) -> dict[str, str]:
     one blocks a thread; with none to spare, the collective that all wait for never runs, and the
     program hangs. Must be set before the backend exists.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if "PJRT_NPROC" in env or 2 * devices <= (cores or 1):
+    if "PJRT_NPROC" in env or 2 * devices <= num_cores():
         return {}
     return {"PJRT_NPROC": str(2 * devices)}
 

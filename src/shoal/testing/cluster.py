@@ -74,9 +74,10 @@ class Cluster:
         self._pauses_at = os.path.join(self.folder, "pauses")
         try:
             given = dict(os.environ if env is None else env)
+            own = dict(given)
             if faults:
                 given[fault_points.VARIABLE] = self._checked_faults(faults)
-            self._warden = Warden(processes + SERVICES if network else 0)
+            self._warden = Warden(processes + SERVICES if network else 0, own)
         except BaseException:
             shutil.rmtree(self.folder)
             raise

@@ -47,7 +47,12 @@ def why_no_cuts() -> str:
         return "network namespaces need root"
     command = [sys.executable, "-P", "-m", "shoal.testing.warden", "none", "--network", "1"]
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TRY_S
+        command,
+        env=dict(os.environ),  # see `Warden`
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=_TRY_S,
     )
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["?"])[-1]
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, padded
-from shoal.checkpoint.blocks.threads import in_threads, num_cores
+from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.format.files import PAGE_BYTES
+from shoal.runtime.cores import num_cores
 
 __all__ = ["Arena", "pages"]
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import bisect
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.checkpoint.format.files import PAGE_BYTES
+from shoal.plan.boxes import boxes
 
 __all__ = ["FileImage", "Filler", "Piece", "padded"]
 
@@ -168,47 +169,16 @@ def _scatter(piece: Piece, values: Array, out: Bytes, skip: int) -> None:
     box = [part.indices(size)[:2] for part, size in zip(piece.where, piece.extent, strict=True)]
     box += [(0, size) for size in extent[len(box) :]]
     run = out.view(bits.dtype)
-    first = skip // item_bytes
-    for at, part in _boxes(extent, first, first + len(run)):
+    first, at = skip // item_bytes, 0
+    for part in boxes(extent, first, first + len(run)):
         sizes = [high - low for low, high in part]
-        target = run[at - first : at - first + math.prod(sizes)].reshape(sizes)
+        target = run[at : (at := at + math.prod(sizes))].reshape(sizes)
         into, source = [], []
         for (low, high), (begin, end) in zip(part, box, strict=True):
             lower, upper = max(low, begin), min(high, end)
             into.append(slice(lower - low, max(lower, upper) - low))
             source.append(slice(lower - begin, max(lower, upper) - begin))
         target[tuple(into)] = bits[tuple(source)]
-
-
-def _boxes(
-    shape: Sequence[int], low: int, high: int, at: int = 0
-) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Yield where each box begins, and the boxes that low ≤ i < high of an array fill, in C order.
-
-    Elements 2 to 11 of a [4, 4]: the end of row 0, rows 1 to 1, the beginning of row 2::
-
-        . . a a
-        b b b b
-        c c c .
-    """
-    if low >= high:
-        return
-    if not shape:
-        yield at, []
-        return
-    row = math.prod(shape[1:])
-    whole = [(0, size) for size in shape[1:]]
-    while low < high:
-        index, within = divmod(low, row)
-        if within or high - low < row:
-            end = min(high, (index + 1) * row)
-            for start, box in _boxes(shape[1:], within, end - index * row, at + index * row):
-                yield start, [(index, index + 1), *box]
-        else:
-            last = high // row
-            end = last * row
-            yield at + low, [(index, last), *whole]
-        low = end
 
 
 def _pack(loose: Bytes, per_byte: int, out: Bytes) -> None:

@@ -6,21 +6,13 @@ was begun before is finished then.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["in_threads", "num_cores"]
+__all__ = ["in_threads"]
 
 T = TypeVar("T")
-
-
-def num_cores() -> int:
-    """Return how many cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def in_threads(work: Callable[[Iterator[T]], None], items: Iterable[T], most: int) -> None:
