@@ -66,7 +66,8 @@ class Raw:
 
     def __init__(self, tree: Mapping[str, jax.Array]) -> None:
         self.num_bytes = sum(leaf.nbytes for leaf in tree.values())
-        self.memory = mmap.mmap(-1, self.num_bytes)
+        self.memory = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.memory.madvise(mmap.MADV_HUGEPAGE)
         np.frombuffer(self.memory, np.uint8)[:] = 7
 
     def save(self, path: Path) -> None:

@@ -60,6 +60,7 @@ class Filler:
         self._pieces = [piece for piece in image.pieces if _num_bytes(piece)]
         self._begins = [piece.begin for piece in self._pieces]
         self._ends = [piece.begin + _num_bytes(piece) for piece in self._pieces]
+        self._spans = [_span(piece) for piece in self._pieces]
         self._lock = threading.Lock()
         self._held: dict[int, _Held] = {}
 
@@ -101,29 +102,26 @@ class Filler:
 
     def _fill_piece(self, number: int, out: Bytes, skip: int) -> None:
         """Fill a run of a chunk that begins after `skip` bytes, unpacked, with one piece."""
-        piece = self._pieces[number]
-        num_bytes = math.prod(piece.extent) * piece.dtype.itemsize
-        more = len(out)
-        if piece.per_byte > 1:  # behind the last element are zeros up to the byte
-            more = min(more, num_bytes - skip)
-        is_all = skip == 0 and more == num_bytes
-        values = piece.values() if is_all else self._values(number, more)
-        if not values.size:
+        piece, span = self._pieces[number], self._spans[number]
+        begin, end = max(span.begin, skip), min(span.end, skip + len(out))
+        if begin >= end:
             return
-        if values.size * piece.dtype.itemsize == num_bytes and values.flags.c_contiguous:
+        is_all = begin == span.begin and end == span.end
+        values = piece.values() if is_all else self._values(number, end - begin)
+        run = out[begin - skip : end - skip]
+        if span.is_solid and values.flags.c_contiguous:
             flat = _bits(values, piece.dtype).reshape(-1).view(np.uint8)
-            out[:more] = flat[skip : skip + more]
-            return
-        _scatter(piece, values, out[:more], skip)
+            run[:] = flat[begin - span.begin : end - span.begin]
+        else:
+            _scatter(piece, values, run, begin)
 
     def _values(self, number: int, num_bytes: int) -> Array:
-        """Return the values of a piece of which `num_bytes` of the chunk are filled now."""
+        """Return the values of a piece of whose span `num_bytes` are filled now."""
         with self._lock:
             held = self._held.get(number)
             if held is None:
-                piece = self._pieces[number]
-                left = math.prod(piece.extent) * piece.dtype.itemsize
-                held = self._held[number] = _Held(left)
+                span = self._spans[number]
+                held = self._held[number] = _Held(span.end - span.begin)
             held.left_bytes -= num_bytes
             if not held.left_bytes:
                 del self._held[number]
@@ -140,6 +138,28 @@ class _Held:
         self.left_bytes = left_bytes
         self.lock = threading.Lock()
         self.values: Array | None = None
+
+
+class _Span(NamedTuple):
+    """From the first to behind the last byte of a piece in its chunk, unpacked."""
+
+    begin: int
+    end: int
+    is_solid: bool  # all bytes between are the piece's own
+
+
+def _span(piece: Piece) -> _Span:
+    stride = piece.dtype.itemsize
+    begin, end, items = 0, stride, 1
+    for cut, size in reversed(list(zip(piece.where, piece.extent, strict=True))):
+        low, high, _ = cut.indices(size)
+        begin += low * stride
+        end += (high - 1) * stride
+        items *= max(high - low, 0)
+        stride *= size
+    if not items:
+        return _Span(0, 0, is_solid=True)
+    return _Span(begin, end, end - begin == items * piece.dtype.itemsize)
 
 
 def _num_bytes(piece: Piece) -> int:

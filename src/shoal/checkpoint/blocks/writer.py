@@ -6,6 +6,7 @@ An *image* is a data file as it will be, block by block, filled from the arrays 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,12 +20,14 @@ from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.storage import Folder, OpenFile
 from shoal.checkpoint.format.files import BLOCK_BYTES
 from shoal.errors import ShoalError
+from shoal.runtime.cores import num_cores
 
 __all__ = ["Arena", "FileImage", "Piece", "write_files"]
 
 # Buffers are fresh memory, whose first touch costs as much as a write: small and few is fast.
 _WINDOW_BYTES = 4 << 20  # of one write; a multiple of BLOCK_BYTES
-_NUM_THREADS = 3  # one fills and hashes while others wait for the disk
+_WRITES = 4  # that the disk is given at once
+_MOST_FILLS = 4
 
 Hashes = NDArray[np.uint64]
 
@@ -39,6 +42,7 @@ class _Window(NamedTuple):
     real_bytes: int  # without what is cut at the end
     filler: Filler | None  # None: `memory` holds it already
     memory: Bytes
+    turn: threading.Semaphore  # to fill and hash: who writes needs a core, too
 
 
 def write_files(
@@ -59,11 +63,13 @@ def write_files(
     """
     opened: list[OpenFile] = []
     hashes = [np.zeros(-(-image.num_bytes // BLOCK_BYTES), np.uint64) for image in images]
+    fills = max(1, min(_MOST_FILLS, num_cores() // 2))
+    turn = threading.Semaphore(fills)
     try:
         work: list[_Window] = []
         for image, own in zip(images, hashes, strict=True):
             opened.append(folder.open_new(image.name, image.num_bytes))
-            work += _windows(image, opened[-1], own, arena)
+            work += _windows(image, opened[-1], own, arena, turn)
 
         def write(windows: Iterator[_Window]) -> None:
             buffer: Bytes | None = None
@@ -73,7 +79,7 @@ def write_files(
                 _write(window, buffer)
                 progress(window.real_bytes)
 
-        in_threads(write, work, min(_NUM_THREADS, len(work)))
+        in_threads(write, work, min(_WRITES + fills, len(work)))
         for image, file in zip(images, opened, strict=True):
             file.finish(image.num_bytes)
     except BaseException:
@@ -86,7 +92,11 @@ def write_files(
 
 
 def _windows(
-    image: FileImage, file: OpenFile, hashes: Hashes, arena: Arena | None
+    image: FileImage,
+    file: OpenFile,
+    hashes: Hashes,
+    arena: Arena | None,
+    turn: threading.Semaphore,
 ) -> Iterator[_Window]:
     size = padded(image.num_bytes)
     filler = None if arena else Filler(image)
@@ -95,19 +105,21 @@ def _windows(
         num_bytes = min(_WINDOW_BYTES, size - begin)
         real_bytes = min(num_bytes, image.num_bytes - begin)
         part = memory[begin : begin + num_bytes]
-        yield _Window(file, hashes, begin, num_bytes, real_bytes, filler, part)
+        yield _Window(file, hashes, begin, num_bytes, real_bytes, filler, part, turn)
 
 
 def _write(window: _Window, buffer: Bytes | None) -> None:
-    memory = window.memory
-    if window.filler and buffer is not None:
-        memory = buffer[: window.num_bytes]
-        window.filler.fill(memory, window.begin)
-    block = window.begin // BLOCK_BYTES
-    view = memoryview(memory)  # type: ignore[arg-type]
-    for at in range(0, window.real_bytes, BLOCK_BYTES):
-        end = min(at + BLOCK_BYTES, window.real_bytes)
-        window.hashes[block] = xxhash.xxh3_64_intdigest(view[at:end])
-        block += 1
+    memory = window.memory if buffer is None else buffer[: window.num_bytes]
+    with window.turn:
+        if window.filler:
+            window.filler.fill(memory, window.begin)
+        _hash(memory[: window.real_bytes], window)
     # The last page goes whole, and is cut when the file is finished.
-    window.file.write(view, window.begin)
+    window.file.write(memoryview(memory), window.begin)  # type: ignore[arg-type]
+
+
+def _hash(memory: Bytes, window: _Window) -> None:
+    first = window.begin // BLOCK_BYTES
+    for number, at in enumerate(range(0, len(memory), BLOCK_BYTES)):
+        digest = xxhash.xxh3_64_intdigest(memory[at : at + BLOCK_BYTES].data)
+        window.hashes[first + number] = digest
