@@ -69,14 +69,14 @@ FORKED = """
     import os, sys
     import numpy as np
     import shoal
-    from shoal.checkpoint.blocks.arena import Arena
+    from shoal.checkpoint.blocks.arena import Arena, pages
     from shoal.checkpoint.blocks.image import FileImage
 
     def in_fork(work):
         if (pid := os.fork()) == 0:
             work()
             os._exit(0)
-        os.waitpid(pid, 0)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def image(letter):
         return [FileImage("x", letter * 8, 8, ())]
@@ -88,6 +88,9 @@ FORKED = """
     arena.take(image(b"a"))
     in_fork(lambda: arena.take(image(b"b")))
     print(w.min(), bytes(arena.image("x")[:8]))
+    kept = pages(1 << 22)
+    kept[:] = 7
+    print(in_fork(lambda: os._exit(int(kept.max()))), kept.min())
 """
 
 
@@ -96,4 +99,4 @@ def test_what_a_forked_process_does_to_memory_does_not_show_here(tmp_path, child
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED), str(tmp_path / "saved")],
         env=child_env, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert (ended.stdout, ended.stderr) == ("1.0 b'aaaaaaaa'\n", "")
+    assert (ended.stdout, ended.stderr) == ("1.0 b'aaaaaaaa'\n0 7\n", "")

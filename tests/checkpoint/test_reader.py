@@ -7,10 +7,12 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint import written
+from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.blocks.reader import Want, open_checkpoint, read, verify
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
@@ -50,8 +52,13 @@ def want_of(name, cuts, out):
 
 
 @SLOW
-@given(st.lists(boxes(), max_size=5), st.sampled_from((BLOCK_BYTES, 1 << 20, 1 << 26)))
-def test_any_boxes(checkpoint, asked, most_bytes):
+@given(
+    st.lists(boxes(), max_size=5),
+    st.sampled_from((BLOCK_BYTES, 1 << 20, 1 << 26)),
+    st.sampled_from((1, 2000, reader._LEAST_RUN_BYTES)),
+)
+def test_any_boxes(checkpoint, monkeypatch, asked, most_bytes, least_run_bytes):
+    monkeypatch.setattr(reader, "_LEAST_RUN_BYTES", least_run_bytes)
     outs = [np.empty(TREE[name][cuts].shape, TREE[name].dtype) for name, cuts in asked]
     wants = [want_of(name, cuts, out) for (name, cuts), out in zip(asked, outs, strict=True)]
     told = []
@@ -59,6 +66,17 @@ def test_any_boxes(checkpoint, asked, most_bytes):
     assert sum(told) == read_bytes
     for (name, cuts), out in zip(asked, outs, strict=True):
         assert out.tobytes() == TREE[name][cuts].tobytes()
+
+
+@given(st.lists(st.integers(0, 3 * BLOCK_BYTES // 2), max_size=6))
+def test_hashes_of_blocks_in_several_parts_of_memory(sizes):
+    parts = [np.full(size, number, np.uint8) for number, size in enumerate(sizes)]
+    whole = b"".join(part.tobytes() for part in parts)
+    expected = [
+        xxhash.xxh3_64_intdigest(whole[at : at + BLOCK_BYTES])
+        for at in range(0, len(whole), BLOCK_BYTES)
+    ]
+    assert list(reader._digests(parts)) == expected
 
 
 def test_memory_that_is_not_contiguous(checkpoint):

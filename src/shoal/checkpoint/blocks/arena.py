@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -20,20 +21,22 @@ from shoal.runtime.cores import num_cores
 __all__ = ["Arena", "pages"]
 
 _WINDOW_BYTES = 8 << 20  # what a thread takes at a time
+_MADV_WIPEONFORK = 18  # madvise(2)
 _MOST_THREADS = 8  # more do not copy faster than memory is
 
 
 def pages(num_bytes: int) -> Bytes:
-    """Return fresh memory that begins at a page, which no forked process has.
+    """Return fresh memory that begins at a page, and is zeros in a forked process.
 
     Large pages where the system has them: a disk takes them a third faster. Those are private
-    ones; a fork must not have them, or each would be copied when it is written again.
+    ones; shared with a fork, each would be copied when it is written again.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, max(num_bytes, PAGE_BYTES), flags=flags)
-    for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-        with contextlib.suppress(OSError, AttributeError):  # a system without them
-            memory.madvise(getattr(mmap, advice))
+    if sys.platform == "linux":
+        for advice in (mmap.MADV_HUGEPAGE, _MADV_WIPEONFORK):
+            with contextlib.suppress(OSError):  # a kernel without it
+                memory.madvise(advice)
     return np.frombuffer(memory, np.uint8)
 
 

@@ -25,6 +25,7 @@ Bytes = NDArray[np.uint8]
 Progress = Callable[[int], None]
 
 _MOST_THREADS = 8
+_LEAST_RUN_BYTES = 64 << 10  # that are worth a read of their own
 
 
 class Want(NamedTuple):
@@ -98,7 +99,7 @@ def verify(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[
     def look(share: Iterable[tuple[int, int, int]]) -> None:
         memory = np.empty(REQUEST_BYTES, np.uint8)
         for number, begin, end in share:
-            for why in _wrong(checkpoint, number, begin, memory[: end - begin]):
+            for why in _wrong(checkpoint, number, begin, [memory[: end - begin]]):
                 found.append((number, why.offset or 0, str(why)))
             progress(end - begin)
 
@@ -156,18 +157,39 @@ class _Reading:
         plan = self.plan
         file, begin, end = int(plan.file[number]), int(plan.begin[number]), int(plan.end[number])
         buffer = memory[: end - begin]
-        for why in _wrong(self.checkpoint, file, begin, buffer):
+        pieces = self.row[self.starts[number] : self.starts[number + 1]]
+        in_place = self._in_place(pieces, begin, buffer)
+        for why in _wrong(self.checkpoint, file, begin, in_place or [buffer]):
             raise why
-        for piece in self.row[self.starts[number] : self.starts[number + 1]]:
+        for piece in () if in_place else pieces:
             if self.is_plain[piece]:
-                first = self.first[piece]
-                low, high = max(first, begin), min(self.last[piece], end)
-                into = self.into[piece] - first
-                target = self.targets[self.want[piece]]
-                target[into + low : into + high] = buffer[low - begin : high - begin]
+                low, high, target = self._run(piece, begin, end)
+                target[:] = buffer[low - begin : high - begin]
             else:
                 self._scatter(piece, begin, buffer)
         self.progress(end - begin)
+
+    def _run(self, piece: int, begin: int, end: int) -> tuple[int, int, Bytes]:
+        """Return which bytes of a file are a plain piece's between two places, and their memory."""
+        first = self.first[piece]
+        low, high = max(first, begin), min(self.last[piece], end)
+        into = self.into[piece] - first
+        return low, high, self.targets[self.want[piece]][into + low : into + high]
+
+    def _in_place(self, pieces: Iterable[int], begin: int, buffer: Bytes) -> list[Bytes]:
+        """Return the memory of the wants as a request lies in the file, gaps from `buffer`.
+
+        Empty if that is not to be had: what lies in rows, is small, or is wanted twice is copied.
+        """
+        at, end = begin, begin + len(buffer)
+        parts = []
+        for piece in sorted(pieces, key=self.first.__getitem__):
+            low, high, target = self._run(piece, begin, end)
+            if not self.is_plain[piece] or low < at or high - low < _LEAST_RUN_BYTES:
+                return []
+            parts += [buffer[at - begin : low - begin], target]
+            at = high
+        return [part for part in (*parts, buffer[at - begin :]) if len(part)]
 
     def _scatter(self, piece: int, begin: int, buffer: Bytes) -> None:
         """Copy what lies in rows, or packed."""
@@ -223,25 +245,48 @@ def _check_filled(checkpoint: Checkpoint, boxes: Boxes, plan: ReadPlan) -> None:
 
 
 def _wrong(
-    checkpoint: Checkpoint, file: int, begin: int, buffer: Bytes
+    checkpoint: Checkpoint, file: int, begin: int, parts: Sequence[Bytes]
 ) -> Iterator[CorruptCheckpoint]:
-    """Fill `buffer` with bytes of a file; tell each block that is not what was saved."""
+    """Fill parts of memory with bytes of a file; tell each block that is not what was saved."""
     record = checkpoint.index.files[file]
-    try:
-        got = checkpoint.folder.read_at(record.name, begin, buffer.data)
-    except FileNotFoundError:
-        yield _damaged(checkpoint, file, None, "is missing")
-        return
-    if got < len(buffer):
-        yield _damaged(checkpoint, file, begin + got, f"ends at byte {begin + got:,}")
-        return
+    at = begin
+    for part in parts:
+        try:
+            got = checkpoint.folder.read_at(record.name, at, part.data)
+        except FileNotFoundError:
+            yield _damaged(checkpoint, file, None, "is missing")
+            return
+        at += got
+        if got < len(part):
+            yield _damaged(checkpoint, file, at, f"ends at byte {at:,}")
+            return
     hashes = checkpoint.index.block_hash
-    block = int(checkpoint.index.first_block[file]) + begin // BLOCK_BYTES
-    for number, at in enumerate(range(0, len(buffer), BLOCK_BYTES)):
-        digest = xxhash.xxh3_64_intdigest(buffer[at : at + BLOCK_BYTES].data)
-        if digest != int(hashes[block + number]):
-            told = f"the block at byte {begin + at:,} is not what was saved: its hash differs"
-            yield _damaged(checkpoint, file, begin + at, told)
+    first = int(checkpoint.index.first_block[file]) + begin // BLOCK_BYTES
+    for number, digest in enumerate(_digests(parts)):
+        if digest != int(hashes[first + number]):
+            at = begin + number * BLOCK_BYTES
+            told = f"the block at byte {at:,} is not what was saved: its hash differs"
+            yield _damaged(checkpoint, file, at, told)
+
+
+def _digests(parts: Sequence[Bytes]) -> Iterator[int]:
+    """Yield the hash of each block of what lies in several parts of memory, one after another."""
+    state, room = xxhash.xxh3_64(), BLOCK_BYTES
+    for part in parts:
+        at = 0
+        while at < len(part):
+            run = part[at : at + room].data
+            at += len(run)
+            if len(run) == BLOCK_BYTES:
+                yield xxhash.xxh3_64_intdigest(run)
+                continue
+            state.update(run)
+            room -= len(run)
+            if not room:
+                yield state.intdigest()
+                state, room = xxhash.xxh3_64(), BLOCK_BYTES
+    if room < BLOCK_BYTES:
+        yield state.intdigest()
 
 
 def _damaged(checkpoint: Checkpoint, file: int, offset: int | None, what: str) -> CorruptCheckpoint:
