@@ -6,6 +6,7 @@ Measured: a copy into memory that was used before takes 0.06 s a GB, into fresh 
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import sys
@@ -18,10 +19,11 @@ from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.format.files import PAGE_BYTES
 from shoal.runtime.cores import num_cores
 
-__all__ = ["Arena", "pages"]
+__all__ = ["Arena", "kept_pages", "pages"]
 
 _WINDOW_BYTES = 8 << 20  # what a thread takes at a time
 _MADV_WIPEONFORK = 18  # madvise(2)
+_MOST_KEPT = 8
 _MOST_THREADS = 8  # more do not copy faster than memory is
 
 
@@ -38,6 +40,26 @@ def pages(num_bytes: int) -> Bytes:
             with contextlib.suppress(OSError):  # a kernel without it
                 memory.madvise(advice)
     return np.frombuffer(memory, np.uint8)
+
+
+@functools.cache
+def _kept() -> list[Bytes]:
+    """Return the buffers of this program that nobody uses now."""
+    return []
+
+
+@contextlib.contextmanager
+def kept_pages(num_bytes: int) -> Iterator[Bytes]:
+    """Give at least so much memory like `pages`, and keep it for the next one who asks."""
+    try:
+        memory = _kept().pop()
+    except IndexError:
+        memory = np.zeros(0, np.uint8)
+    if len(memory) < num_bytes:
+        memory = pages(num_bytes)
+    yield memory
+    if len(_kept()) < _MOST_KEPT:
+        _kept().append(memory)
 
 
 class Arena:

@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from shoal.checkpoint.blocks.arena import Arena, pages
+from shoal.checkpoint.blocks.arena import Arena, kept_pages
 from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, Piece, padded
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.storage import Folder, OpenFile
@@ -24,7 +24,7 @@ from shoal.runtime.cores import num_cores
 
 __all__ = ["Arena", "FileImage", "Piece", "write_files"]
 
-# Buffers are fresh memory, whose first touch costs as much as a write: small and few is fast.
+# Buffers are few and small, for the first touch of one costs more than its write.
 _WINDOW_BYTES = 4 << 20  # of one write; a multiple of BLOCK_BYTES
 _WRITES = 4  # that the disk is given at once
 _MOST_FILLS = 4
@@ -71,13 +71,13 @@ def write_files(
             opened.append(folder.open_new(image.name, image.num_bytes))
             work += _windows(image, opened[-1], own, arena, turn)
 
+        most = max((one.num_bytes for one in work), default=0)
+
         def write(windows: Iterator[_Window]) -> None:
-            buffer: Bytes | None = None
-            for window in windows:
-                if window.filler and buffer is None:
-                    buffer = pages(min(_WINDOW_BYTES, max(one.num_bytes for one in work)))
-                _write(window, buffer)
-                progress(window.real_bytes)
+            with contextlib.nullcontext() if arena else kept_pages(most) as buffer:
+                for window in windows:
+                    _write(window, buffer)
+                    progress(window.real_bytes)
 
         in_threads(write, work, min(_WRITES + fills, len(work)))
         for image, file in zip(images, opened, strict=True):
