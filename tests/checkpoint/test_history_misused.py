@@ -51,6 +51,34 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_sent(tmp_path, alon
     assert ckpts.latest() is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "limit"), [(UsageTypeError, "x"), (UsageTypeError, True), (UsageError, -1.0)]
+)
+def test_a_wait_for_no_time_forgets_no_save(tmp_path, alone, kind, limit):
+    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    ckpts.save(0, state(0))
+    with pytest.raises(kind, match="wait: timeout_s="):
+        ckpts.wait(timeout_s=limit)
+    with pytest.raises(kind, match="save: timeout_s="):
+        ckpts.save(1, state(1), timeout_s=limit)
+    ckpts.wait()
+    assert ckpts.all_steps() == (0,)
+
+
+def test_options_that_a_restore_does_not_have(tmp_path, alone):
+    ckpts = Checkpoints(tmp_path, coordinator=alone)
+    told = r"there is no onyl=, but only, .*; did you mean 'only'\?"
+    with pytest.raises(UsageTypeError, match=f"restore: {told}"):
+        ckpts.restore(onyl="w")
+    with pytest.raises(UsageTypeError, match=f"resume: {told}"):
+        ckpts.resume(None, dict, onyl="w")
+    ckpts.save(0, state(0))
+    ckpts.wait()
+    for wrong in ({"dtype": np.zeros(3)}, {"mode": np.zeros(3)}, {"mode": "fast"}):
+        with pytest.raises(UsageError, match="is none of"):
+            ckpts.restore(**wrong)
+
+
 def test_threads_that_save_at_once_save_one_after_the_other(tmp_path, alone):
     together = threading.Barrier(5)
     ckpts = Checkpoints(tmp_path, coordinator=alone)

@@ -14,6 +14,7 @@ from shoal.checkpoint.disk.steps import checked_path, checked_step
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.in_flight import Saver
 from shoal.checkpoint.lead import lead_says
+from shoal.checkpoint.restoring.target import check_names
 from shoal.checkpoint.resumable import check_resumable
 from shoal.checkpoint.retention import Keep, policy_of
 from shoal.checkpoint.rules.cadence import Cadence, rule_text, rules_of
@@ -251,6 +252,7 @@ class Checkpoints:
           NotShared: on all: a process does not see what the lead sees.
           CorruptCheckpoint, RestoreMismatch, …: as `shoal.restore`, on all.
         """
+        check_names("restore", options)
         found = self._agreed_step("restore", step, skip_corrupt)
         if found is None:
             raise NotCommitted(f"{self._path}: no step is saved", path=self._path)
@@ -284,6 +286,7 @@ class Checkpoints:
 
         Raises: as `restore`, but for NotCommitted.
         """
+        check_names("resume", options)
         found = self._agreed_step("resume", None, skip_corrupt)
         if found is None:
             state, first = init() if callable(init) else init, 0

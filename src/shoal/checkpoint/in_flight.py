@@ -88,6 +88,7 @@ class Saver:
 
         Raises: what went wrong before, once; whatever goes wrong until the state is copied.
         """
+        check_limit("save", timeout_s)
         with self._turn:
             self._save(step, state, user, metrics, timeout_s)
 
@@ -136,6 +137,7 @@ class Saver:
         """
         running = self._running
         if running is not None:
+            check_limit("wait", timeout_s)
             progress = self._coordinator.progress
             point = Point(f"the end of the save of step {running.step}", site=callsite())
             progress.come(point, time.monotonic())
@@ -221,6 +223,12 @@ class Saver:
         else:
             if gone and self._coordinator.process == LEAD:
                 _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
+
+
+def check_limit(asked: str, timeout_s: object) -> None:
+    """Raise if that is no time to wait; 0 is: it asks whether a save is over."""
+    if timeout_s is not None and not settings.timeout(asked, timeout_s, "") >= 0:
+        raise UsageError(f"{asked}: timeout_s={timeout_s!r} must not be negative")
 
 
 def bytes_of(state: Any) -> int:

@@ -10,8 +10,8 @@ from shoal.checkpoint.blocks.memory import extra_bytes
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.restoring.protocol import Request, Restore, open_for, understand
-from shoal.checkpoint.restoring.target import options_of
-from shoal.checkpoint.restoring.ways import RestorePlan, check_mode, plan_all
+from shoal.checkpoint.restoring.target import one_of, options_of
+from shoal.checkpoint.restoring.ways import MODES, RestorePlan, plan_all
 from shoal.collectives.arguments import deadline_of
 from shoal.colour import collective, local
 from shoal.errors import UsageError, UsageTypeError
@@ -199,7 +199,7 @@ def _request(
     else:
         raise UsageTypeError(f"{asked}: path={path!r} must be text or a pathlib.Path")
     options = options_of(asked, only, rename, dtype, has_target=target is not None)
-    return understand(folder, target, options, check_mode(asked, mode))
+    return understand(folder, target, options, one_of(asked, "mode", mode, MODES))
 
 
 def _most(asked: str, most_bytes: object) -> int:

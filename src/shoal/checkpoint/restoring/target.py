@@ -27,10 +27,13 @@ __all__ = [
     "Wish",
     "Wishes",
     "all_of",
+    "check_names",
     "match",
+    "one_of",
     "options_of",
 ]
 
+OPTIONS = ("only", "rename", "dtype", "mode", "most_bytes", "merge")
 DTYPES = ("exact", "safe", "any")
 HELD = ("array", "key")  # kinds of leaves that can lie on devices
 _MOST_LISTED = 50
@@ -130,10 +133,29 @@ def options_of(
             raise UsageTypeError(f"{asked}: rename= must map prefixes of names to others")
     elif rename is not None and not callable(rename):
         raise UsageTypeError(f"{asked}: rename={rename!r} must be a mapping or a function")
-    if dtype not in DTYPES:
-        known = ", ".join(map(repr, DTYPES))
-        raise UsageError(f"{asked}: dtype={dtype!r} is none of {known}{nearest(dtype, DTYPES)}")
-    return Options(only, rename, str(dtype))
+    return Options(only, rename, one_of(asked, "dtype", dtype, DTYPES))
+
+
+def one_of(asked: str, name: str, value: object, known: Sequence[str]) -> str:
+    """Return the value of an option.
+
+    Raises:
+      UsageError: it is none of those.
+    """
+    if not isinstance(value, str) or value not in known:
+        words = ", ".join(map(repr, known))
+        raise UsageError(f"{asked}: {name}={value!r} is none of {words}{nearest(value, known)}")
+    return value
+
+
+def check_names(asked: str, options: Iterable[str]) -> None:
+    """Raise a TypeError, as Python does, for an option that a restore does not have."""
+    for name in options:
+        if name not in OPTIONS:
+            words = ", ".join(OPTIONS)
+            raise UsageTypeError(
+                f"{asked}: there is no {name}=, but {words}{nearest(name, OPTIONS)}"
+            )
 
 
 def all_of(manifest: Manifest, options: Options) -> Wishes:

@@ -14,7 +14,6 @@ from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.format.dtypes import dtype_of, storage_of
 from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.rules.reading import Boxes, ReadPlan
-from shoal.errors import UsageError, nearest
 
 __all__ = ["MODES", "Costs", "Geometry", "RestorePlan", "Ways", "choose", "cost_of", "plan_all"]
 
@@ -52,18 +51,6 @@ class Costs(NamedTuple):
     num_files: int
     num_requests: int
     memory_bytes: int  # of the distinct boxes that it holds in the end
-
-
-def check_mode(asked: str, mode: object) -> str:
-    """Return the mode.
-
-    Raises:
-      UsageError: there is no such.
-    """
-    if mode not in MODES:
-        known = ", ".join(map(repr, MODES))
-        raise UsageError(f"{asked}: mode={mode!r} is none of {known}{nearest(mode, MODES)}")
-    return str(mode)
 
 
 def choose(
