@@ -3,9 +3,9 @@
 One process with 8 virtual CPU devices holds 1 GiB in 16 arrays, split by rows, or 10,000 arrays of
 8 numbers on one device. A save is durable when the clock stops: files and folders are synced.
 Files are read from a warm page cache. Peers that are not installed are left out. Who comes first
-changes from round to round; before each is timed, what others deleted is off the disk, and as
-much memory as it may need is the machine's own (a virtual machine gives free memory back to its
-host, and gets it again at less than 1 GB/s).
+changes from round to round. Before each is timed, what others deleted is off the disk. A save finds
+memory as it is; before all else, as much as is needed is the machine's own (a virtual machine gives
+what is free back to its host, and gets it again at less than 1 GB/s).
 
     python benchmarks/checkpoint.py [--quick]      --quick: 256 MiB, 3 rounds
 """
@@ -61,8 +61,8 @@ def folder() -> Iterator[Path]:
         yield Path(path)
 
 
-def settle(num_bytes: int) -> None:
-    """Leave nothing to whoever comes next: deletions are done, and memory is there to be had."""
+def settle(num_bytes: int = 0) -> None:
+    """Leave no work to whoever comes next: deletions are done, twice the memory is to be had."""
     gc.collect()
     os.sync()
     if not num_bytes:
@@ -99,7 +99,7 @@ def save_and_restore(tree: Tree, case: Mapping[str, object], rounds: int) -> Non
         for number in range(rounds + 1):
             for name in turns(contestants, number):
                 peer, path = contestants[name], root / f"{name}-{number}"
-                settle(0)
+                settle()
                 saves[name].append(clock(lambda peer=peer, path=path: peer.save(path)))
                 if number:
                     shutil.rmtree(path)
@@ -128,7 +128,7 @@ def tiny(rounds: int) -> None:
         for number in range(rounds):
             for name in turns(contestants, number):
                 peer, path = contestants[name], root / f"{name}-{number}"
-                settle(MIB)
+                settle()
                 both = [clock(lambda p=peer, at=path: p.save(at))]
                 both.append(clock(lambda p=peer, at=path: p.restore(at)))
                 samples[name].append(sum(both))
