@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections import UserDict
 from pathlib import Path
 
 import pytest
@@ -260,3 +261,12 @@ def test_it_starts_while_another_thread_changes_the_environment(cluster, child_e
     finally:
         done.set()
         changing.join()
+
+
+def test_it_starts_though_a_variable_is_gone_before_it_is_read(cluster, monkeypatch):
+    class Changing(UserDict[str, str]):
+        def __iter__(self):
+            yield from ["SHOAL_TEST_GONE", *self.data]  # another thread deletes it now
+
+    monkeypatch.setattr(os, "environ", Changing(os.environ))
+    assert cluster(2).run("operator:add", 1, 2, initialize=False) == [3, 3]

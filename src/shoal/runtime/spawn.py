@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, cast
 
+from shoal.runtime.environment import own_environment
+
 __all__ = ["Spawned", "leave_signals_to_the_job"]
 
 _CHECK_S = 0.2
@@ -33,7 +35,7 @@ class Spawned:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             bufsize=0,
-            env={**os.environ, **(env or {})},
+            env={**own_environment(), **(env or {})},
             start_new_session=True,
         )
         self._why = ""

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from shoal.errors import DeadlineError, PeerFailedError, UsageError, raise_all
 from shoal.runtime import fault_points
+from shoal.runtime.environment import own_environment
 from shoal.testing.ended import Ended, ended_of, raise_first
 from shoal.testing.launching import SERVICES, WAYS, Job
 from shoal.testing.programs import program_of
@@ -73,7 +74,7 @@ class Cluster:
         self.folder = tempfile.mkdtemp(prefix="shoal-bench-")
         self._pauses_at = os.path.join(self.folder, "pauses")
         try:
-            given = dict(os.environ if env is None else env)
+            given = own_environment() if env is None else dict(env)
             own = dict(given)
             if faults:
                 given[fault_points.VARIABLE] = self._checked_faults(faults)

@@ -23,6 +23,7 @@ import subprocess
 import sys
 from typing import Any
 
+from shoal.runtime.environment import own_environment
 from shoal.testing.enter import enter
 
 __all__ = ["address_of", "serve", "why_no_cuts"]
@@ -48,7 +49,7 @@ def why_no_cuts() -> str:
     command = [sys.executable, "-P", "-m", "shoal.testing.warden", "none", "--network", "1"]
     done = subprocess.run(
         command,
-        env=dict(os.environ),  # see `Warden`
+        env=own_environment(),  # see `Warden`
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -1,0 +1,13 @@
+"""The environment of this process, read while other threads may change it."""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["own_environment"]
+
+
+def own_environment() -> dict[str, str]:
+    """Return a copy. `dict(os.environ)` fails if a variable goes while it looks."""
+    found = ((name, os.environ.get(name)) for name in list(os.environ))
+    return {name: value for name, value in found if value is not None}
