@@ -34,7 +34,7 @@ def bits_as(array: jax.Array, dtype: np.dtype) -> jax.Array:
     """Return the array of another dtype of the same size that has the same bits."""
     shards = array.addressable_shards
     with jax.transfer_guard("allow"):
-        views = [np.ascontiguousarray(shard.data).view(dtype) for shard in shards]
+        views = [np.asarray(shard.data).view(dtype) for shard in shards]
         own = upload(views, [shard.device for shard in shards])
         jax.block_until_ready(own)  # a transfer under way still reads the view
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, own, dtype=dtype)
