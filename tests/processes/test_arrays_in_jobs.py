@@ -104,9 +104,11 @@ for dtype, bits in narrow.items():
     patterns = np.arange(1 << 16).reshape(256, 256) % (1 << bits)
     some = patterns.astype("u2" if bits == 16 else "u1").view(dtype)
     sides = [Layout(mesh, ("data", "model"), None), Layout(mesh, None, ("model", "data"))]
-    across = shoal.relayout(shoal.put(some, sides[0]), sides[1])
-    for shard in across.addressable_shards:
-        assert np.asarray(shard.data).tobytes() == some[shard.index].tobytes(), dtype
+    for side in [sides[1], Layout(mixed, "rows", None), Layout(mixed, None, "rows")]:
+        across = shoal.relayout(shoal.put(some, sides[0]), side)
+        assert (shoal.layout_of(across), across.dtype) == (side, dtype)
+        for shard in across.addressable_shards:
+            assert np.asarray(shard.data).tobytes() == some[shard.index].tobytes(), dtype
 slope = jax.grad(lambda x: (shoal.relayout(x, columns) ** 2).sum())(array)
 holds(slope, 2 * value, rows)
 # between different devices of one process; the other holds nothing before and after

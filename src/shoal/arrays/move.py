@@ -90,10 +90,7 @@ def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
     )
     with on_row(row_of(targets[0])):
         results = _program(sources, targets, fits)(*[each.value for each in moves])
-    return tuple(
-        result if moved is was else bits_as(result, was.array.dtype)
-        for result, moved, was in zip(results, moves, as_they_were, strict=True)
-    )
+    return tuple(_as_they_were(results, moves, as_they_were))
 
 
 def _in_words(each: Move) -> Move:
@@ -104,8 +101,19 @@ def _in_words(each: Move) -> Move:
     return Move(words, words, each.target)
 
 
+def _as_they_were(
+    results: Sequence[jax.Array], moves: Sequence[Move], as_they_were: Sequence[Move]
+) -> list[jax.Array]:
+    """Return results in their own dtypes, those that moved in words, too."""
+    return [
+        result if moved is was else bits_as(result, was.array.dtype)
+        for result, moved, was in zip(results, moves, as_they_were, strict=True)
+    ]
+
+
 def _put(moves: Sequence[Move]) -> list[jax.Array]:
     """Move arrays between rows of devices."""
+    as_they_were, moves = moves, [_in_words(each) for each in moves]
     spread = [is_key(m.array) and not m.target.is_fully_addressable for m in moves]
     # Between processes `jax.device_put` knows no keys. Their data has one dim more, and is whole.
     values = [
@@ -113,10 +121,11 @@ def _put(moves: Sequence[Move]) -> list[jax.Array]:
         for m, bits in zip(moves, spread, strict=True)
     ]
     arrays = jax.device_put(values, [m.target for m in moves])
-    return [
+    results = [
         jax.random.wrap_key_data(a, impl=jax.random.key_impl(m.array)) if bits else a
         for a, m, bits in zip(arrays, moves, spread, strict=True)
     ]
+    return _as_they_were(results, moves, as_they_were)
 
 
 def _unshared(array: jax.Array, source: jax.Array) -> jax.Array:
