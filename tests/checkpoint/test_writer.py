@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -234,6 +235,48 @@ def test_an_interrupt_in_the_middle_leaves_no_file(folder, has_arena):
         write_files(folder, [image], arena, interrupt)
     assert folder.names() == []
     assert not [one for one in threading.enumerate() if one.name == "shoal files"]
+
+
+def test_an_interrupt_at_any_line_of_a_write_ends_it(tmp_path, monkeypatch):
+    """As a signal does, also inside what `threading` has in Python."""
+    monkeypatch.setattr(writer, "num_cores", lambda: 2)
+    write = writer._write
+    values = np.zeros(8 * BLOCK_BYTES, np.uint8)
+    piece = Piece(PAGE_BYTES, values.shape, values.dtype, 1, (slice(None),), lambda: values)
+    image = FileImage("x", HEADER, PAGE_BYTES + values.size, (piece,))
+    left = 0  # lines until the interrupt
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code.co_filename not in (writer.__file__, threading.__file__):
+            return None
+        left -= event == "line"
+        if event == "line" and left == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    def traced(*window) -> None:
+        if threading.current_thread() is not main:
+            return write(*window)
+        sys.settrace(trace)
+        try:
+            return write(*window)
+        finally:
+            sys.settrace(None)
+
+    def save() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            write_files(LocalFolder(tmp_path), [image], None, lambda _: None)
+            LocalFolder(tmp_path).remove("x")
+
+    monkeypatch.setattr(writer, "_write", traced)
+    for line in range(1, 20):
+        left = line
+        main = threading.Thread(target=save, daemon=True)
+        main.start()
+        main.join(30)
+        assert not main.is_alive(), f"waits for ever after an interrupt at line {line}"
+        assert LocalFolder(tmp_path).names() == []
 
 
 AT_EXIT = """

@@ -6,6 +6,7 @@ An *image* is a data file as it will be, block by block, filled from the arrays 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -42,7 +43,7 @@ class _Window(NamedTuple):
     real_bytes: int  # without what is cut at the end
     filler: Filler | None  # None: `memory` holds it already
     memory: Bytes
-    turn: threading.Semaphore  # to fill and hash: who writes needs a core, too
+    turn: threading.Lock  # to fill and hash: who writes needs a core, too
 
 
 def write_files(
@@ -64,12 +65,13 @@ def write_files(
     opened: list[OpenFile] = []
     hashes = [np.zeros(-(-image.num_bytes // BLOCK_BYTES), np.uint64) for image in images]
     fills = max(1, min(_MOST_FILLS, num_cores() // 2))
-    turn = threading.Semaphore(fills)
+    # No semaphore: that is Python's own code, and an interrupt inside it loses a turn for ever.
+    turns = itertools.cycle([threading.Lock() for _ in range(fills)])
     try:
         work: list[_Window] = []
         for image, own in zip(images, hashes, strict=True):
             opened.append(folder.open_new(image.name, image.num_bytes))
-            work += _windows(image, opened[-1], own, arena, turn)
+            work += _windows(image, opened[-1], own, arena, turns)
 
         most = max((one.num_bytes for one in work), default=0)
 
@@ -96,7 +98,7 @@ def _windows(
     file: OpenFile,
     hashes: Hashes,
     arena: Arena | None,
-    turn: threading.Semaphore,
+    turns: Iterator[threading.Lock],
 ) -> Iterator[_Window]:
     size = padded(image.num_bytes)
     filler = None if arena else Filler(image)
@@ -105,7 +107,7 @@ def _windows(
         num_bytes = min(_WINDOW_BYTES, size - begin)
         real_bytes = min(num_bytes, image.num_bytes - begin)
         part = memory[begin : begin + num_bytes]
-        yield _Window(file, hashes, begin, num_bytes, real_bytes, filler, part, turn)
+        yield _Window(file, hashes, begin, num_bytes, real_bytes, filler, part, next(turns))
 
 
 def _write(window: _Window, buffer: Bytes | None) -> None:
