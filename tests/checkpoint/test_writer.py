@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint.forgetting import Disk
+from checkpoint.interrupts import Interrupt
 from shoal.checkpoint.blocks import arena as arenas
 from shoal.checkpoint.blocks import writer
 from shoal.checkpoint.blocks.image import Filler, padded
@@ -237,45 +238,31 @@ def test_an_interrupt_in_the_middle_leaves_no_file(folder, has_arena):
     assert not [one for one in threading.enumerate() if one.name == "shoal files"]
 
 
-def test_an_interrupt_at_any_line_of_a_write_ends_it(tmp_path, monkeypatch):
+def test_an_interrupt_anywhere_in_a_write_ends_it(tmp_path, monkeypatch):
     """As a signal does, also inside what `threading` has in Python."""
     monkeypatch.setattr(writer, "num_cores", lambda: 2)
     write = writer._write
     values = np.zeros(8 * BLOCK_BYTES, np.uint8)
     piece = Piece(PAGE_BYTES, values.shape, values.dtype, 1, (slice(None),), lambda: values)
     image = FileImage("x", HEADER, PAGE_BYTES + values.size, (piece,))
-    left = 0  # lines until the interrupt
 
-    def trace(frame, event, _):
-        nonlocal left
-        if frame.f_code.co_filename not in (writer.__file__, threading.__file__):
-            return None
-        left -= event == "line"
-        if event == "line" and left == 0:
-            raise KeyboardInterrupt
-        return trace
-
-    def traced(*window) -> None:
-        if threading.current_thread() is not main:
-            return write(*window)
-        sys.settrace(trace)
-        try:
-            return write(*window)
-        finally:
-            sys.settrace(None)
+    def interrupted(*window) -> None:
+        on = interrupt.on() if threading.current_thread() is main else contextlib.nullcontext()
+        with on:
+            write(*window)
 
     def save() -> None:
         with contextlib.suppress(KeyboardInterrupt):
             write_files(LocalFolder(tmp_path), [image], None, lambda _: None)
             LocalFolder(tmp_path).remove("x")
 
-    monkeypatch.setattr(writer, "_write", traced)
-    for line in range(1, 20):
-        left = line
+    monkeypatch.setattr(writer, "_write", interrupted)
+    for place in range(1, 20):
+        interrupt = Interrupt(place, (writer, threading))
         main = threading.Thread(target=save, daemon=True)
         main.start()
         main.join(30)
-        assert not main.is_alive(), f"waits for ever after an interrupt at line {line}"
+        assert not main.is_alive(), f"waits for ever after an interrupt at place {place}"
         assert LocalFolder(tmp_path).names() == []
 
 

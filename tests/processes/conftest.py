@@ -92,7 +92,7 @@ class Job:
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
         self.folder = folder
-        self.warden = Warden(0, env)
+        self.warden = Warden(0)
         self.pump = Pump()
         self.env = {**env, MARK: self.warden.mark}
         self.began = time.monotonic()

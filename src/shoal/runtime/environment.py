@@ -8,6 +8,11 @@ __all__ = ["own_environment"]
 
 
 def own_environment() -> dict[str, str]:
-    """Return a copy. `dict(os.environ)` fails if a variable goes while it looks."""
+    """Return a copy, to start a process with.
+
+    With none, exec reads the environment itself, and fails with "Bad address" if another thread
+    changes it meanwhile, as pytest does for every test. `dict(os.environ)` fails, too, if a
+    variable goes while it looks.
+    """
     found = ((name, os.environ.get(name)) for name in list(os.environ))
     return {name: value for name, value in found if value is not None}

@@ -75,10 +75,9 @@ class Cluster:
         self._pauses_at = os.path.join(self.folder, "pauses")
         try:
             given = own_environment() if env is None else dict(env)
-            own = dict(given)
             if faults:
                 given[fault_points.VARIABLE] = self._checked_faults(faults)
-            self._warden = Warden(processes + SERVICES if network else 0, own)
+            self._warden = Warden(processes + SERVICES if network else 0)
         except BaseException:
             shutil.rmtree(self.folder)
             raise

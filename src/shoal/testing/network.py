@@ -49,7 +49,7 @@ def why_no_cuts() -> str:
     command = [sys.executable, "-P", "-m", "shoal.testing.warden", "none", "--network", "1"]
     done = subprocess.run(
         command,
-        env=own_environment(),  # see `Warden`
+        env=own_environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -9,10 +9,10 @@ import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from typing import IO, cast
 
 from shoal.errors import DeadlineError, UsageError
+from shoal.runtime.environment import own_environment
 from shoal.testing import warden
 from shoal.testing.network import why_no_cuts
 
@@ -25,11 +25,9 @@ _END_S = 20.0
 class Warden:
     """A warden that runs; `places` network namespaces with it."""
 
-    def __init__(self, places: int, env: Mapping[str, str]) -> None:
-        """Start it in the environment `env`.
-
-        Raises:
-          UsageError: a network was asked for and cannot be made here; says why.
+    def __init__(self, places: int) -> None:
+        """Raises:
+        UsageError: a network was asked for and cannot be made here; says why.
         """
         if places and (why := why_no_cuts()):
             raise UsageError(f"processes cannot be cut off here: {why}")
@@ -42,9 +40,7 @@ class Warden:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         self._popen = subprocess.Popen(
             command,
-            # Never None: exec would read this process's own, which another thread may be changing
-            # (pytest does, for every test), and fail with "Bad address".
-            env=env,
+            env=own_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

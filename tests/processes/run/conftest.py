@@ -45,7 +45,7 @@ class Launch:
         self.folder = folder
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
-        self.warden = Warden(0, env)
+        self.warden = Warden(0)
         self.env = {**env, MARK: self.warden.mark, "TMPDIR": str(self.temporary)}
         self.env |= {"SHOAL_AFTERMATH_S": "0.3", "SHOAL_GRACE_S": "5"}
         self.popen: subprocess.Popen[str] | None = None

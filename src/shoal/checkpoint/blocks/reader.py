@@ -158,10 +158,10 @@ class _Reading:
         file, begin, end = int(plan.file[number]), int(plan.begin[number]), int(plan.end[number])
         buffer = memory[: end - begin]
         pieces = self.row[self.starts[number] : self.starts[number + 1]]
-        in_place = self._in_place(pieces, begin, buffer)
-        for why in _wrong(self.checkpoint, file, begin, in_place or [buffer]):
+        parts = self._parts_in_place(pieces, begin, buffer)
+        for why in _wrong(self.checkpoint, file, begin, parts or [buffer]):
             raise why
-        for piece in () if in_place else pieces:
+        for piece in () if parts else pieces:
             if self.is_plain[piece]:
                 low, high, target = self._run(piece, begin, end)
                 target[:] = buffer[low - begin : high - begin]
@@ -176,7 +176,7 @@ class _Reading:
         into = self.into[piece] - first
         return low, high, self.targets[self.want[piece]][into + low : into + high]
 
-    def _in_place(self, pieces: Iterable[int], begin: int, buffer: Bytes) -> list[Bytes]:
+    def _parts_in_place(self, pieces: Iterable[int], begin: int, buffer: Bytes) -> list[Bytes]:
         """Return the memory of the wants as a request lies in the file, gaps from `buffer`.
 
         Empty if that is not to be had: what lies in rows, is small, or is wanted twice is copied.
@@ -184,8 +184,10 @@ class _Reading:
         at, end = begin, begin + len(buffer)
         parts = []
         for piece in sorted(pieces, key=self.first.__getitem__):
+            if not self.is_plain[piece]:
+                return []
             low, high, target = self._run(piece, begin, end)
-            if not self.is_plain[piece] or low < at or high - low < _LEAST_RUN_BYTES:
+            if low < at or high - low < _LEAST_RUN_BYTES:
                 return []
             parts += [buffer[at - begin : low - begin], target]
             at = high

@@ -73,10 +73,8 @@ def write_files(
             opened.append(folder.open_new(image.name, image.num_bytes))
             work += _windows(image, opened[-1], own, arena, turns)
 
-        most = max((one.num_bytes for one in work), default=0)
-
         def write(windows: Iterator[_Window]) -> None:
-            with contextlib.nullcontext() if arena else kept_pages(most) as buffer:
+            with contextlib.nullcontext() if arena else kept_pages(_WINDOW_BYTES) as buffer:
                 for window in windows:
                     _write(window, buffer)
                     progress(window.real_bytes)
