@@ -18,3 +18,15 @@ def test_of_any_shape_there_and_back(shape, dtype):
     back = bits_as(words, array.dtype)
     assert (words.shape, back.shape, back.dtype) == (shape, shape, array.dtype)
     assert np.asarray(back).tobytes() == np.asarray(array).tobytes()
+
+
+@pytest.mark.parametrize("memory_kind", ["device", "pinned_host"])
+def test_they_stay_in_their_kind_of_memory(memory_kind):
+    mesh = jax.sharding.Mesh(jax.devices(), "x")
+    spec = jax.sharding.PartitionSpec("x")
+    place = jax.sharding.NamedSharding(mesh, spec, memory_kind=memory_kind)
+    array = jax.device_put(np.arange(16).astype(ml_dtypes.bfloat16), place)
+    words = as_words(array)
+    assert words.sharding == array.sharding
+    assert words.addressable_shards[0].data.sharding.memory_kind == memory_kind
+    assert np.asarray(bits_as(words, array.dtype)).tobytes() == np.asarray(array).tobytes()

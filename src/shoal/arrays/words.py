@@ -36,5 +36,6 @@ def bits_as(array: jax.Array, dtype: np.dtype) -> jax.Array:
     with jax.transfer_guard("allow"):
         views = [np.asarray(shard.data).view(dtype) for shard in shards]
         own = upload(views, [shard.device for shard in shards])
+        own = jax.device_put(own, [shard.data.sharding for shard in shards])  # kind of memory
         jax.block_until_ready(own)  # a transfer under way still reads the view
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, own, dtype=dtype)
