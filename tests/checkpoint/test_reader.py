@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from checkpoint import written
 from shoal.checkpoint.blocks import reader
+from shoal.checkpoint.blocks.digests import digests
 from shoal.checkpoint.blocks.reader import Want, open_checkpoint, read, verify
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
@@ -76,7 +77,7 @@ def test_hashes_of_blocks_in_several_parts_of_memory(sizes):
         xxhash.xxh3_64_intdigest(whole[at : at + BLOCK_BYTES])
         for at in range(0, len(whole), BLOCK_BYTES)
     ]
-    assert list(reader._digests(parts)) == expected
+    assert list(digests(parts)) == expected
 
 
 def test_memory_that_is_not_contiguous(checkpoint):

@@ -30,7 +30,7 @@ _MOST_THREADS = 8  # more do not copy faster than memory is
 def pages(num_bytes: int) -> Bytes:
     """Return fresh memory that begins at a page, and is zeros in a forked process.
 
-    Large pages where the system has them: a disk takes them a third faster. Those are private
+    Large pages where the system has them: a disk takes them a quarter faster. Those are private
     ones; shared with a fork, each would be copied when it is written again.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

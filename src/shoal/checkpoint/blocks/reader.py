@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
+from shoal.checkpoint.blocks.digests import digests
 from shoal.checkpoint.blocks.scatter import box_of, scatter
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.opening import Checkpoint, open_checkpoint, open_folder
@@ -264,31 +264,11 @@ def _wrong(
             return
     hashes = checkpoint.index.block_hash
     first = int(checkpoint.index.first_block[file]) + begin // BLOCK_BYTES
-    for number, digest in enumerate(_digests(parts)):
+    for number, digest in enumerate(digests(parts)):
         if digest != int(hashes[first + number]):
             at = begin + number * BLOCK_BYTES
             told = f"the block at byte {at:,} is not what was saved: its hash differs"
             yield _damaged(checkpoint, file, at, told)
-
-
-def _digests(parts: Sequence[Bytes]) -> Iterator[int]:
-    """Yield the hash of each block of what lies in several parts of memory, one after another."""
-    state, room = xxhash.xxh3_64(), BLOCK_BYTES
-    for part in parts:
-        at = 0
-        while at < len(part):
-            run = part[at : at + room].data
-            at += len(run)
-            if len(run) == BLOCK_BYTES:
-                yield xxhash.xxh3_64_intdigest(run)
-                continue
-            state.update(run)
-            room -= len(run)
-            if not room:
-                yield state.intdigest()
-                state, room = xxhash.xxh3_64(), BLOCK_BYTES
-    if room < BLOCK_BYTES:
-        yield state.intdigest()
 
 
 def _damaged(checkpoint: Checkpoint, file: int, offset: int | None, what: str) -> CorruptCheckpoint:

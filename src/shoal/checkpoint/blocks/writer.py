@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from shoal.checkpoint.blocks.arena import Arena, kept_pages
+from shoal.checkpoint.blocks.digests import digests
 from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, Piece, padded
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.storage import Folder, OpenFile
@@ -113,13 +113,8 @@ def _write(window: _Window, buffer: Bytes | None) -> None:
     with window.turn:
         if window.filler:
             window.filler.fill(memory, window.begin)
-        _hash(memory[: window.real_bytes], window)
+        found = list(digests([memory[: window.real_bytes]]))
+        first = window.begin // BLOCK_BYTES
+        window.hashes[first : first + len(found)] = found
     # The last page goes whole, and is cut when the file is finished.
     window.file.write(memoryview(memory), window.begin)  # type: ignore[arg-type]
-
-
-def _hash(memory: Bytes, window: _Window) -> None:
-    first = window.begin // BLOCK_BYTES
-    for number, at in enumerate(range(0, len(memory), BLOCK_BYTES)):
-        digest = xxhash.xxh3_64_intdigest(memory[at : at + BLOCK_BYTES].data)
-        window.hashes[first + number] = digest
