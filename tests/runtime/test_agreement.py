@@ -170,6 +170,7 @@ def test_if_the_first_difference_cannot_be_found_the_error_is_told_without():
 
         def __init__(self, coordinator):
             self.coordinator, self.points, self.process = coordinator, 0, coordinator.process
+            self.call = coordinator.call
 
         def arrive(self, point, payload=b"", *, timeout_s):
             self.points += 1

@@ -6,6 +6,8 @@ from runtime.bare import BEAT, TOKEN, Place
 from shoal.runtime.frames import pack_frame
 from shoal.runtime.joining import PROTOCOL
 
+POINT = ["x", None, "main", "", "", False, False]
+
 
 @pytest.fixture
 def place():
@@ -63,7 +65,10 @@ def test_a_wrong_token_is_refused_whatever_comes_with_it(place, verb):
         ("stacks", {"ticket": 1, "processes": [True]}),
         ("stacks", {"ticket": 1, "processes": 0}),
         ("stacks", {"processes": None}),
-        ("arrive", {"ticket": 1, "timeout_s": 1, "point": ["x", None, "main", "", "", False]}),
+        (
+            "arrive",
+            {"ticket": 1, "timeout_s": 1, "point": ["x", None, "main", "", "", False, False]},
+        ),
         ("failed", {}),
         ("bye", {}),
         ("beat", BEAT),
@@ -182,9 +187,10 @@ def test_a_beat_before_all_have_come_breaks_the_joining(place):
 def test_an_arrival_must_say_its_step_and_whether_survivors_meet(place):
     job = place.job()
     for wrong in (
-        {"step": "3", "point": ["x", None, "main", "", "", False]},
-        {"step": 3, "point": ["x", None, "main", "", "", 0]},
-        {"step": 3, "point": ["x", None, "main", "", "", "yes"]},
+        {"step": "3", "point": ["x", None, "main", "", "", False, False]},
+        {"step": 3, "point": ["x", None, "main", "", "", 0, False]},
+        {"step": 3, "point": ["x", None, "main", "", "", "yes", False]},
+        {"step": 3, "point": ["x", None, "main", "", "", False, 1]},
         {"step": 3, "point": ["x", None, "main", "", ""]},
     ):
         lane = place.lane(job[0])

@@ -178,8 +178,9 @@ def test_a_deadline_of_survivors_names_who_is_alive_and_did_not_come():
     table.advance(5.0)
     assert table.kind(first) == "deadline"
     assert table.answers[first].facts["missing"] == [1]
+    assert table.kind(table.live(1)) == "deadline", "late, it gets what the others got"
     second = [table.live(p) for p in (1, 0, 2)]
-    assert table.kind(*second) == "live", "who was late goes straight to where the others are"
+    assert table.kind(*second) == "live", "and their next calls are one"
 
 
 def test_groups_without_the_dead_go_on():

@@ -18,6 +18,7 @@ from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.lanes import one_call
 
 __all__ = ["RestorePlan", "plan_restore", "restore", "restore_with"]
 
@@ -114,6 +115,7 @@ def restore(
     )
 
 
+@one_call("restore")
 def restore_with(
     coordinator: Coordinator,
     path: Path | Folder,

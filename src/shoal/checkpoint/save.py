@@ -19,6 +19,7 @@ from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.lanes import one_call
 
 __all__ = ["request_of", "save", "save_with"]
 
@@ -89,6 +90,7 @@ def save(
     )
 
 
+@one_call("save")
 def save_with(
     coordinator: Coordinator,
     path: str | os.PathLike[str] | Folder,

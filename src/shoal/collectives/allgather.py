@@ -17,6 +17,7 @@ from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.lanes import one_call
 
 __all__ = ["allgather", "allgather_with"]
 
@@ -84,6 +85,7 @@ def allgather(
     )
 
 
+@one_call("allgather")
 def allgather_with(
     coordinator: Coordinator,
     tree: Any,

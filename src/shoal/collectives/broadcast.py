@@ -16,6 +16,7 @@ from shoal.errors import raise_all
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.lanes import one_call
 
 __all__ = ["broadcast", "broadcast_with"]
 
@@ -77,6 +78,7 @@ def broadcast(
     return broadcast_with(coordinator(), tree, source, name=name, timeout_s=timeout_s, lane=lane)
 
 
+@one_call("broadcast")
 def broadcast_with(
     coordinator: Coordinator,
     tree: Any,

@@ -22,6 +22,7 @@ from shoal.runtime import fault_points, jax_runtime
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.lanes import one_call
 
 __all__ = ["drain", "drain_with"]
 
@@ -71,6 +72,7 @@ def drain(
     drain_with(coordinator(), mesh, name=name, timeout_s=timeout_s)
 
 
+@one_call("drain")
 def drain_with(
     coordinator: Coordinator,
     mesh: Mesh | jax.sharding.Mesh,

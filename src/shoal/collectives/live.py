@@ -65,11 +65,12 @@ def live_with(
     lane: str = "main",
 ) -> tuple[int, ...]:
     """Do what `live` does, with the coordinator given."""
-    if not isinstance(lane, str):
-        raise UsageTypeError(f"live: lane={lane!r} must be text")
-    if not lane:
-        raise UsageError("live: lane must not be empty")
-    timeout_s = settings.timeout("live()", timeout_s, "SHOAL_TIMEOUT_S")
-    group = group_of("live", processes)
-    point = Point("live", group, lane, fingerprint="live", site=callsite(), survivors=True)
-    return tuple(sorted(coordinator.arrive(point, timeout_s=timeout_s)))
+    with coordinator.call("live", lane, processes, survivors=True):
+        if not isinstance(lane, str):
+            raise UsageTypeError(f"live: lane={lane!r} must be text")
+        if not lane:
+            raise UsageError("live: lane must not be empty")
+        timeout_s = settings.timeout("live()", timeout_s, "SHOAL_TIMEOUT_S")
+        group = group_of("live", processes)
+        point = Point("live", group, lane, fingerprint="live", site=callsite(), survivors=True)
+        return tuple(sorted(coordinator.arrive(point, timeout_s=timeout_s)))

@@ -16,6 +16,7 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.differing import find_line
+from shoal.runtime.lanes import one_call
 from shoal.runtime.verdicts import Self, disagreement
 
 __all__ = ["assert_same_program", "assert_same_program_with"]
@@ -68,6 +69,7 @@ def assert_same_program(
     assert_same_program_with(coordinator(), jitted, *args, name=name, timeout_s=timeout_s, **kwargs)
 
 
+@one_call("assert_same_program")
 def assert_same_program_with(
     coordinator: Coordinator,
     jitted: Any,

@@ -21,6 +21,7 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.differing import Meet, find_first
+from shoal.runtime.lanes import one_call
 from shoal.runtime.verdicts import Self, disagreement
 
 __all__ = ["assert_same", "assert_same_with"]
@@ -78,6 +79,7 @@ def assert_same(
     assert_same_with(coordinator(), tree, name=name, timeout_s=timeout_s, lane=lane)
 
 
+@one_call("assert_same")
 def assert_same_with(
     coordinator: Coordinator,
     tree: Any,

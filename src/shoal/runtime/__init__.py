@@ -7,9 +7,10 @@
   file that knows JAX's private parts).
 * How a process stays one, and ends: `watcher` (the thread that speaks for it), `progress` (how far
   it came), `troubles` (who is gone), `stacks`, `ending` (when it hangs), `exit_guard`.
-* Meeting: `coordinator` is the seam, about `points`; `joining`, `meeting` (with `gathering`,
-  `losses`, `asking`, `record`) and `liveness` are the rules, pure state machines; `answers` and
-  `verdicts` put answers into words; `callsite` and `lanes` say where and in which line one waits.
+* Meeting: `coordinator` is the seam, about `points`; `joining`, `meeting` (with `lines`,
+  `gathering`, `roster`, `record`, `losses`, `asking`) and `liveness` are the rules, pure state
+  machines; `answers` and `verdicts` put answers into words; `callsite` says where a call is made,
+  `lanes` which calls are under way, and what happens when an exception leaves one.
 * Two ways to meet: `coordinator_local` in one process; `coordinator_tcp` (with `hello`, `channel`,
   `calls`) at the `meeting_place` (with `jobs`, `roles`, `messages`, `connections`), which speak in
   `frames`; `keepalive` lets the kernel tell of dead links.

@@ -93,7 +93,8 @@ def _explained(
 
     try:
         mine = call.spec if coordinator.process in speakers else None
-        found = find_line(meet, mine, speakers)
+        with coordinator.call("first difference", lane, group):
+            found = find_line(meet, mine, speakers)
     except ShoalError:
         found = None
     return known.explained(found[1] if found else {})

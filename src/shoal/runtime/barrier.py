@@ -11,6 +11,7 @@ from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime import fault_points
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.lanes import one_call
 from shoal.runtime.points import group_of
 
 __all__ = ["barrier", "barrier_with"]
@@ -58,6 +59,7 @@ def barrier(
     barrier_with(coordinator(), name, processes=processes, timeout_s=timeout_s, lane=lane)
 
 
+@one_call("barrier")
 def barrier_with(
     coordinator: Coordinator,
     name: str,

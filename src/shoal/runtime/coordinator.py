@@ -8,6 +8,7 @@ threads of a test). Everything above takes a coordinator as an argument and know
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from shoal.runtime.leaving import Given, Stop, Told
@@ -63,7 +64,33 @@ class Coordinator(Protocol):
           DivergenceError: names or fingerprints differ, or members wait for each other in a cycle.
           DeadlineError: somebody did not come in time.
           ProcessLostError: somebody is dead or unreachable.
-          PeerFailedError: somebody raised, or left before coming here.
+          PeerFailedError: somebody raised, or left before coming here; or left this call by an
+            exception, such as an interrupt.
+        """
+
+    def call(
+        self,
+        operation: str,
+        lane: object = "main",
+        processes: object = None,
+        *,
+        survivors: bool = False,
+    ) -> AbstractContextManager[object]:
+        """Return a context that is one collective call, of one point or of several.
+
+        It begins before the arguments are looked at and ends after the last point. If an exception
+        leaves it that not all members get (an interrupt, a wrong argument), the members that are
+        in the call or come to it get PeerFailedError, and the next call of each is the same one.
+        Within another call of its lane it is a part of that one. See `lanes.one_call`.
+
+        Args:
+          operation: what the call is named in messages.
+          lane: the lane of its points; one that is wrong counts as "main".
+          processes: who takes part; what is wrong, or None, counts as all processes.
+          survivors: do those who are left meet there?
+
+        Raises:
+          UsageError: another thread of this process is in a call of the lane.
         """
 
     def check(self, asked: str = "") -> None:

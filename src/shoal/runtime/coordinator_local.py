@@ -15,10 +15,10 @@ from shoal import settings
 from shoal.errors import ProcessLostError, UsageError
 from shoal.runtime.answers import conclude
 from shoal.runtime.coordinator import Member, Point, checked
-from shoal.runtime.lanes import Lanes
+from shoal.runtime.lanes import Lanes, Scope
 from shoal.runtime.leaving import Given, Rounds, Settled, Stop, Told
 from shoal.runtime.meeting import Answer, Meeting, Reply
-from shoal.runtime.messages import beat_of
+from shoal.runtime.messages import Abandoned, beat_of
 from shoal.runtime.points import checked_processes
 from shoal.runtime.progress import Progress
 from shoal.runtime.stacks import stacks
@@ -138,6 +138,11 @@ class LocalJob:
             )
         return self._wait(box, process, point, now)
 
+    def abandon(self, process: int, left: Abandoned) -> None:
+        """A process has left a call by an exception."""
+        with self._lock:
+            self._deliver(self._meeting.abandon(self.clock(), process, left))
+
     def _wait(self, box: _Mailbox, process: int, point: Point, since: float) -> Answer:
         warn_at = since + (self.warn_after_s or settings.seconds("SHOAL_WARN_AFTER_S"))
         while (answer := box.answer) is None:
@@ -179,7 +184,7 @@ class LocalCoordinator:
         self._process = process
         self._has_left = False
         self._me = Self(process, job.hosts)
-        self._lanes = Lanes(self._me)
+        self._lanes = Lanes(self._me, lambda left: job.abandon(process, left))
         self._progress = Progress(job.clock)
         self._troubles = Troubles(self._me, job.clock)
         self._stop = Stop(process, job.clock)
@@ -228,17 +233,25 @@ class LocalCoordinator:
         )
         self._refuse_if_over(repr(point.name))
         started = self._job.clock()
-        self._lanes.enter(point)
-        if point.lane == "main":
-            self._progress.come(point, started)
-        try:
-            step = self._progress.step
-            answer = self._job.meet(self.process, point, bytes(payload), timeout_s, step)
-        finally:
+        with self._lanes.arrival(point) as call:
+            point, _ = call.enter(point)
             if point.lane == "main":
-                self._progress.go(point)
-            self._lanes.leave(point)
+                self._progress.come(point, started)
+            try:
+                step = self._progress.step
+                answer = self._job.meet(self.process, point, bytes(payload), timeout_s, step)
+                call.has_failed = not answer.is_success
+            finally:
+                if point.lane == "main":
+                    self._progress.go(point)
+                call.leave()
         return conclude(answer, point, self._me, self._troubles, self._job.clock() - started)
+
+    def call(
+        self, operation: str, lane: object = "main", processes: object = None, **more: bool
+    ) -> Scope:
+        """See `Coordinator.call`."""
+        return self._lanes.call(operation, lane, processes, **more)
 
     def check(self, asked: str = "") -> None:
         """See `Coordinator.check`."""

@@ -31,10 +31,16 @@ from shoal.runtime.coordinator import Member, Point, checked
 from shoal.runtime.frames import Frame, pack_frame, pack_text, split_payloads, text_field
 from shoal.runtime.hello import Card, Welcome, say_hello
 from shoal.runtime.hello import host_id as this_host
-from shoal.runtime.lanes import Lanes
+from shoal.runtime.lanes import Lanes, Scope
 from shoal.runtime.leaving import Given, Stop, Told
 from shoal.runtime.meeting import Answer
-from shoal.runtime.messages import given_words, step_text, told_words
+from shoal.runtime.messages import (
+    Abandoned,
+    abandoned_words,
+    given_words,
+    step_text,
+    told_words,
+)
 from shoal.runtime.points import checked_processes
 from shoal.runtime.progress import Progress
 from shoal.runtime.troubles import Troubles
@@ -46,6 +52,7 @@ __all__ = ["TcpCoordinator", "join"]
 _LOG = logging.getLogger("shoal")
 _MARGIN_S = 2.0  # how much later than the deadline the answer, with stacks, may come
 _TELL_S = 1.0  # a one-way word that cannot be sent within this is not said
+_MUST_TELL_S = 10.0  # if a word cannot be sent within this that must be, the place is lost
 _MAX_WORDS = 64 << 10
 
 
@@ -113,7 +120,7 @@ class TcpCoordinator:
         self._life = life
         self._warn_after_s = warn_after_s
         self._lock = threading.RLock()  # a signal's handler may tell while its thread tells
-        self._lanes = Lanes(self._me)
+        self._lanes = Lanes(self._me, self._tell_abandoned)
         self._progress = Progress()
         self._troubles = Troubles(self._me)
         self._stop = Stop(process)
@@ -185,20 +192,28 @@ class TcpCoordinator:
         point = checked(point, payload, timeout_s, process=me.process, num_processes=count)
         is_main = point.lane == "main"
         started = time.monotonic()
-        self._lanes.enter(point)
-        try:
-            if is_main:
-                progress.come(point, started)
-            answer = self._meet(point, payload, timeout_s, started)
-        except ProcessLostError:
-            if is_main:
-                self._troubles.tell_all()
-            raise
-        finally:
-            if is_main:
-                progress.go(point)
-            self._lanes.leave(point)
+        with self._lanes.arrival(point) as call:
+            point, after = call.enter(point)
+            try:
+                if is_main:
+                    progress.come(point, started)
+                answer = self._meet(point, payload, timeout_s, started, after)
+                call.has_failed = not answer.is_success
+            except ProcessLostError:
+                if is_main:
+                    self._troubles.tell_all()
+                raise
+            finally:
+                if is_main:
+                    progress.go(point)
+                call.leave()
         return conclude(answer, point, me, self._troubles, time.monotonic() - started)
+
+    def call(
+        self, operation: str, lane: object = "main", processes: object = None, **more: bool
+    ) -> Scope:
+        """See `Coordinator.call`."""
+        return self._lanes.call(operation, lane, processes, **more)
 
     def check(self, asked: str = "") -> None:
         """See `Coordinator.check`."""
@@ -289,9 +304,23 @@ class TcpCoordinator:
             self._calls.hang_up(over)
             self._stop.wake()
 
-    def _meet(self, point: Point, payload: bytes, timeout_s: float, started: float) -> Answer:
+    def _tell_abandoned(self, left: Abandoned) -> None:
+        """Send it on the connection that lives as long as the process. The next arrival says after
+        how many of these it was sent, and is not taken before they have come."""
+        if self._calls.over is not None:
+            return
+        frame = pack_frame(abandoned_words(left), left.words.encode(errors="replace"))
+        try:
+            with self._lock:
+                self._life.send(frame, time.monotonic() + _MUST_TELL_S)
+        except (OSError, ValueError) as error:
+            self.lose(f"an abandoned call cannot be sent: {error}")
+
+    def _meet(
+        self, point: Point, payload: bytes, timeout_s: float, started: float, after: int
+    ) -> Answer:
         limit = started + timeout_s + _MARGIN_S
-        arrival = pack_text(_arrival(point, timeout_s, self._progress.step), payload)
+        arrival = pack_text(_arrival(point, timeout_s, self._progress.step, after), payload)
 
         def exchange(channel: Channel) -> Frame:
             channel.send(arrival, limit)
@@ -334,10 +363,12 @@ class TcpCoordinator:
         self._life.close()
 
 
-def _arrival(point: Point, timeout_s: float, step: int | None) -> bytes:
+def _arrival(point: Point, timeout_s: float, step: int | None, after: int) -> bytes:
     """Return the header of an arrival. No ticket: the answer is the next that comes. So a loop
     says the same again and again, and neither side has to read or write it anew."""
     label = b"null" if step is None else b"%d" % step
+    if after:
+        label += b',"after":%d' % after
     return b'{"step":%b,%b' % (label, _place_and_limit(point, timeout_s))
 
 

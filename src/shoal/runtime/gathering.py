@@ -21,6 +21,7 @@ __all__ = [
     "find_circle",
     "place_text",
     "sides_facts",
+    "went_on",
     "what_of",
 ]
 
@@ -32,9 +33,14 @@ _TEXT = 1000  # characters of each text that an answer about sides carries; it g
 class Answer(NamedTuple):
     """What all members of a gathering are told: "ok" with the payloads, or what went wrong."""
 
-    kind: str  # "ok" | "live" | "diverged" | "deadline" | "lost" | "failed"
+    kind: str  # "ok" | "live" | "diverged" | "deadline" | "lost" | "failed" | "abandoned"
     facts: Mapping[str, Any] = MappingProxyType({})  # as JSON would carry it
     payloads: Mapping[int, bytes] = MappingProxyType({})
+
+    @property
+    def is_success(self) -> bool:
+        """Did all meet?"""
+        return self.kind in ("ok", "live")
 
 
 class Reply(NamedTuple, Generic[To]):
@@ -58,11 +64,26 @@ class Wait(NamedTuple, Generic[To]):
 class Gathering(Generic[To]):
     """One meeting of a line: open while `answer` is None, afterwards a tombstone."""
 
-    __slots__ = ("answer", "arrived", "deadline", "limit", "line", "owing", "question", "survivors")
+    __slots__ = (
+        "alike",
+        "answer",
+        "arrived",
+        "deadline",
+        "follows",
+        "limit",
+        "line",
+        "owing",
+        "question",
+        "restarts",
+        "survivors",
+    )
 
-    def __init__(self, line: Line[To], survivors: bool) -> None:
+    def __init__(self, line: Line[To], point: Point) -> None:
         self.line = line
-        self.survivors = survivors  # are those who are gone not waited for?
+        self.survivors = point.survivors  # are those who are gone not waited for?
+        self.follows = point.follows  # is it a later point of a call?
+        self.restarts = point.survivors  # has a survivor come?
+        self.alike: list[Gathering[To]] = []  # all that ended together with it
         self.arrived: dict[int, Wait[To]] = {}
         self.answer: Answer | None = None
         self.owing: set[int] = set()  # living members that must still be told
@@ -179,3 +200,8 @@ def circle_facts(circle: list[Gathering[Any]], gone: Container[int]) -> dict[str
         place = place_text(next(iter(gathering.arrived.values())).point)
         sides.append([f"waits at {place}", sorted(gathering.arrived), gathering.missing(gone)])
     return {"circle": sides}
+
+
+def went_on(process: int, point: Point) -> Answer:
+    """Return what the members of a call get which a process has left for the one at `point`."""
+    return Answer("abandoned", {"process": process, "words": f"it is at {place_text(point)} now"})

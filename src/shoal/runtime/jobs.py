@@ -33,6 +33,13 @@ class Life:
         self.process = process
         self.connection = connection
         self.lanes: set[Connection] = set()
+        self.held: list[tuple[str, Callable[[], None]]] = []  # arrivals, until a word before came
+
+    def release(self, lane: str) -> list[Callable[[], None]]:
+        """Return what takes the arrivals of a lane that were held."""
+        released = [arrive for held, arrive in self.held if held == lane]
+        self.held = [(held, arrive) for held, arrive in self.held if held != lane]
+        return released
 
 
 class Job:

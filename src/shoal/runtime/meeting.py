@@ -16,24 +16,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from shoal.runtime.asking import Asking, Question
-from shoal.runtime.coordinator import Member, Point
+from shoal.runtime.coordinator import Point
 from shoal.runtime.gathering import (
     Answer,
     Gathering,
-    Line,
     Reply,
     Wait,
     circle_facts,
     find_circle,
     sides_facts,
+    went_on,
     what_of,
 )
-from shoal.runtime.losses import Losses
-from shoal.runtime.messages import Beat
-from shoal.runtime.record import Record
+from shoal.runtime.lines import Lines
+from shoal.runtime.messages import Abandoned
+from shoal.runtime.roster import Roster
 
 __all__ = ["Answer", "Meeting", "Reply"]
 
@@ -44,7 +44,7 @@ _ASKED = 16  # so many of those who are late are asked for their stacks
 _STACK_CHARACTERS = 8 << 10  # of each that an answer shows
 
 
-class Meeting(Generic[To]):
+class Meeting(Roster[To]):
     """All points of a job whose processes are all here; `to` is any address for the answers.
 
     `stack_grace_s` is how long those who are late may take to say where they are: whoever drives
@@ -59,15 +59,9 @@ class Meeting(Generic[To]):
         pids: Sequence[int] = (),
         stack_grace_s: float = 0.0,
     ) -> None:
-        pids = pids or [0] * len(hosts)
-        self._records: list[Record[To]] = [
-            Record(p, host, pids[p], now) for p, host in enumerate(hosts)
-        ]
+        super().__init__(hosts, now, pids)
         self._everybody = range(len(hosts))
-        self._lines: dict[tuple[tuple[int, ...] | None, str], Line[To]] = {}
-        self._open: dict[str, set[Gathering[To]]] = {}  # by lane
-        self._losses = Losses(self.epitaph)
-        self._gone = self._losses.states
+        self._lines: Lines[To] = Lines(self._everybody)
         self._stack_grace_s = stack_grace_s
         # About a gathering that is late, or about whoever asked: (to, ticket).
         self._asking: Asking[Gathering[To] | tuple[To, int]] = Asking()
@@ -77,14 +71,6 @@ class Meeting(Generic[To]):
     def next_deadline(self) -> float:
         """When `tick` must be called; never too late, at times too early."""
         return self._next
-
-    def has_gone(self, process: int) -> bool:
-        """Has this process left, failed or been lost?"""
-        return process in self._gone
-
-    def epitaph(self, process: int) -> str:
-        """Return why it is gone, and where it was last."""
-        return self._records[process].epitaph
 
     def arrive(
         self,
@@ -100,37 +86,46 @@ class Meeting(Generic[To]):
     ) -> list[Reply[To]]:
         """Take an arrival; return the answers that it settles (for nobody: everybody waits)."""
         record = self._records[process]
-        if step is not None:
-            record.step = step
+        record.come(point, step)
         if process in self._gone:
             return [Reply(to, ticket, self._losses.answer(self._everybody, process))]
-        gathering = self._find(process, point)
-        replies: list[Reply[To]] = []
-        while gathering.survivors != point.survivors and self._starts_again(gathering):
-            answer = self._losses.any_answer(gathering.line.members)
-            if not point.survivors:  # the others know of the loss
-                record.note(now, "last at", point)
-                return [Reply(to, ticket, answer)]
-            replies += self._finish(now, gathering, answer)
-            gathering = self._find(process, point)
+        gathering, answer, replies = self._come(now, process, point)
         line = gathering.line
-        if gathering.answer is not None:
-            gathering.owing.discard(process)
-            self._bury(line)
+        if answer is not None:
             record.note(now, "last at", point)
-            return [Reply(to, ticket, gathering.answer)]
+            return [*replies, Reply(to, ticket, answer)]
         gathering.arrived[process] = Wait(to, ticket, point, payload, now)
+        gathering.restarts |= point.survivors
         record.blocked[line.lane] = gathering
         if now + timeout_s < gathering.deadline and gathering.question is None:
             gathering.deadline, gathering.limit = now + timeout_s, (process, timeout_s)
             self._next = min(self._next, gathering.deadline)
         return replies + self._judge(now, process, gathering)
 
+    def abandon(self, now: float, process: int, left: Abandoned) -> list[Reply[To]]:
+        """A process has left a call by an exception: the call fails for all members.
+
+        An arrival that the process sent and that has not come, will not be taken any more.
+        """
+        record = self._records[process]
+        if process in self._gone or left.number <= record.abandoned.get(left.point.lane, 0):
+            return []
+        point = record.abandon(now, left)
+        answer = Answer("abandoned", {"process": process, "words": left.words})
+        waits = record.blocked.get(point.lane)
+        if waits is not None:
+            return self._finish(now, waits, answer)
+        replies: list[Reply[To]] = []
+        for gathering in self._lines.left_by(process, point):
+            replies += self._finish(now, gathering, answer)
+            self._lines.settle(process, gathering)
+        return replies
+
     def tick(self, now: float) -> list[Reply[To]]:
         """End every wait whose earliest deadline has passed, and every question."""
         if now < self._next:
             return []
-        waiting = [g for gatherings in self._open.values() for g in gatherings]
+        waiting = self._lines.all_open()
         late = [g for g in waiting if g.deadline <= now and not self._ask_late(now, g)]
         answers = [(g, self._late_answer(now, g, self._asking.take(g.question))) for g in late]
         replies = [r for g, answer in answers for r in self._finish(now, g, answer)]
@@ -139,28 +134,6 @@ class Meeting(Generic[To]):
         deadlines = [g.deadline for g in waiting if g.answer is None]
         self._next = min(*deadlines, math.inf, self._asking.next_deadline)
         return replies
-
-    def say(self, now: float, process: int, words: str) -> None:
-        """Remember what a process is doing."""
-        if process not in self._gone:
-            self._records[process].note(now, words)
-
-    def beat(self, now: float, process: int, beat: Beat) -> None:
-        """Remember what a process says of itself with a sign of life."""
-        if process not in self._gone:
-            self._records[process].hear(now, beat)
-
-    def hush(self, process: int, silent_since: float | None) -> None:
-        """A process has given no sign of life since then; None: it does again."""
-        if process not in self._gone:
-            record = self._records[process]
-            record.silent_since = silent_since
-            record.state = "here" if silent_since is None else "silent"
-
-    def stop(self, now: float, of: Iterable[int], stopped: Collection[int]) -> None:
-        """Their host's keeper says which of these are stopped."""
-        for process in set(of) - self._gone.keys():
-            self._records[process].stop(now, is_stopped=process in stopped)
 
     def depart(self, now: float, process: int, state: str, words: str) -> list[Reply[To]]:
         """A process is gone: "left", "failed" or "lost". Only the first such word counts.
@@ -173,9 +146,9 @@ class Meeting(Generic[To]):
         self._gone[process] = state
         self._records[process].leave(now, state, words)
         replies: list[Reply[To]] = []
-        for line in [line for line in self._lines.values() if process in line.members]:
+        for line in self._lines.of(process):
+            self._lines.settle_all(line, (process,))
             for gathering in list(line.gatherings):
-                gathering.owing.discard(process)
                 came = process in gathering.arrived
                 if gathering.answer is not None:
                     continue
@@ -183,7 +156,6 @@ class Meeting(Generic[To]):
                     replies += self._do_without(now, process, gathering)
                 elif not (state == "left" and came):
                     replies += self._finish(now, gathering, self._losses.answer(line.members))
-            self._bury(line)
         for question in self._asking.forget(process):
             replies += self._answered(now, question)
         return replies
@@ -194,9 +166,8 @@ class Meeting(Generic[To]):
         It is an error of everybody until the survivors have met.
         """
         self._losses.services.append([name, words])
-        waiting = [g for gatherings in self._open.values() for g in gatherings]
         answer = self._losses.service_answer()
-        ended = [g for g in waiting if not g.survivors]
+        ended = [g for g in self._lines.all_open() if not g.survivors]
         return [reply for g in ended for reply in self._finish(now, g, answer)]
 
     def waiting_for(self, now: float, process: int, lane: str) -> Mapping[str, Any] | None:
@@ -206,12 +177,8 @@ class Meeting(Generic[To]):
 
     def waiters_for(self, process: int) -> set[int]:
         """Return the processes that wait for this one."""
-        waiting = [g for gatherings in self._open.values() for g in gatherings]
-        return {p for g in waiting if process in g.missing(self._gone) for p in g.arrived}
-
-    def members(self, now: float) -> tuple[Member, ...]:
-        """Return what is known of each process, in order."""
-        return tuple(record.member(now) for record in self._records)
+        waiting = [g for g in self._lines.all_open() if process in g.missing(self._gone)]
+        return {p for g in waiting for p in g.arrived}
 
     def ask_stacks(
         self, now: float, processes: Iterable[int], limit_s: float, to: To, ticket: int
@@ -238,25 +205,33 @@ class Meeting(Generic[To]):
         question = self._asking.hear(process, ticket, text)
         return [] if question is None else self._answered(now, question)
 
-    def _find(self, process: int, point: Point) -> Gathering[To]:
-        """Return the first gathering of the line to which `process` has not come; open one."""
-        key = (point.group, point.lane)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = Line(key, self._everybody)
-        for gathering in line.gatherings:
-            if point.survivors:
-                gathering.owing.discard(process)
-            if gathering.expects(process):
-                return gathering
-        opened = Gathering(line, point.survivors)
-        line.gatherings.append(opened)
-        self._open.setdefault(point.lane, set()).add(opened)
-        return opened
+    def _come(
+        self, now: float, process: int, point: Point
+    ) -> tuple[Gathering[To], Answer | None, list[Reply[To]]]:
+        """Return the gathering that a process comes to, or the answer that it gets at once.
 
-    def _starts_again(self, gathering: Gathering[To]) -> bool:
-        """After a loss, some know of it and start again, and others have yet to be told."""
-        return gathering.answer is None and self._losses.concern(gathering.line.members)
+        Others may still be in what it has left: they are answered on the way.
+        """
+        replies: list[Reply[To]] = []
+        while True:
+            gathering = self._lines.next_of(process, point) or self._lines.open(point)
+            if gathering.answer is not None:
+                if gathering.follows or not point.follows:
+                    self._lines.settle(process, gathering)
+                return gathering, gathering.answer, replies
+            members = gathering.line.members
+            if gathering.survivors != point.survivors and self._losses.concern(members):
+                answer = self._losses.any_answer(members)  # some start again, some have yet to hear
+                if not point.survivors:  # the others know of the loss
+                    return gathering, answer, replies
+            elif gathering.follows != point.follows and gathering.arrived:
+                if point.follows:
+                    other, wait = next(iter(gathering.arrived.items()))
+                    return gathering, went_on(other, wait.point), replies
+                answer = went_on(process, point)
+            else:
+                return gathering, None, replies
+            replies += self._finish(now, gathering, answer)
 
     def _judge(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:
         line, arrived = gathering.line, gathering.arrived
@@ -272,7 +247,7 @@ class Meeting(Generic[To]):
             return self._finish(now, gathering, Answer("diverged", sides_facts(gathering)))
         if self._is_complete(gathering):
             return self._complete(now, gathering)
-        waiting = self._open[line.lane]
+        waiting = self._lines.open_in(line.lane)
         if len(waiting) == 1:  # nearly always
             return []
 
@@ -289,7 +264,10 @@ class Meeting(Generic[To]):
             circle, answer = ordinary, self._losses.any_answer(())
         else:
             answer = Answer("diverged", circle_facts(circle, self._gone))
-        return [reply for g in circle for reply in self._finish(now, g, answer)]
+        answered = {process for g in circle for process in g.arrived}
+        replies = [reply for g in circle for reply in self._finish(now, g, answer)]
+        self._lines.join(circle, answered)
+        return replies
 
     def _is_complete(self, gathering: Gathering[To]) -> bool:
         missing = len(gathering.line.members) - len(gathering.arrived)
@@ -313,11 +291,9 @@ class Meeting(Generic[To]):
         """All of these stand at one point: in this lane none owes another anything any more."""
         for process in alive:
             self._records[process].acknowledged = len(self._losses.services)
-        for line in [line for line in self._lines.values() if line.lane == lane]:
+        for line in self._lines.in_lane(lane):
             if all(p in alive or p in self._gone for p in line.members):
-                for gathering in line.gatherings:
-                    gathering.owing.clear()
-                self._bury(line)
+                self._lines.settle_all(line)
 
     def _do_without(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:
         """Survivors wait for one less, who may be one of those that wait."""
@@ -338,7 +314,7 @@ class Meeting(Generic[To]):
         gathering.answer = answer
         if gathering.question is not None:
             self._asking.take(gathering.question)
-        if answer.kind not in ("ok", "live"):
+        if not answer.is_success:
             missing = gathering.missing(self._gone)
             gathering.owing = {p for p in missing if p not in self._gone}
         for process, wait in gathering.arrived.items():
@@ -349,19 +325,8 @@ class Meeting(Generic[To]):
                 record.note(now, "last at", wait.point)
         replies = [Reply(w.to, w.ticket, answer) for w in gathering.arrived.values()]
         gathering.arrived = {}
-        self._open[line.lane].discard(gathering)
-        self._bury(line)
+        self._lines.close(gathering)
         return replies
-
-    def _bury(self, line: Line[To]) -> None:
-        """Forget the gatherings that nobody owes any more, and a line without gatherings."""
-        gatherings = line.gatherings
-        while gatherings and gatherings[0].answer is not None and not gatherings[0].owing:
-            gatherings.popleft()
-        if not gatherings:
-            self._lines.pop(line.key, None)
-            if not self._open.get(line.lane):
-                self._open.pop(line.lane, None)
 
     def _ask_late(self, now: float, gathering: Gathering[To]) -> bool:
         """Ask those who are late where they are; return whether there is anybody to wait for."""

@@ -11,8 +11,11 @@ from shoal.runtime.frames import Frame, FrameError, number_field, text_field, wh
 from shoal.runtime.leaving import Given, Settled, Told
 
 __all__ = [
+    "Abandoned",
     "Arrival",
     "Beat",
+    "abandoned_of",
+    "abandoned_words",
     "arrival_of",
     "beat_of",
     "given_of",
@@ -65,13 +68,43 @@ class Arrival(NamedTuple):
     timeout_s: float
     step: int | None
     ticket: int  # 0: the answer carries none
+    after: int = 0  # so many calls the process had abandoned in this lane before
+
+
+class Abandoned(NamedTuple):
+    """A process has left a call by an exception; the others must not wait for it there."""
+
+    point: Point  # where it was last in this call; or what the call is, if it came to none
+    arrivals: int  # at points of this call
+    sent: int  # arrivals in this lane, in all
+    number: int  # how many calls it has abandoned in this lane, this one included
+    words: str  # the exception, in a line
 
 
 def arrival_of(header: Mapping[str, Any], process: int, count: int) -> Arrival:
     """Return an arrival of `process`, in a job of `count`."""
     ticket = whole_field(header, "ticket") if "ticket" in header else 0
+    after = whole_field(header, "after") if "after" in header else 0
     point = _point_of(header, process, count)
-    return Arrival(point, number_field(header, "timeout_s"), _step_of(header), ticket)
+    return Arrival(point, number_field(header, "timeout_s"), _step_of(header), ticket, after)
+
+
+def abandoned_words(left: Abandoned) -> dict[str, Any]:
+    """Return the header of an abandoned call; its `words` are the body."""
+    counts = {"arrivals": left.arrivals, "sent": left.sent, "number": left.number}
+    return {"do": "abandon", "point": left.point, **counts}
+
+
+def abandoned_of(frame: Frame, process: int, count: int) -> Abandoned:
+    """Return what a process says of a call that it has left, in a job of `count`."""
+    point = _point_of(frame.header, process, count)
+    arrivals, sent, number = (
+        whole_field(frame.header, name) for name in ("arrivals", "sent", "number")
+    )
+    if not (0 <= arrivals <= sent and number > 0):
+        raise FrameError("an abandoned call with impossible counts")
+    words = frame.body.decode(errors="replace")[:_MOST_TEXT]
+    return Abandoned(point, arrivals, sent, number, words)
 
 
 def _point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
@@ -82,8 +115,8 @@ def _point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
     for text in (point.name, point.lane, point.fingerprint, point.site):
         if type(text) is not str:
             raise FrameError("field 'point' has no text where it must")
-    if type(point.survivors) is not bool:
-        raise FrameError("field 'point' does not say whether survivors meet there")
+    if type(point.survivors) is not bool or type(point.follows) is not bool:
+        raise FrameError("field 'point' says neither yes nor no where it must")
     return point if point.group is None else point._replace(group=_group(row[1], process, count))
 
 

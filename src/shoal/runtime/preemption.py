@@ -15,6 +15,7 @@ from shoal.errors import DeadlineError, UsageError, UsageTypeError
 from shoal.runtime import process
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.lanes import one_call
 from shoal.runtime.leaving import REQUEUE, Notice
 from shoal.runtime.verdicts import Self, listed
 
@@ -129,6 +130,7 @@ def rearm(*, timeout_s: float | None = None) -> None:
     rearm_with(process.coordinator(), timeout_s=timeout_s)
 
 
+@one_call("rearm")
 def rearm_with(coordinator: Coordinator, *, timeout_s: float | None = None) -> None:
     """Do what `rearm` does, with the coordinator given."""
     timeout_s = settings.timeout("rearm()", timeout_s, "SHOAL_TIMEOUT_S")

@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from shoal.runtime.coordinator import Member, Point
 from shoal.runtime.gathering import Gathering, Wait, place_text
-from shoal.runtime.messages import Beat
+from shoal.runtime.messages import Abandoned, Beat
 
 __all__ = ["Record"]
 
@@ -18,7 +18,9 @@ class Record(Generic[To]):
     """One process: its last words, its last beat, and where it waits."""
 
     __slots__ = (
+        "abandoned",
         "acknowledged",
+        "arrivals",
         "beat",
         "beat_came",
         "blocked",
@@ -51,10 +53,28 @@ class Record(Generic[To]):
         self.epitaph = ""  # why it is gone, and where it was last
         self.acknowledged = 0  # so many lost services are none of its errors any more
         self.blocked: dict[str, Gathering[To]] = {}  # where it waits, by lane
+        self.arrivals: dict[str, int] = {}  # at points so far, by lane
+        self.abandoned: dict[str, int] = {}  # calls so far, by lane
 
     def note(self, now: float, words: str, point: Point | None = None) -> None:
         """Remember words, and the point that they are about."""
         self.words, self.point, self.when = words, point, now
+
+    def come(self, point: Point, step: int | None) -> None:
+        """It has come to a point, in this step if it says so."""
+        self.arrivals[point.lane] = self.arrivals.get(point.lane, 0) + 1
+        self.step = self.step if step is None else step
+
+    def abandon(self, now: float, left: Abandoned) -> Point:
+        """It has left a call; return the point of that call at which it would have been next.
+
+        If the last arrival that it sent has not come, that one is not a part of the call.
+        """
+        lane = left.point.lane
+        missed = left.sent - self.arrivals.get(lane, 0)
+        self.arrivals[lane], self.abandoned[lane] = left.sent, left.number
+        self.note(now, f"left a call ({left.words}), last at", left.point)
+        return left.point._replace(follows=left.arrivals > missed)
 
     def hear(self, now: float, beat: Beat) -> None:
         """Remember what a beat says."""

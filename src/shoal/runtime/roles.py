@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any
 
 from shoal.runtime.connections import Connection
@@ -27,6 +28,7 @@ from shoal.runtime.jobs import Job, Life
 from shoal.runtime.meeting import Answer, Meeting, Reply
 from shoal.runtime.messages import (
     Arrival,
+    abandoned_of,
     arrival_of,
     beat_of,
     given_of,
@@ -66,6 +68,11 @@ class Process:
             ticket = whole_field(header, "ticket")
             text = frame.body.decode(errors="replace")
             job.hear_stacks(process, ticket, text, beat_of(header))
+        elif verb == "abandon":
+            left = abandoned_of(frame, process, job.num_processes)
+            job.answer(job.meeting.abandon(job.now(), process, left))
+            for arrive in self._life.release(left.point.lane):
+                arrive()
         elif verb == "doing":
             words = text_field(header, "words")[:_MAX_WORDS]
             job.meeting.say(job.now(), process, words)
@@ -119,7 +126,15 @@ class Lane:
     def _arrive(
         self, meeting: Meeting[Connection], connection: Connection, arrival: Arrival, body: bytes
     ) -> None:
-        job = self._job
+        """Take an arrival after what the process abandoned before it sent it, and not later."""
+        job, lane = self._job, arrival.point.lane
+        abandoned = meeting.abandoned(self._life.process, lane)
+        if arrival.after < abandoned:  # it was interrupted meanwhile: nobody waits for the answer
+            return
+        if arrival.after > abandoned:
+            again = partial(self._arrive, meeting, connection, arrival, body)
+            self._life.held.append((lane, again))
+            return
         replies = meeting.arrive(
             job.now(),
             self._life.process,

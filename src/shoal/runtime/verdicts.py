@@ -99,6 +99,10 @@ def error_of(
     if kind == "diverged":
         return _divergence_error(facts, me, point)
     what = f"{me}: {point.place} cannot complete"
+    if kind == "abandoned":
+        process, words = int(facts["process"]), str(facts["words"])
+        left = f"{me.name(process)} left this call: {words}"
+        return PeerFailedError(f"{what}: {left}", failed={process: words})
     gone = {int(process): str(words) for process, words in facts["gone"]}
     if not gone:
         return service_error(facts["services"], what)

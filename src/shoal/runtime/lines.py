@@ -1,0 +1,141 @@
+"""The lines of a job, and which gathering of its line a process comes to next.
+
+A *line* is a group of processes in a lane; its gatherings stand in the order in which they were
+opened. One that failed stays until each living member has been answered: a process that comes
+late then gets the error that the others got, and its next call meets their next call.
+
+Three rules keep that count right where calls do not pair up one by one:
+
+* A call may be several points. One that a process left between two of them fails at the next
+  (`follows`): members that are still in the call get the error there, members that begin another
+  call have left it as well, and pass.
+* Gatherings that ended together, as one circle of waits, are one failure: a process that has had
+  the answer in one of them is not given it again in another (`alike`).
+* Survivors start again from wherever they are: they pass what failed before, but not a failed
+  point of survivors (`restarts`), for that one is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from shoal.runtime.coordinator import Point
+from shoal.runtime.gathering import Gathering, Line
+
+__all__ = ["Lines"]
+
+To = TypeVar("To", bound=Hashable)
+
+
+class Lines(Generic[To]):
+    """All gatherings that are open, or that failed and are still owed to a living process."""
+
+    def __init__(self, everybody: range) -> None:
+        self._everybody = everybody
+        self._lines: dict[tuple[tuple[int, ...] | None, str], Line[To]] = {}
+        self._open: dict[str, set[Gathering[To]]] = {}  # by lane
+
+    def __bool__(self) -> bool:
+        return bool(self._lines or self._open)
+
+    def of(self, process: int) -> list[Line[To]]:
+        """Return the lines that a process is a member of."""
+        return [line for line in self._lines.values() if process in line.members]
+
+    def in_lane(self, lane: str) -> list[Line[To]]:
+        """Return the lines of a lane."""
+        return [line for line in self._lines.values() if line.lane == lane]
+
+    def open_in(self, lane: str) -> Collection[Gathering[To]]:
+        """Return the gatherings of a lane in which processes wait."""
+        return self._open.get(lane, ())
+
+    def all_open(self) -> list[Gathering[To]]:
+        """Return the gatherings of all lanes in which processes wait."""
+        return [gathering for gatherings in self._open.values() for gathering in gatherings]
+
+    def next_of(self, process: int, point: Point) -> Gathering[To] | None:
+        """Return the gathering that an arrival at `point` is for; None: it is the first there."""
+        line = self._lines.get((point.group, point.lane))
+        for gathering in tuple(line.gatherings) if line is not None else ():
+            if not gathering.expects(process):
+                continue
+            if gathering.answer is None or not _passes(gathering, point):
+                return gathering
+            self.settle(process, gathering)
+        return None
+
+    def open(self, point: Point) -> Gathering[To]:
+        """Add a gathering to the line of `point`."""
+        key = (point.group, point.lane)
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = Line(key, self._everybody)
+        gathering = Gathering(line, point)
+        line.gatherings.append(gathering)
+        self._open.setdefault(line.lane, set()).add(gathering)
+        return gathering
+
+    def left_by(self, process: int, point: Point) -> Iterator[Gathering[To]]:
+        """Yield the open gatherings that must fail because a process has left its call.
+
+        Args:
+          point: the next point of that call, at which the process would have been: `follows` says
+            whether it has come to an earlier one.
+        """
+        while (gathering := self.next_of(process, point)) is not None:
+            if gathering.answer is not None:
+                if gathering.follows == point.follows:  # the call has failed for all before
+                    self.settle(process, gathering)
+                return
+            if gathering.follows == point.follows:
+                yield gathering
+                return
+            if point.follows:  # the others have left the call, too
+                return
+            yield gathering  # of an earlier call, in which the others still are
+        yield self.open(point)
+
+    def close(self, gathering: Gathering[To]) -> None:
+        """A gathering has its answer: nobody waits there any more."""
+        self._open[gathering.line.lane].discard(gathering)
+        self._forget(gathering.line)
+
+    def join(self, gatherings: list[Gathering[To]], answered: Collection[int]) -> None:
+        """These have ended together, and `answered` is every process that waited in one of them."""
+        for gathering in gatherings:
+            gathering.alike = gatherings
+            gathering.owing.difference_update(answered)
+            self._forget(gathering.line)
+
+    def settle(self, process: int, gathering: Gathering[To]) -> None:
+        """A process has been answered, or passes: this failure is owed to it no more."""
+        for each in gathering.alike or (gathering,):
+            each.owing.discard(process)
+            self._forget(each.line)
+
+    def settle_all(self, line: Line[To], processes: Iterable[int] | None = None) -> None:
+        """No failure of a line is owed to these processes any more; None: to nobody."""
+        for gathering in line.gatherings:
+            if processes is None:
+                gathering.owing.clear()
+            else:
+                gathering.owing.difference_update(processes)
+        self._forget(line)
+
+    def _forget(self, line: Line[To]) -> None:
+        """Forget the gatherings that nobody is owed any more, and a line without gatherings."""
+        gatherings = line.gatherings
+        while gatherings and gatherings[0].answer is not None and not gatherings[0].owing:
+            gatherings.popleft()
+        if not gatherings:
+            self._lines.pop(line.key, None)
+            if not self._open.get(line.lane):
+                self._open.pop(line.lane, None)
+
+
+def _passes(gathering: Gathering[To], point: Point) -> bool:
+    """Is the failure of this gathering none of an arrival at `point`?"""
+    has_left_the_call = gathering.follows and not point.follows
+    return has_left_the_call or (point.survivors and not gathering.restarts)
