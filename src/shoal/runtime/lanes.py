@@ -11,6 +11,7 @@ One thread at a time waits in a lane: else the order of its points would be left
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import threading
 from collections.abc import Callable, Collection
@@ -179,10 +180,12 @@ class Lanes:
     def _group(self, processes: object) -> tuple[int, ...] | None:
         if not isinstance(processes, Collection):  # an iterator is the call's to read
             return None
-        count = len(self._me.hosts)
-        members = {int(p) for p in processes if hasattr(p, "__index__") and 0 <= p < count}
-        is_group = self._me.process in members and len(members) < count
-        return tuple(sorted(members)) if is_group else None
+        everybody = range(len(self._me.hosts))
+        is_group = all(hasattr(p, "__index__") and p in everybody for p in processes)
+        if not is_group or self._me.process not in processes:
+            return None
+        members = sorted({operator.index(p) for p in processes})
+        return tuple(members) if len(members) < len(everybody) else None
 
     def _other_thread(self, point: Point) -> UsageError:
         return UsageError(

@@ -11,8 +11,8 @@ Three rules keep that count right where calls do not pair up one by one:
   call have left it as well, and pass.
 * Gatherings that ended together, as one circle of waits, are one failure: a process that has had
   the answer in one of them is not given it again in another (`alike`).
-* Survivors start again from wherever they are: they pass what failed before, but not a failed
-  point of survivors (`restarts`), for that one is theirs.
+* Survivors of a loss start again from wherever they are: they pass what failed before, but not a
+  failed point of survivors (`restarts`), for that one is theirs.
 """
 
 from __future__ import annotations
@@ -55,13 +55,17 @@ class Lines(Generic[To]):
         """Return the gatherings of all lanes in which processes wait."""
         return [gathering for gatherings in self._open.values() for gathering in gatherings]
 
-    def next_of(self, process: int, point: Point) -> Gathering[To] | None:
-        """Return the gathering that an arrival at `point` is for; None: it is the first there."""
+    def next_of(self, process: int, point: Point, *, after_loss: bool) -> Gathering[To] | None:
+        """Return the gathering that an arrival at `point` is for; None: it is the first there.
+
+        Args:
+          after_loss: is somebody gone since this process last met survivors?
+        """
         line = self._lines.get((point.group, point.lane))
         for gathering in tuple(line.gatherings) if line is not None else ():
             if not gathering.expects(process):
                 continue
-            if gathering.answer is None or not _passes(gathering, point):
+            if gathering.answer is None or not _passes(gathering, point, after_loss):
                 return gathering
             self.settle(process, gathering)
         return None
@@ -77,14 +81,17 @@ class Lines(Generic[To]):
         self._open.setdefault(line.lane, set()).add(gathering)
         return gathering
 
-    def left_by(self, process: int, point: Point) -> Iterator[Gathering[To]]:
+    def left_by(self, process: int, point: Point, *, after_loss: bool) -> Iterator[Gathering[To]]:
         """Yield the open gatherings that must fail because a process has left its call.
 
         Args:
           point: the next point of that call, at which the process would have been: `follows` says
             whether it has come to an earlier one.
         """
-        while (gathering := self.next_of(process, point)) is not None:
+        while True:
+            gathering = self.next_of(process, point, after_loss=after_loss)
+            if gathering is None:
+                break
             if gathering.answer is not None:
                 if gathering.follows == point.follows:  # the call has failed for all before
                     self.settle(process, gathering)
@@ -135,7 +142,7 @@ class Lines(Generic[To]):
                 self._open.pop(line.lane, None)
 
 
-def _passes(gathering: Gathering[To], point: Point) -> bool:
+def _passes(gathering: Gathering[To], point: Point, after_loss: bool) -> bool:
     """Is the failure of this gathering none of an arrival at `point`?"""
     has_left_the_call = gathering.follows and not point.follows
-    return has_left_the_call or (point.survivors and not gathering.restarts)
+    return has_left_the_call or (after_loss and point.survivors and not gathering.restarts)

@@ -116,7 +116,7 @@ class Meeting(Roster[To]):
         if waits is not None:
             return self._finish(now, waits, answer)
         replies: list[Reply[To]] = []
-        for gathering in self._lines.left_by(process, point):
+        for gathering in self._lines.left_by(process, point, after_loss=record.has_lost):
             replies += self._finish(now, gathering, answer)
             self._lines.settle(process, gathering)
         return replies
@@ -145,6 +145,7 @@ class Meeting(Roster[To]):
             return []
         self._gone[process] = state
         self._records[process].leave(now, state, words)
+        self._lose()
         replies: list[Reply[To]] = []
         for line in self._lines.of(process):
             self._lines.settle_all(line, (process,))
@@ -166,6 +167,7 @@ class Meeting(Roster[To]):
         It is an error of everybody until the survivors have met.
         """
         self._losses.services.append([name, words])
+        self._lose()
         answer = self._losses.service_answer()
         ended = [g for g in self._lines.all_open() if not g.survivors]
         return [reply for g in ended for reply in self._finish(now, g, answer)]
@@ -213,8 +215,11 @@ class Meeting(Roster[To]):
         Others may still be in what it has left: they are answered on the way.
         """
         replies: list[Reply[To]] = []
+        after_loss = self._records[process].has_lost
         while True:
-            gathering = self._lines.next_of(process, point) or self._lines.open(point)
+            gathering = self._lines.next_of(process, point, after_loss=after_loss)
+            if gathering is None:
+                gathering = self._lines.open(point)
             if gathering.answer is not None:
                 if gathering.follows or not point.follows:
                     self._lines.settle(process, gathering)
@@ -291,6 +296,7 @@ class Meeting(Roster[To]):
         """All of these stand at one point: in this lane none owes another anything any more."""
         for process in alive:
             self._records[process].acknowledged = len(self._losses.services)
+            self._records[process].has_lost = False
         for line in self._lines.in_lane(lane):
             if all(p in alive or p in self._gone for p in line.members):
                 self._lines.settle_all(line)

@@ -25,6 +25,7 @@ class Record(Generic[To]):
         "beat_came",
         "blocked",
         "epitaph",
+        "has_lost",
         "host",
         "index",
         "pid",
@@ -51,6 +52,7 @@ class Record(Generic[To]):
         self.silent_since: float | None = None
         self.stopped_since: float | None = None  # its host's keeper says that it is stopped
         self.epitaph = ""  # why it is gone, and where it was last
+        self.has_lost = False  # is a process or a service gone since it last met survivors?
         self.acknowledged = 0  # so many lost services are none of its errors any more
         self.blocked: dict[str, Gathering[To]] = {}  # where it waits, by lane
         self.arrivals: dict[str, int] = {}  # at points so far, by lane

@@ -63,3 +63,8 @@ class Roster(Generic[To]):
     def members(self, now: float) -> tuple[Member, ...]:
         """Return what is known of each process, in order."""
         return tuple(record.member(now) for record in self._records)
+
+    def _lose(self) -> None:
+        """Something that others may need is gone: it is news until survivors have met."""
+        for record in self._records:
+            record.has_lost = True

@@ -1,0 +1,227 @@
+"""Programs of collectives at random, with all that can go wrong in them, each from one seed.
+
+A program is a list of operations that all processes make in the same order, and *faults*: at one
+operation one process is late, interrupted, wrong, of another opinion, or gone. Whatever happens,
+each call returns or raises by its deadline, on all or on none; no value of one operation passes for
+that of another; and afterwards one point that all come to works among those who live.
+"""
+
+import random
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.collectives.allgather import allgather_with
+from shoal.collectives.broadcast import broadcast_with
+from shoal.collectives.live import live_with
+from shoal.collectives.same import assert_same_with
+from shoal.errors import ShoalError
+from shoal.runtime.barrier import barrier_with
+from shoal.runtime.fault_points import InjectedError
+from shoal.runtime.preemption import rearm_with
+
+KINDS = ("barrier", "barrier", "live", "broadcast", "large", "allgather", "many", "same", "rearm")
+OF_GROUPS = ("barrier", "live")
+POINTS = {
+    "barrier": ("barrier.before_arrive", "barrier.after_arrive"),
+    "broadcast": ("broadcast.before_arrive", "broadcast.after_arrive"),
+    "large": ("broadcast.after_arrive", "stream.before_chunk", "stream.after_chunk"),
+    "allgather": ("allgather.before_arrive", "allgather.after_arrive"),
+    "many": ("allgather.after_arrive", "stream.before_chunk", "stream.after_chunk"),
+    "same": ("assert_same.before_arrive", "assert_same.after_arrive"),
+}
+FAULTS = ("late", "late", "raise", "interrupt", "interrupt", "usage", "name", "kind", "group",
+          "shape", "deadline", "killed", "frozen", "failed", "exit")  # fmt: skip
+DEADLY = ("killed", "frozen", "failed", "exit")
+LONG_S = 1000.0
+
+
+class Operation(NamedTuple):
+    """One call that all of `group` make."""
+
+    kind: str
+    name: str
+    group: tuple[int, ...] | None
+    timeout_s: float
+    is_equal: bool  # for "same": do the values agree?
+
+
+class Fault(NamedTuple):
+    """What goes wrong on one process at one operation."""
+
+    kind: str
+    process: int
+    at: int
+    value: object = None
+
+
+class Program(NamedTuple):
+    """All of it; the same seed makes the same one."""
+
+    seed: int
+    processes: int
+    operations: tuple[Operation, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def has_deaths(self):
+        return any(fault.kind in DEADLY for fault in self.faults)
+
+    def of(self, process, at):
+        return [fault for fault in self.faults if (fault.process, fault.at) == (process, at)]
+
+
+def program_of(seed, *, deadly=True):
+    """Return the program of a seed."""
+    chance = random.Random(seed)
+    processes = chance.choice([2, 3, 3, 4])
+    operations = [_operation(chance, processes) for _ in range(chance.randint(3, 8))]
+    faults = []
+    for _ in range(chance.choice([1, 1, 2, 2, 3, 4])):
+        at = chance.randrange(len(operations))
+        operation = operations[at]
+        group = operation.group or range(processes)
+        kind = chance.choice(FAULTS)
+        if kind in DEADLY and not deadly:
+            continue
+        fault = _fault(chance, kind, chance.choice(list(group)), at, operation, processes)
+        if fault is not None:
+            faults.append(fault)
+        if fault is not None and kind == "group":  # it is known only when all have come
+            operations[at] = operation._replace(timeout_s=LONG_S)
+    return Program(seed, processes, tuple(operations), tuple(faults))
+
+
+def _operation(chance, processes):
+    kind = chance.choice(KINDS)
+    group = None
+    if kind in OF_GROUPS and processes > 2 and chance.random() < 0.3:
+        group = tuple(sorted(chance.sample(range(processes), chance.randint(2, processes - 1))))
+    name = chance.choice(["a", "b", "live"])
+    return Operation(kind, name, group, chance.choice([2.0, 5.0, 100.0]), chance.random() < 0.7)
+
+
+def _fault(chance, kind, process, at, operation, processes):
+    if kind == "late":
+        return Fault(kind, process, at, chance.choice([1.0, 3.0, 7.0]))
+    if kind == "raise":
+        if operation.kind not in POINTS:
+            return None
+        error = chance.choice([InjectedError, KeyboardInterrupt, ValueError])
+        point = chance.choice(POINTS[operation.kind])
+        return Fault(kind, process, at, (point, chance.choice([1, 1, 2]), error))
+    if kind == "interrupt":
+        return Fault(kind, process, at, chance.choice([0.0, 0.5, 4.0]))
+    if kind == "usage":
+        # A list of processes that is wrong does not say whose call it is: then it is everybody's.
+        more = ["processes"] if operation.group is None else []
+        return Fault(kind, process, at, chance.choice(["timeout_s", "lane", *more]))
+    if kind == "group":
+        rest = [p for p in range(processes) if p != process]
+        if operation.kind not in OF_GROUPS or operation.group is not None or processes == 2:
+            return None
+        some = chance.sample(rest, chance.randint(1, processes - 2))
+        return Fault(kind, process, at, tuple(sorted([process, *some])))
+    if kind == "deadline":
+        return Fault(kind, process, at, chance.choice([1.0, 6.0]))
+    return Fault(kind, process, at)
+
+
+class Gone(BaseException):
+    """The process is no more."""
+
+
+class Ended(NamedTuple):
+    """How one call ended."""
+
+    at: int
+    took_s: float
+    timeout_s: float
+    error: BaseException | None
+    is_own: bool  # did the process itself, alone, make it fail?
+
+
+def perform(coordinator, operation, at, faults):
+    """Make one call; return whether what came back is right."""
+    kind, name, group, timeout_s, is_equal = operation
+    more = {"timeout_s": timeout_s}
+    me, size = coordinator.process, 100_000 if kind in ("large", "many") else 5
+    for fault in faults:
+        if fault.kind == "deadline":
+            more["timeout_s"] = fault.value
+        elif fault.kind == "usage" and fault.value == "timeout_s":
+            more["timeout_s"] = -1.0
+        elif fault.kind == "usage" and fault.value == "lane":
+            more["lane"] = ""
+        elif fault.kind == "usage" and kind in OF_GROUPS:
+            group = (0, 99)
+        elif fault.kind == "usage":
+            more["timeout_s"] = "soon"
+        elif fault.kind == "name":
+            name += " of another opinion"
+        elif fault.kind == "kind":
+            kind, name = ("barrier", "live") if kind == "live" else ("live", name)
+        elif fault.kind == "group":
+            group = fault.value
+        elif fault.kind == "shape":
+            size += 1
+    if kind == "rearm":
+        rearm_with(coordinator, timeout_s=more["timeout_s"])
+    elif kind == "barrier":
+        barrier_with(coordinator, name, processes=group, **more)
+    elif kind == "live":
+        live_with(coordinator, group, **more)
+    elif kind in ("broadcast", "large"):
+        source = at % coordinator.num_processes
+        value = np.full(size, at + 1 if me == source else 0, np.uint8)
+        return bool((broadcast_with(coordinator, value, source, name=name, **more) == at + 1).all())
+    elif kind in ("allgather", "many"):
+        rows = allgather_with(coordinator, np.full(size, 16 * at + me, np.uint8), name=name, **more)
+        wanted = np.arange(coordinator.num_processes) + 16 * at
+        return bool((rows == wanted[:, None]).all())
+    else:
+        value = np.full(size, 0 if is_equal else me, np.uint8)
+        assert_same_with(coordinator, value, name=name, **more)
+        return is_equal
+    return True
+
+
+def agree_at_last(coordinator, program):
+    """One point that all come to; after a loss those who live find each other first, and again if
+    some of them already had."""
+    if not program.has_deaths:
+        barrier_with(coordinator, "at last", timeout_s=LONG_S)
+        return
+    for attempt in range(len(program.operations) + 4):
+        try:
+            alive = live_with(coordinator, timeout_s=LONG_S)
+            barrier_with(coordinator, "at last", processes=alive, timeout_s=LONG_S)
+            return
+        except ShoalError:
+            if attempt == len(program.operations) + 3:
+                raise
+
+
+def findings(program, endings, lasts):
+    """Return what is wrong: `endings` and `lasts` by process; None: it did not live to see it."""
+    found = []
+    for process, ended in endings.items():
+        for one in ended:
+            limit_s = one.timeout_s + 10.0 if one.timeout_s > 0 else 0.0
+            if one.took_s > limit_s:
+                found.append(f"process {process}, operation {one.at}: took {one.took_s} s")
+    if not program.has_deaths:
+        for at in range(len(program.operations)):
+            rows = [one for ended in endings.values() for one in ended if one.at == at]
+            if any(one.error is None for one in rows):
+                found += [
+                    f"operation {at}: {one.error!r} on one process, success on another"
+                    for one in rows
+                    if one.error is not None and not one.is_own
+                ]
+    found += [
+        f"process {process}: the point at last: {last!r}"
+        for process, last in lasts.items()
+        if isinstance(last, BaseException)
+    ]
+    return found

@@ -1,0 +1,144 @@
+"""Two thousand programs of collectives in which things go wrong; see `random_programs`.
+
+A finding names its seed, and `play(seed)` runs it again as it ran.
+"""
+
+import types
+
+import pytest
+
+from collectives import random_programs as programs
+from collectives.random_programs import Ended, Gone, program_of
+from collectives.stage import Hung, Stage
+from shoal.collectives import arguments, flow
+from shoal.errors import ShoalError
+from shoal.runtime import agreement, fault_points, lanes, lines
+
+PROGRAMS = 2000
+PARTS = 8
+
+
+@pytest.fixture
+def play(monkeypatch):
+    """Return a function that plays the program of a seed, and returns what is wrong."""
+    monkeypatch.setenv(fault_points.VARIABLE, "looked at here")
+    monkeypatch.setenv("SHOAL_HOST_MEMORY", "0")
+
+    def play_seed(seed, *, host_memory=False, **options):
+        monkeypatch.setenv("SHOAL_HOST_MEMORY", "1" if host_memory else "0")
+        program = program_of(seed, **options)
+        stage = Stage(program.processes, seed)
+        time = types.SimpleNamespace(monotonic=stage.clock)
+        for module in (arguments, flow, agreement):
+            monkeypatch.setattr(module, "time", time)
+        return Play(program, stage, monkeypatch).findings()
+
+    return play_seed
+
+
+class Play:
+    """One program on a stage."""
+
+    def __init__(self, program, stage, monkeypatch):
+        self.program, self.stage = program, stage
+        self.raises = {}  # process: [(point, turn, error)]
+        self.own = {}
+        self.endings = {p: [] for p in range(program.processes)}
+        self.lasts = {}
+        monkeypatch.setattr(fault_points, "reach", self.reach)
+
+    def findings(self):
+        for process, result in enumerate(self.stage.run(self.act)):
+            if isinstance(result, Hung):
+                return ["all processes wait, and nothing is due"]
+            if isinstance(result, BaseException) and not isinstance(result, Gone):
+                return [f"process {process}: {result!r}"]
+        found = programs.findings(self.program, self.endings, self.lasts)
+        job = self.stage.job
+        for coordinator in job.coordinators:
+            coordinator.close()
+        return found + (["a failure is kept for nobody"] if job._meeting._lines else [])
+
+    def act(self, process):
+        coordinator = self.stage.job.coordinators[process]
+        for at, operation in enumerate(self.program.operations):
+            if process in (operation.group or range(self.program.processes)):
+                self.call(coordinator, operation, at)
+        lost = [trouble.process for trouble in coordinator.troubles.open()]
+        if process in lost:
+            return
+        try:
+            programs.agree_at_last(coordinator, self.program)
+        except ShoalError as error:
+            self.lasts[process] = error
+
+    def call(self, coordinator, operation, at):
+        process, clock = coordinator.process, self.stage.clock
+        faults = self.program.of(process, at)
+        self.prepare(coordinator, faults)
+        timeout_s = next((f.value for f in faults if f.kind == "deadline"), operation.timeout_s)
+        began, error = clock(), None
+        try:
+            is_right = programs.perform(coordinator, operation, at, faults)
+            assert is_right, f"operation {at} returned what belongs to another one"
+        except (Gone, Hung, AssertionError):
+            raise
+        except BaseException as raised:  # noqa: BLE001 - the findings look at it
+            error = raised
+        self.raises.pop(process, None)
+        self.stage.interrupts.pop(process, None)
+        is_own = error is not None and not isinstance(error, ShoalError)
+        self.endings[process].append(Ended(at, clock() - began, timeout_s, error, is_own))
+
+    def prepare(self, coordinator, faults):
+        process, job = coordinator.process, self.stage.job
+        for fault in faults:
+            if fault.kind == "late":
+                self.stage.pause(process, fault.value)
+            elif fault.kind == "raise":
+                self.raises[process] = fault.value
+            elif fault.kind == "interrupt":
+                self.stage.interrupts[process] = (fault.value, KeyboardInterrupt())
+            elif fault.kind == "frozen":
+                job.lose(process, "stopped")
+            elif fault.kind == "killed":
+                job.lose(process)
+                raise Gone
+            elif fault.kind == "failed":
+                coordinator.tell("failed", "Traceback\nValueError: no data")
+                raise Gone
+            elif fault.kind == "exit":
+                coordinator.close()
+                raise Gone
+
+    def reach(self, point, process=None):
+        if process in self.raises and self.raises[process][0] == point:
+            _, turn, error = self.raises[process]
+            if turn > 1:
+                self.raises[process] = (point, turn - 1, error)
+            else:
+                del self.raises[process]
+                raise error
+        if process is not None and self.stage.chance.random() < 0.3:
+            self.stage.pause(process, 0.0)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_all_answer_by_the_deadline_all_or_none_and_the_next_point_works(play, part):
+    for seed in range(part, PROGRAMS, PARTS):
+        found = play(seed, host_memory=seed % 40 == 0)
+        assert not found, f"seed {seed}: {found}\n{program_of(seed)}"
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "before"),
+    [
+        (lines, "_passes", lambda gathering, point, after_loss: point.survivors),
+        (lines.Lines, "join", lambda self, gatherings, answered: None),
+        (lanes.Lanes, "_flush", lambda self, lane: self._counts.pop(lane)),
+    ],
+    ids=["late to live", "other groups", "interrupts"],
+)
+def test_the_programs_find_what_was_wrong_before(play, monkeypatch, owner, name, before):
+    monkeypatch.setattr(owner, name, before)
+    assert any(play(seed, deadly=False) for seed in range(200))
