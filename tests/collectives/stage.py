@@ -4,6 +4,7 @@ Which one runs next is drawn from a seed, so that a program of many processes ru
 When all of them wait, the clock goes on to the next deadline, or to the next one that wakes.
 """
 
+import faulthandler
 import math
 import random
 import threading
@@ -67,7 +68,9 @@ class Stage:
         for thread in threads:
             thread.start()
         self._next()
-        assert self._ended.wait(PATIENCE_S), "a thread does not come back"
+        if not self._ended.wait(PATIENCE_S):
+            faulthandler.dump_traceback()
+            raise AssertionError("a thread does not come back")
         for thread in threads:
             thread.join(PATIENCE_S)
         return results

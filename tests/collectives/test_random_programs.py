@@ -76,7 +76,7 @@ class Play:
         process, clock = coordinator.process, self.stage.clock
         faults = self.program.of(process, at)
         self.prepare(coordinator, faults)
-        timeout_s = next((f.value for f in faults if f.kind == "deadline"), operation.timeout_s)
+        timeout_s = programs.timeout_of(operation, faults)
         began, error = clock(), None
         try:
             is_right = programs.perform(coordinator, operation, at, faults)
