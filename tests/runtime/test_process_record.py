@@ -9,9 +9,21 @@ import textwrap
 
 import pytest
 
+from shoal.collectives.broadcast import broadcast
+from shoal.collectives.same import assert_same
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime import accelerators, jax_runtime, process
-from shoal.runtime.process import coordinator, initialize, process_count, process_index, shutdown
+from shoal.runtime.barrier import barrier
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.preemption import exit_code, notice
+from shoal.runtime.process import (
+    coordinator,
+    initialize,
+    last_coordinator,
+    process_count,
+    process_index,
+    shutdown,
+)
 
 
 def run(script, env):
@@ -31,12 +43,69 @@ def test_a_process_without_a_job_is_alone():
     shutdown()
 
 
-def test_a_member_that_has_not_joined_is_told_so(monkeypatch):
-    monkeypatch.setattr(process._RECORD, "alone", None)  # as in a process that has just begun
-    monkeypatch.setenv("SHOAL_NUM_PROCESSES", "4")
-    for ask in (coordinator, process_index, process_count):
-        with pytest.raises(InitializeError, match=r"one of 4.*call shoal.initialize\(\) first"):
+ASKS = (coordinator, process_index, process_count, notice, lambda: barrier("here"))
+ASKS += (lambda: broadcast(1), lambda: assert_same(1))
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """As in a process that has just begun."""
+    for name in ("alone", "left", "joined"):
+        monkeypatch.setattr(process._RECORD, name, None)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"SHOAL_NUM_PROCESSES": "4"},
+        {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "4"},
+        {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "29500"},
+        {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"},
+        {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"},
+        {"PMI_RANK": "0", "PMI_SIZE": "4"},
+    ],
+    ids=lambda env: next(iter(env)),
+)
+def test_a_member_that_has_not_joined_is_told_so(begun, env):
+    for name, value in env.items():
+        begun.setenv(name, value)
+    for ask in ASKS:
+        with pytest.raises(InitializeError, match=r"one of 4.*call shoal.initialize\(\)") as caught:
             ask()
+        name = "SLURM_STEP_NUM_TASKS" if "SLURM_PROCID" in env else next(iter(env))
+        assert f"{name}={env[name]}" in str(caught.value)
+    shutdown()  # of nothing
+
+
+def test_a_member_of_a_job_of_unknown_size_is_told_so(begun):
+    begun.setenv("PMIX_RANK", "1")
+    for ask in (*ASKS, initialize):
+        with pytest.raises(InitializeError, match=r"PMIX_RANK=1.*how many(.|\n)*num_processes="):
+            ask()
+
+
+def test_the_variables_are_read_when_first_asked_and_once(begun):
+    begun.setenv("SLURM_NTASKS", "8")  # as in the shell that salloc gives
+    assert (process_index(), process_count()) == (0, 1)
+    begun.setenv("RANK", "0")
+    begun.setenv("WORLD_SIZE", "2")
+    assert process_count() == 1
+
+
+def test_who_has_left_a_job_of_several_is_none_of_one(begun):
+    left = LocalJob(3).coordinators[2]
+    begun.setattr(process._RECORD, "left", left)
+    assert (process_index(), process_count(), exit_code()) == (2, 3, 0)
+    assert last_coordinator() is left
+    for ask in (coordinator, notice, lambda: barrier("here"), lambda: broadcast(1)):
+        with pytest.raises(InitializeError, match=r"left its job.*process 2 of 3(.|\n)*initialize"):
+            ask()
+    begun.setattr(process._RECORD, "left", LocalJob(1).coordinators[0])
+    barrier("alone again")
+    begun.setattr(jax_runtime, "attached", lambda: jax_runtime.Attached(1, 2, "h:1"))
+    with pytest.raises(InitializeError, match="one of 2"):
+        process_index()
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "5", True])

@@ -175,13 +175,13 @@ def plan_restore(
     >>> shoal.plan_restore(path).needed_bytes
     24
     """
-    from shoal.runtime.process import coordinator
+    from shoal.runtime.process import process_count
 
     request = _request("plan_restore", path, target, only, rename, dtype, mode)
     opened = open_for(request)
     wishes = opened.wishes.wishes
-    count = coordinator().num_processes
-    return plan_all(opened.checkpoint, wishes, opened.ways, opened.geometry, range(count))
+    processes = range(process_count())
+    return plan_all(opened.checkpoint, wishes, opened.ways, opened.geometry, processes)
 
 
 def _request(
