@@ -15,6 +15,7 @@ from shoal.checkpoint.restoring.ways import MODES, RestorePlan, plan_all
 from shoal.collectives.arguments import deadline_of
 from shoal.colour import collective, local
 from shoal.errors import UsageError, UsageTypeError
+from shoal.paths import local_path
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
@@ -193,7 +194,7 @@ def _request(
       UsageError: one is wrong.
     """
     if isinstance(path, str | os.PathLike):
-        folder: Folder = LocalFolder(os.fsdecode(path))
+        folder: Folder = LocalFolder(local_path(path, f"{asked}: path={path!r}"))
     elif hasattr(path, "read_at"):
         folder = path  # type: ignore[assignment]
     else:

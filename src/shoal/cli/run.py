@@ -13,6 +13,7 @@ import typer
 
 from shoal import settings
 from shoal.errors import UsageError, nearest, raise_all
+from shoal.paths import local_path
 
 __all__ = ["Request", "check", "run"]
 
@@ -157,9 +158,8 @@ def check(request: Request) -> _Checked:
         offences += _wrong_module(request.program[0])
     else:
         offences += _wrong_script(request.program[0])
-    if request.log_dir is not None and os.path.exists(request.log_dir):
-        if not os.path.isdir(request.log_dir):
-            offences.append(f"--log-dir {request.log_dir!r} is a file")
+    if request.log_dir is not None:
+        offences += _wrong_log_dir(request.log_dir)
     raise_all("run", offences)
     return _Checked(processes or 1, devices, shown)
 
@@ -187,6 +187,16 @@ def _launch(request: Request) -> int:
     return run_kept(lambda orders_fd: Job(order).run(orders_fd))
 
 
+def _wrong_log_dir(asked: str) -> list[str]:
+    """Return what is wrong with a directory's path, in no or one sentence."""
+    try:
+        path = local_path(asked, f"--log-dir {asked!r}")
+    except UsageError as error:
+        return [str(error)]
+    is_file = os.path.exists(path) and not os.path.isdir(path)
+    return [f"--log-dir {asked!r} is a file"] if is_file else []
+
+
 def _open_log_dir(asked: str | None) -> str:
     """Return the absolute path of a directory that takes files; None: a new temporary one."""
     if asked is None:
@@ -195,6 +205,7 @@ def _open_log_dir(asked: str | None) -> str:
         except OSError as error:
             words = f"no temporary directory for the logs ({error.strerror}); give --log-dir"
             raise UsageError(f"run: {words}") from None
+    asked = local_path(asked, f"run: --log-dir {asked!r}")
     try:
         os.makedirs(asked, exist_ok=True)
         tempfile.TemporaryFile(dir=asked).close()
