@@ -15,6 +15,7 @@ from shoal.errors import InitializeError, UsageError
 from shoal.runtime import accelerators, jax_runtime, process
 from shoal.runtime.barrier import barrier
 from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.cpu_devices import chosen_devices, cpu_threads, without_devices
 from shoal.runtime.preemption import exit_code, notice
 from shoal.runtime.process import (
     coordinator,
@@ -204,10 +205,64 @@ def test_how_accelerators_are_counted(monkeypatch, tmp_path):
 
 def test_threads_of_the_cpu_client(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    assert jax_runtime.cpu_threads(4, {}) == {"PJRT_NPROC": "8"}
-    assert jax_runtime.cpu_threads(2, {}) == jax_runtime.cpu_threads(-1, {}) == {}
-    assert jax_runtime.cpu_threads(4, {"PJRT_NPROC": "5"}) == {}  # yours stands
-    flag = "--xla_force_host_platform_device_count"
-    assert jax_runtime.chosen_devices({"XLA_FLAGS": f"-a {flag}=2 {flag}=3"}) == 3
-    assert jax_runtime.chosen_devices({"JAX_NUM_CPU_DEVICES": "5", "XLA_FLAGS": f"{flag}=3"}) == 5
-    assert jax_runtime.chosen_devices({"XLA_FLAGS": "-a"}) == -1
+    assert cpu_threads(4, {}) == {"PJRT_NPROC": "8"}
+    assert cpu_threads(2, {}) == cpu_threads(-1, {}) == {}
+    assert cpu_threads(4, {"PJRT_NPROC": "5"}) == {}  # yours stands
+    given = {"PJRT_NPROC": "6", "JAX_NUM_CPU_DEVICES": "3"}
+    assert cpu_threads(8, given) == {"PJRT_NPROC": "16"}  # that was ours, for other devices
+    assert cpu_threads(8, {**given, "JAX_NUM_CPU_DEVICES": "2"}) == {}
+
+
+FLAG = "--xla_force_host_platform_device_count"
+
+
+def test_how_many_devices_an_environment_asks_jax_for():
+    assert chosen_devices({"XLA_FLAGS": f"-a {FLAG}=2 {FLAG}=3"}) == 3
+    assert chosen_devices({"JAX_NUM_CPU_DEVICES": "5", "XLA_FLAGS": f"{FLAG}=3"}) == 5
+    assert chosen_devices({"XLA_FLAGS": "-a"}) == -1
+    assert without_devices(f"-a {FLAG}=2 -b  {FLAG}=3") == "-a -b"
+
+
+# What the environment says of 8 devices, and what the one line of it is that is not so.
+OVERRULED = {
+    "": "",
+    "SHOAL_VIRTUAL_DEVICES=8 JAX_NUM_CPU_DEVICES=8 PJRT_NPROC=16": "",
+    "JAX_NUM_CPU_DEVICES=2 PJRT_NPROC=4": "JAX_NUM_CPU_DEVICES=2",
+    f"XLA_FLAGS={FLAG}=3": f"XLA_FLAGS={FLAG}=3",
+    f"SHOAL_VIRTUAL_DEVICES=2 JAX_NUM_CPU_DEVICES=8 XLA_FLAGS={FLAG}=3": (
+        f"SHOAL_VIRTUAL_DEVICES=2 and XLA_FLAGS={FLAG}=3"
+    ),
+}
+
+
+def test_an_explicit_number_of_devices_wins_and_says_so(child_env):
+    script = f"""
+    import os
+    import jax
+    from shoal.runtime import jax_runtime
+    for words in {list(OVERRULED)!r}:
+        for name in ("SHOAL_VIRTUAL_DEVICES", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "PJRT_NPROC"):
+            os.environ.pop(name, None)
+        os.environ.update(word.split("=", 1) for word in words.split())
+        configured = int(os.environ.get("JAX_NUM_CPU_DEVICES", -1))  # as JAX does when imported
+        jax.config.update("jax_num_cpu_devices", configured)
+        said = jax_runtime.configure_devices(8, None)
+        print(jax.config.jax_num_cpu_devices, os.environ["PJRT_NPROC"], said)
+    os.environ.clear()
+    jax.config.update("jax_num_cpu_devices", 5)
+    os.environ["SHOAL_VIRTUAL_DEVICES"] = "8"
+    print(jax_runtime.configure_devices(8, None))
+    print(len(jax.devices()), jax_runtime.configure_devices(None, None))
+    """
+    done = run(script, child_env)
+    assert done.returncode == 0, done.stderr
+    end = ": 8 CPU devices per process"
+    lines = [f"initialize(virtual_devices=8) wins over {said}{end}" for said in OVERRULED.values()]
+    lines = [
+        f"8 16 {line if said else ''}" for line, said in zip(lines, OVERRULED.values(), strict=True)
+    ]
+    assert done.stdout.splitlines() == [
+        *lines,
+        f"SHOAL_VIRTUAL_DEVICES=8 wins over jax_num_cpu_devices=5{end}",
+        "8 ",
+    ]

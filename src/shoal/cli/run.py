@@ -14,6 +14,7 @@ import typer
 from shoal import settings
 from shoal.errors import UsageError, nearest, raise_all
 from shoal.paths import local_path
+from shoal.runtime.cpu_devices import overruled
 
 __all__ = ["Request", "check", "run"]
 
@@ -174,6 +175,9 @@ def _launch(request: Request) -> int:
     leave_s = settings.seconds("SHOAL_LEAVE_S")
     aftermath_s = settings.seconds("SHOAL_AFTERMATH_S")
     log_dir = _open_log_dir(request.log_dir)
+    if checked.devices is not None:
+        said = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
+        print(f"shoal run: {said}\n" if said else "", end="", file=sys.stderr)
     order = Order(
         (("-m",) if request.module else ()) + request.program,
         *checked,

@@ -7,6 +7,7 @@ of all floors. Everything below them takes its coordinator as an argument.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -52,6 +53,7 @@ class _Record:
 
 
 _RECORD = _Record()
+_LOG = logging.getLogger("shoal")
 _BY_JAX = "jax.distributed.initialize"
 
 
@@ -90,7 +92,9 @@ def initialize(
       coordinator_bind_address: the host process 0 binds the services to; None: the loopback if
         the address is the loopback's, else all interfaces.
       timeout_s: until all must have joined; None: SHOAL_INITIALIZE_TIMEOUT_S (300).
-      virtual_devices: use this many virtual CPU devices per process, and no accelerator.
+      virtual_devices: use this many virtual CPU devices per process, and no accelerator. It wins
+        over `shoal run --devices`, SHOAL_VIRTUAL_DEVICES, JAX_NUM_CPU_DEVICES and XLA_FLAGS;
+        process 0 logs a line if they say otherwise. None: SHOAL_VIRTUAL_DEVICES, else JAX's rule.
 
     Raises:
       InitializeError: on every living process, within the deadline: a process did not come, an
@@ -129,7 +133,9 @@ def _enter(arguments: Arguments, deadline: float, guard: ExitGuard, patience: Pa
     cluster, is_attached = membership.find_cluster(arguments)
     membership.check_in_time(cluster, is_attached=is_attached)
     if not jax_runtime.backend_exists():
-        jax_runtime.configure_devices(cluster.virtual_devices, cluster.local_device_ids)
+        said = jax_runtime.configure_devices(cluster.virtual_devices, cluster.local_device_ids)
+        if said:  # on one process, for all have most likely the same to say
+            _LOG.log(logging.INFO if cluster.process else logging.WARNING, "%s", said)
     _RECORD.attempts += 1
     try:
         joined = membership.become_member(
