@@ -239,7 +239,8 @@ def test_an_explicit_number_of_devices_wins_and_says_so(child_env):
     script = f"""
     import os
     import jax
-    from shoal.runtime import jax_runtime
+    from shoal.runtime import cpu_devices, jax_runtime
+    cpu_devices.num_cores = lambda: 4
     for words in {list(OVERRULED)!r}:
         for name in ("SHOAL_VIRTUAL_DEVICES", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "PJRT_NPROC"):
             os.environ.pop(name, None)
