@@ -18,7 +18,8 @@ from shoal.checkpoint.disk.steps import step_name
 from shoal.checkpoint.save import save_with
 from shoal.cli.ckpt_tables import print_table
 from shoal.cli.main import build
-from shoal.errors import NotCommitted, UsageError
+from shoal.errors import InitializeError, NotCommitted, UsageError
+from shoal.runtime import process
 from shoal.runtime.coordinator_local import LocalJob
 
 RUNNER = CliRunner()
@@ -45,6 +46,30 @@ def saved(tmp_path_factory):
 def run(saved, tmp_path):
     """A history of its own for a test that changes it."""
     return shutil.copytree(saved, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+        {"PMIX_RANK": "1", "PRTE_LAUNCHED": "1"},
+        {"SHOAL_PROCESS_ID": "1", "SHOAL_NUM_PROCESSES": "2"},
+    ],
+    ids=lambda env: next(iter(env)),
+)
+def test_commands_that_read_need_not_join_the_job_around_them(saved, monkeypatch, env):
+    monkeypatch.setattr(process._RECORD, "alone", None)
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InitializeError):
+        process.coordinator()
+    step = saved / step_name(20)
+    commands = [["ls", saved], ["show", step], ["verify", step], ["recover", saved]]
+    for command in [*commands, ["diff", saved / step_name(10), step]]:
+        ckpt(*command, code=int(command[0] == "diff"))
+    for words in (["mesh", "data=4"], ["layout", "data @ data=4", "--shape", "8"]):
+        assert RUNNER.invoke(build(["mesh", "layout"]), words).exit_code == 0
 
 
 def data_of(folder):

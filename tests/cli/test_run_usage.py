@@ -12,8 +12,11 @@ import pytest
 
 from shoal import settings
 from shoal.cli import run as command
+from shoal.cli.environment import Addresses, variables
 from shoal.cli.run import Request, check
 from shoal.errors import UsageError
+from shoal.runtime import cpu_devices
+from shoal.runtime.cpu_devices import overruled
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +38,22 @@ def refusal(*program: str, **options: object) -> str:
         check(Request(program, **options))
     assert caught.value.exit_code == 2
     return str(caught.value)
+
+
+def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch):
+    flag = "--xla_force_host_platform_device_count"
+    outer = {"XLA_FLAGS": f"{flag}=5 -x", "JAX_NUM_CPU_DEVICES": "3", "PJRT_NPROC": "6"}
+    assert overruled("--devices 2", 2, outer) == (
+        f"--devices 2 wins over JAX_NUM_CPU_DEVICES=3 and XLA_FLAGS={flag}=5: "
+        "2 CPU devices per process"
+    )
+    monkeypatch.setattr(cpu_devices, "num_cores", lambda: 4)
+    addresses = Addresses("h:1", "h:2", "h:3")
+    job = {"process": 0, "num_processes": 1, "addresses": addresses, "token": ""}
+    env = variables(outer, devices=8, **job)
+    assert overruled("initialize(virtual_devices=8)", 8, env) == ""
+    assert (env["XLA_FLAGS"], env["PJRT_NPROC"]) == ("-x", "16")
+    assert variables(outer, devices=None, **job)["XLA_FLAGS"] == outer["XLA_FLAGS"]
 
 
 def test_what_is_right_passes():

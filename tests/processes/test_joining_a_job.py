@@ -20,8 +20,18 @@ def test_two_processes_compute_and_leave_quietly(job, said):
     import jax
     say(signal.getsignal(signal.SIGTERM) == before, jax.local_device_count(), jax.device_count())
     process.shutdown()
-    say("left", process.process_count())
+    import atexit
+    atexit.register(lambda: say("ends", process.process_index(), process.process_count()))
+    for ask in (process.coordinator, lambda: barrier("alone")):
+        try:
+            ask()
+        except InitializeError as error:
+            say(error)
     """
+    left = (
+        "this process has left its job, in which it was process {} of 2: shutdown() was called\n"
+        "call what is collective before that, or initialize() to join a job again"
+    )
     ended = job.run(2, script)
     for index, one in enumerate(ended):
         assert (one.code, one.err) == (0, ""), one
@@ -30,7 +40,8 @@ def test_two_processes_compute_and_leave_quietly(job, said):
             f"initialize was called twice: this is process {index} of 2 already",
             "call shutdown() first to join another job",
             "True 2 4",
-            "left 1",
+            *2 * [*left.format(index).splitlines()],
+            f"ends {index} 2",
         ]
     assert job.leaves_no_orphan()
 

@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.errors import UsageError
-from shoal.runtime.cluster import Arguments, decide, first_host, is_loopback
+from shoal.errors import InitializeError, UsageError
+from shoal.runtime.cluster import Arguments, decide, first_host, is_loopback, shown_job
 
 SHOAL = {"SHOAL_PROCESS_ID": "1", "SHOAL_NUM_PROCESSES": "4", "SHOAL_COORDINATOR": "h:1"}
 JAX = {"JAX_PROCESS_ID": "2", "JAX_NUM_PROCESSES": "5", "JAX_COORDINATOR_ADDRESS": "j:2"}
 TORCH = {"RANK": "3", "WORLD_SIZE": "6", "MASTER_ADDR": "t", "MASTER_PORT": "29500"}
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"}
+# What `prterun` of Open MPI 5 sets; `mpirun` sets it too, and OMPI_* beside it.
+PRRTE = {"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-h-71@1", "PRTE_LAUNCHED": "1"}
 MPICH = {"PMI_RANK": "0", "PMI_SIZE": "3"}
 SLURM = {
     "SLURM_JOB_ID": "77",
@@ -22,6 +24,11 @@ SLURM = {
     "SLURM_STEP_NODELIST": "node[007-010,12]",
     "SLURM_NTASKS": "1",
 }
+# What `srun --mpi=pmix` adds to the step's own.
+SLURM_PMIX = {"PMIX_RANK": "5", "PMIX_NAMESPACE": "slurm.pmix.77.0"}
+# Shells and scripts in an allocation, which are no step of several processes.
+SALLOC = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "8", "SLURM_NNODES": "2"}
+SBATCH = {**SALLOC, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
 PAIRS = [SHOAL, JAX, TORCH, OPEN_MPI, MPICH, SLURM]  # from the first that wins
 NUMBERS = [(1, 4), (2, 5), (3, 6), (1, 2), (0, 3), (5, 8)]
 
@@ -44,7 +51,13 @@ NUMBERS = [(1, 4), (2, 5), (3, 6), (1, 2), (0, 3), (5, 8)]
         ({}, {"PMI_RANK": "0", "PMI_SIZE": "1"}, 0, 1, None, "MPICH"),
         # a batch script and a shell in an allocation: the job's variables are not the step's
         ({}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}, 0, 1, None, "one"),
+        ({}, SALLOC, 0, 1, None, "one process"),
         ({}, {"RANK": "3"}, 0, 1, None, "one process"),
+        ({}, {**SLURM, **SLURM_PMIX}, 5, 8, None, "Slurm step"),
+        ({}, {**MPICH, "PMIX_RANK": "0", "SHOAL_COORDINATOR": "h:1"}, 0, 3, "h:1", "MPICH"),
+        ({}, {**OPEN_MPI, **PRRTE, "SHOAL_COORDINATOR": "h:1"}, 1, 2, "h:1", "Open MPI"),
+        ({}, {**TORCH, **PRRTE}, 3, 6, None, "torchrun"),
+        ({"num_processes": 1}, PRRTE, 0, 1, None, "arguments"),
         ({}, {"JAX_PROCESS_ID": " ", "JAX_NUM_PROCESSES": ""}, 0, 1, None, "one process"),
     ],
 )
@@ -106,6 +119,57 @@ def test_all_offenders_are_named_at_once(arguments, env, words):
         decide(Arguments(**arguments), env)
     for part in words:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("around", [{}, SALLOC, SLURM, MPICH], ids=str)
+def test_a_rank_without_a_count_is_no_job_of_one(around):
+    with pytest.raises(InitializeError) as caught:
+        decide(Arguments(), {**around, **PRRTE})
+    for part in ("PMIX_RANK=1", "num_processes=", "process_id=", "SHOAL_NUM_PROCESSES"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env", "words", "count"),
+    [
+        (SHOAL, "SHOAL_PROCESS_ID=1, SHOAL_NUM_PROCESSES=4", 4),
+        ({"SHOAL_NUM_PROCESSES": "4"}, "SHOAL_NUM_PROCESSES=4", 4),
+        ({"JAX_PROCESS_ID": "1"}, "JAX_PROCESS_ID=1", None),
+        (JAX, "JAX_PROCESS_ID=2, JAX_NUM_PROCESSES=5", 5),
+        (TORCH, "torchrun (RANK=3, WORLD_SIZE=6)", 6),
+        (OPEN_MPI, "OMPI_COMM_WORLD_RANK=1, PMIX_RANK=1, OMPI_COMM_WORLD_SIZE=2", 2),
+        (PRRTE, "PMIX_RANK=1", None),
+        ({"PMIX_RANK": "0"}, "PMIX_RANK=0", None),
+        (MPICH, "PMI_RANK=0, PMI_SIZE=3", 3),
+        (SLURM, "SLURM_PROCID=5, SLURM_STEP_NUM_TASKS=8", 8),
+        ({**SLURM, **SLURM_PMIX}, "SLURM_STEP_NUM_TASKS=8", 8),
+        ({**TORCH, **SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, "WORLD_SIZE=6", 6),
+    ],
+)
+def test_a_job_is_shown_to_a_process_that_has_not_joined_it(env, words, count):
+    shown = shown_job(env)
+    assert shown is not None
+    assert words in shown.words
+    assert shown.num_processes == count
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        SALLOC,
+        SBATCH,
+        {"RANK": "3"},
+        {"WORLD_SIZE": "4"},
+        {"SHOAL_NUM_PROCESSES": "1"},
+        {"RANK": "0", "WORLD_SIZE": "1", **SLURM},  # torchrun of one in each task of a step
+        {"SHOAL_PROCESS_ID": "0", "SHOAL_NUM_PROCESSES": "1", **OPEN_MPI},
+        {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "8"},
+    ],
+    ids=str,
+)
+def test_no_job_of_several_is_shown(env):
+    assert shown_job(env) is None
 
 
 def test_what_was_passed_over_is_told():

@@ -9,9 +9,22 @@ import textwrap
 
 import pytest
 
+from shoal.collectives.broadcast import broadcast
+from shoal.collectives.same import assert_same
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime import accelerators, jax_runtime, process
-from shoal.runtime.process import coordinator, initialize, process_count, process_index, shutdown
+from shoal.runtime.barrier import barrier
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.cpu_devices import chosen_devices, cpu_threads, without_devices
+from shoal.runtime.preemption import exit_code, notice
+from shoal.runtime.process import (
+    coordinator,
+    initialize,
+    last_coordinator,
+    process_count,
+    process_index,
+    shutdown,
+)
 
 
 def run(script, env):
@@ -31,12 +44,69 @@ def test_a_process_without_a_job_is_alone():
     shutdown()
 
 
-def test_a_member_that_has_not_joined_is_told_so(monkeypatch):
-    monkeypatch.setattr(process._RECORD, "alone", None)  # as in a process that has just begun
-    monkeypatch.setenv("SHOAL_NUM_PROCESSES", "4")
-    for ask in (coordinator, process_index, process_count):
-        with pytest.raises(InitializeError, match=r"one of 4.*call shoal.initialize\(\) first"):
+ASKS = (coordinator, process_index, process_count, notice, lambda: barrier("here"))
+ASKS += (lambda: broadcast(1), lambda: assert_same(1))
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """As in a process that has just begun."""
+    for name in ("alone", "left", "joined"):
+        monkeypatch.setattr(process._RECORD, name, None)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"SHOAL_NUM_PROCESSES": "4"},
+        {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "4"},
+        {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "29500"},
+        {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"},
+        {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4"},
+        {"PMI_RANK": "0", "PMI_SIZE": "4"},
+    ],
+    ids=lambda env: next(iter(env)),
+)
+def test_a_member_that_has_not_joined_is_told_so(begun, env):
+    for name, value in env.items():
+        begun.setenv(name, value)
+    for ask in ASKS:
+        with pytest.raises(InitializeError, match=r"one of 4.*call shoal.initialize\(\)") as caught:
             ask()
+        name = "SLURM_STEP_NUM_TASKS" if "SLURM_PROCID" in env else next(iter(env))
+        assert f"{name}={env[name]}" in str(caught.value)
+    shutdown()  # of nothing
+
+
+def test_a_member_of_a_job_of_unknown_size_is_told_so(begun):
+    begun.setenv("PMIX_RANK", "1")
+    for ask in (*ASKS, initialize):
+        with pytest.raises(InitializeError, match=r"PMIX_RANK=1.*how many(.|\n)*num_processes="):
+            ask()
+
+
+def test_the_variables_are_read_when_first_asked_and_once(begun):
+    begun.setenv("SLURM_NTASKS", "8")  # as in the shell that salloc gives
+    assert (process_index(), process_count()) == (0, 1)
+    begun.setenv("RANK", "0")
+    begun.setenv("WORLD_SIZE", "2")
+    assert process_count() == 1
+
+
+def test_who_has_left_a_job_of_several_is_none_of_one(begun):
+    left = LocalJob(3).coordinators[2]
+    begun.setattr(process._RECORD, "left", left)
+    assert (process_index(), process_count(), exit_code()) == (2, 3, 0)
+    assert last_coordinator() is left
+    for ask in (coordinator, notice, lambda: barrier("here"), lambda: broadcast(1)):
+        with pytest.raises(InitializeError, match=r"left its job.*process 2 of 3(.|\n)*initialize"):
+            ask()
+    begun.setattr(process._RECORD, "left", LocalJob(1).coordinators[0])
+    barrier("alone again")
+    begun.setattr(jax_runtime, "attached", lambda: jax_runtime.Attached(1, 2, "h:1"))
+    with pytest.raises(InitializeError, match="one of 2"):
+        process_index()
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "5", True])
@@ -135,10 +205,65 @@ def test_how_accelerators_are_counted(monkeypatch, tmp_path):
 
 def test_threads_of_the_cpu_client(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    assert jax_runtime.cpu_threads(4, {}) == {"PJRT_NPROC": "8"}
-    assert jax_runtime.cpu_threads(2, {}) == jax_runtime.cpu_threads(-1, {}) == {}
-    assert jax_runtime.cpu_threads(4, {"PJRT_NPROC": "5"}) == {}  # yours stands
-    flag = "--xla_force_host_platform_device_count"
-    assert jax_runtime.chosen_devices({"XLA_FLAGS": f"-a {flag}=2 {flag}=3"}) == 3
-    assert jax_runtime.chosen_devices({"JAX_NUM_CPU_DEVICES": "5", "XLA_FLAGS": f"{flag}=3"}) == 5
-    assert jax_runtime.chosen_devices({"XLA_FLAGS": "-a"}) == -1
+    assert cpu_threads(4, {}) == {"PJRT_NPROC": "8"}
+    assert cpu_threads(2, {}) == cpu_threads(-1, {}) == {}
+    assert cpu_threads(4, {"PJRT_NPROC": "5"}) == {}  # yours stands
+    given = {"PJRT_NPROC": "6", "JAX_NUM_CPU_DEVICES": "3"}
+    assert cpu_threads(8, given) == {"PJRT_NPROC": "16"}  # that was ours, for other devices
+    assert cpu_threads(8, {**given, "JAX_NUM_CPU_DEVICES": "2"}) == {}
+
+
+FLAG = "--xla_force_host_platform_device_count"
+
+
+def test_how_many_devices_an_environment_asks_jax_for():
+    assert chosen_devices({"XLA_FLAGS": f"-a {FLAG}=2 {FLAG}=3"}) == 3
+    assert chosen_devices({"JAX_NUM_CPU_DEVICES": "5", "XLA_FLAGS": f"{FLAG}=3"}) == 5
+    assert chosen_devices({"XLA_FLAGS": "-a"}) == -1
+    assert without_devices(f"-a {FLAG}=2 -b  {FLAG}=3") == "-a -b"
+
+
+# What the environment says of 8 devices, and what the one line of it is that is not so.
+OVERRULED = {
+    "": "",
+    "SHOAL_VIRTUAL_DEVICES=8 JAX_NUM_CPU_DEVICES=8 PJRT_NPROC=16": "",
+    "JAX_NUM_CPU_DEVICES=2 PJRT_NPROC=4": "JAX_NUM_CPU_DEVICES=2",
+    f"XLA_FLAGS={FLAG}=3": f"XLA_FLAGS={FLAG}=3",
+    f"SHOAL_VIRTUAL_DEVICES=2 JAX_NUM_CPU_DEVICES=8 XLA_FLAGS={FLAG}=3": (
+        f"SHOAL_VIRTUAL_DEVICES=2 and XLA_FLAGS={FLAG}=3"
+    ),
+}
+
+
+def test_an_explicit_number_of_devices_wins_and_says_so(child_env):
+    script = f"""
+    import os
+    import jax
+    from shoal.runtime import cpu_devices, jax_runtime
+    cpu_devices.num_cores = lambda: 4
+    for words in {list(OVERRULED)!r}:
+        for name in ("SHOAL_VIRTUAL_DEVICES", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "PJRT_NPROC"):
+            os.environ.pop(name, None)
+        os.environ.update(word.split("=", 1) for word in words.split())
+        configured = int(os.environ.get("JAX_NUM_CPU_DEVICES", -1))  # as JAX does when imported
+        jax.config.update("jax_num_cpu_devices", configured)
+        said = jax_runtime.configure_devices(8, None)
+        print(jax.config.jax_num_cpu_devices, os.environ["PJRT_NPROC"], said)
+    os.environ.clear()
+    jax.config.update("jax_num_cpu_devices", 5)
+    os.environ["SHOAL_VIRTUAL_DEVICES"] = "8"
+    print(jax_runtime.configure_devices(8, None))
+    print(len(jax.devices()), jax_runtime.configure_devices(None, None))
+    """
+    done = run(script, child_env)
+    assert done.returncode == 0, done.stderr
+    end = ": 8 CPU devices per process"
+    lines = [f"initialize(virtual_devices=8) wins over {said}{end}" for said in OVERRULED.values()]
+    lines = [
+        f"8 16 {line if said else ''}" for line, said in zip(lines, OVERRULED.values(), strict=True)
+    ]
+    assert done.stdout.splitlines() == [
+        *lines,
+        f"SHOAL_VIRTUAL_DEVICES=8 wins over jax_num_cpu_devices=5{end}",
+        "8 ",
+    ]

@@ -15,6 +15,7 @@ from shoal.checkpoint.restoring.ways import MODES, RestorePlan, plan_all
 from shoal.collectives.arguments import deadline_of
 from shoal.colour import collective, local
 from shoal.errors import UsageError, UsageTypeError
+from shoal.paths import local_path
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
@@ -177,13 +178,13 @@ def plan_restore(
     >>> shoal.plan_restore(path).needed_bytes
     24
     """
-    from shoal.runtime.process import coordinator
+    from shoal.runtime.process import process_count
 
     request = _request("plan_restore", path, target, only, rename, dtype, mode)
     opened = open_for(request)
     wishes = opened.wishes.wishes
-    count = coordinator().num_processes
-    return plan_all(opened.checkpoint, wishes, opened.ways, opened.geometry, range(count))
+    processes = range(process_count())
+    return plan_all(opened.checkpoint, wishes, opened.ways, opened.geometry, processes)
 
 
 def _request(
@@ -195,7 +196,7 @@ def _request(
       UsageError: one is wrong.
     """
     if isinstance(path, str | os.PathLike):
-        folder: Folder = LocalFolder(os.fsdecode(path))
+        folder: Folder = LocalFolder(local_path(path, f"{asked}: path={path!r}"))
     elif hasattr(path, "read_at"):
         folder = path  # type: ignore[assignment]
     else:

@@ -17,6 +17,7 @@ from shoal.checkpoint.saving.request import Request, Waits
 from shoal.checkpoint.saving.state import read_state
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
+from shoal.paths import local_path
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.lanes import one_call
@@ -126,7 +127,7 @@ def request_of(
       UsageError: one is wrong.
     """
     if isinstance(path, str | os.PathLike):
-        folder: Folder = LocalFolder(os.fsdecode(path))
+        folder: Folder = LocalFolder(local_path(path, f"save: path={path!r}"))
     elif hasattr(path, "open_new"):
         folder = path
     else:

@@ -11,6 +11,7 @@ from shoal.checkpoint.disk.attempts import committed
 from shoal.checkpoint.disk.steps import folders, step_of
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.errors import NotCommitted, UsageError
+from shoal.paths import local_path
 
 __all__ = ["Entry", "Place", "look_at", "one_of"]
 
@@ -44,6 +45,7 @@ def look_at(path: str, step: int | None = None) -> Place:
       NotCommitted: nothing is there.
       UsageError: `step` of what is no history, or that is not there.
     """
+    path = local_path(path)
     folder = LocalFolder(path)
     names = folder.names()
     is_one = any(_OWN.fullmatch(name) for name in names)

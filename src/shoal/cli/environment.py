@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.runtime.jax_runtime import chosen_devices, cpu_threads
+from shoal.runtime.cpu_devices import chosen_devices, cpu_threads, without_devices
 
 __all__ = ["Addresses", "free_port", "variables"]
 
@@ -69,8 +69,10 @@ def variables(
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(devices),
         }
+        if "XLA_FLAGS" in env:
+            ours["XLA_FLAGS"] = without_devices(env["XLA_FLAGS"])
     env |= ours
-    return env | cpu_threads(chosen_devices(env), env)
+    return env | cpu_threads(chosen_devices(env), outer)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

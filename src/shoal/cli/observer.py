@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from shoal import settings
 from shoal.draw.roll import Roll, Service
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError, UsageError
+from shoal.paths import local_path
 from shoal.runtime.channel import Channel, connect
 from shoal.runtime.coordinator import Member
 from shoal.runtime.frames import Frame, FrameError, pack_frame, split_address
@@ -59,6 +60,8 @@ def find(asked: str, where: str | None, token: str | None) -> Place:
     """
     secret = settings.text("SHOAL_TOKEN") if token is None else token
     where = where or settings.text("SHOAL_COORDINATOR")
+    if where.startswith("~"):
+        where = local_path(where, f"{asked}: {where!r}")
     if not where:
         place = _only_job(asked)
     elif os.path.isdir(where):

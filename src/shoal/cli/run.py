@@ -13,6 +13,8 @@ import typer
 
 from shoal import settings
 from shoal.errors import UsageError, nearest, raise_all
+from shoal.paths import local_path
+from shoal.runtime.cpu_devices import overruled
 
 __all__ = ["Request", "check", "run"]
 
@@ -157,9 +159,8 @@ def check(request: Request) -> _Checked:
         offences += _wrong_module(request.program[0])
     else:
         offences += _wrong_script(request.program[0])
-    if request.log_dir is not None and os.path.exists(request.log_dir):
-        if not os.path.isdir(request.log_dir):
-            offences.append(f"--log-dir {request.log_dir!r} is a file")
+    if request.log_dir is not None:
+        offences += _wrong_log_dir(request.log_dir)
     raise_all("run", offences)
     return _Checked(processes or 1, devices, shown)
 
@@ -174,6 +175,9 @@ def _launch(request: Request) -> int:
     leave_s = settings.seconds("SHOAL_LEAVE_S")
     aftermath_s = settings.seconds("SHOAL_AFTERMATH_S")
     log_dir = _open_log_dir(request.log_dir)
+    if checked.devices is not None:
+        said = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
+        print(f"shoal run: {said}\n" if said else "", end="", file=sys.stderr)
     order = Order(
         (("-m",) if request.module else ()) + request.program,
         *checked,
@@ -187,6 +191,16 @@ def _launch(request: Request) -> int:
     return run_kept(lambda orders_fd: Job(order).run(orders_fd))
 
 
+def _wrong_log_dir(asked: str) -> list[str]:
+    """Return what is wrong with a directory's path, in no or one sentence."""
+    try:
+        path = local_path(asked, f"--log-dir {asked!r}")
+    except UsageError as error:
+        return [str(error)]
+    is_file = os.path.exists(path) and not os.path.isdir(path)
+    return [f"--log-dir {asked!r} is a file"] if is_file else []
+
+
 def _open_log_dir(asked: str | None) -> str:
     """Return the absolute path of a directory that takes files; None: a new temporary one."""
     if asked is None:
@@ -195,6 +209,7 @@ def _open_log_dir(asked: str | None) -> str:
         except OSError as error:
             words = f"no temporary directory for the logs ({error.strerror}); give --log-dir"
             raise UsageError(f"run: {words}") from None
+    asked = local_path(asked, f"run: --log-dir {asked!r}")
     try:
         os.makedirs(asked, exist_ok=True)
         tempfile.TemporaryFile(dir=asked).close()

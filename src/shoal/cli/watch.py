@@ -20,6 +20,7 @@ from shoal.cli.observer import Observer, find
 from shoal.draw.roll import ORDERS, Roll, render_roll, slowness_of, standing
 from shoal.draw.terminal import plain
 from shoal.errors import ProcessLostError, UsageError, nearest, raise_all
+from shoal.paths import local_path
 
 __all__ = ["facts_of", "utc_text", "watch"]
 
@@ -160,7 +161,7 @@ def watch(
     table: _Table = True,
 ) -> None:
     """Show who is in a job that runs, where each process stands, and for how long."""
-    _check(sort, every, log, table)
+    log = _check(sort, every, log, table)
     try:
         with (
             contextlib.closing(Observer("watch", find("watch", where, token))) as observer,
@@ -184,8 +185,13 @@ def watch(
 watch.__doc__ = _HELP
 
 
-def _check(sort: str, every: float | None, log: str | None, table: bool) -> None:
+def _check(sort: str, every: float | None, log: str | None, table: bool) -> str | None:
+    """Return the path of the log."""
     offences = []
+    try:
+        log = local_path(log, f"--log {log!r}") if log else None
+    except UsageError as error:
+        offences.append(str(error))
     if sort not in ORDERS:
         offences.append(f"--sort {sort} is none of {', '.join(ORDERS)}{nearest(sort, ORDERS)}")
     if every is not None and not 0 < every < math.inf:
@@ -193,6 +199,7 @@ def _check(sort: str, every: float | None, log: str | None, table: bool) -> None
     if not (table or log):
         offences.append("--no-table shows nothing; give --log FILE")
     raise_all("watch", offences)
+    return log
 
 
 def _follow(

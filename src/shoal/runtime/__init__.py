@@ -3,8 +3,8 @@
 * What programs call: `process` (initialize, shutdown, who am I), `barrier`, `step`, `rollcall`.
 * How a process becomes a member: `cluster` (its numbers), `membership`, `services` (what process 0
   starts where no launcher did), `keeping` and `host_keeper` (who watches a host), `splice` and
-  `service_link` (JAX's service at arm's length), `spawn`, `accelerators`, `jax_runtime` (the one
-  file that knows JAX's private parts).
+  `service_link` (JAX's service at arm's length), `spawn`, `accelerators` and `cpu_devices`
+  (which there are to be), `jax_runtime` (the one file that knows JAX's private parts).
 * How a process stays one, and ends: `watcher` (the thread that speaks for it), `progress` (how far
   it came), `troubles` (who is gone), `stacks`, `ending` (when it hangs), `exit_guard`.
 * Meeting: `coordinator` is the seam, about `points`; `joining`, `meeting` (with `lines`,

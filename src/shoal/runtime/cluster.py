@@ -4,6 +4,10 @@ A pure function of (arguments, environment). The index and the count are one pai
 one family, the first that has both. Families run from the innermost launcher outwards, because
 `srun torchrun` and `mpirun` inside an allocation carry both sets and the outer one says "one
 task". The address may come from another family: MPI tells none, so `SHOAL_COORDINATOR` does.
+
+PMIx gives a process its rank, and no count. Where its server is a scheduler's (`srun --mpi=pmix`),
+the scheduler's own variables have both. PRRTE (`prterun` of Open MPI 5) sets no others, and those
+of an allocation around it are of another job: there the count is missing, which is an error.
 """
 
 from __future__ import annotations
@@ -14,10 +18,18 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.errors import raise_all
+from shoal.errors import InitializeError, raise_all
 from shoal.runtime.frames import address_text, split_address
 
-__all__ = ["Arguments", "Cluster", "decide", "first_host", "is_loopback"]
+__all__ = [
+    "Arguments",
+    "Cluster",
+    "ShownJob",
+    "decide",
+    "first_host",
+    "is_loopback",
+    "shown_job",
+]
 
 Environment = Mapping[str, str]
 
@@ -48,6 +60,13 @@ class Cluster(NamedTuple):
     passed_over: tuple[str, ...]  # one line for each family that was seen and did not win
 
 
+class ShownJob(NamedTuple):
+    """A job of several processes, or of a number unknown, by the variables of its launcher."""
+
+    words: str  # the variables, with their values
+    num_processes: int | None
+
+
 class _Family(NamedTuple):
     """One launcher's variables. Aliases must agree; `strict`: half a pair is an error."""
 
@@ -56,12 +75,23 @@ class _Family(NamedTuple):
     counts: tuple[str, ...]
     address: Callable[[Environment], str | None]
     strict: bool = False
+    needs: tuple[str, ...] = ()  # without these the variables are not this launcher's
+
+
+class _Numbers(NamedTuple):
+    """What one family says; None: it does not."""
+
+    process: int | None
+    num_processes: int | None
+    words: str
+    family: _Family
 
 
 def decide(arguments: Arguments, env: Environment) -> Cluster:
     """Return this process's place in the job.
 
     Raises:
+      InitializeError: a launcher gives the index, but not the count.
       UsageError: values are malformed or contradict each other within one family, or a job of
         several processes has no address. All offenders at once.
     """
@@ -87,6 +117,24 @@ def decide(arguments: Arguments, env: Environment) -> Cluster:
     return cluster
 
 
+def shown_job(env: Environment) -> ShownJob | None:
+    """Return the job that `initialize()` would join; None: a job of one.
+
+    >>> shown_job({"RANK": "1", "WORLD_SIZE": "4"})
+    ShownJob(words='torchrun (RANK=1, WORLD_SIZE=4)', num_processes=4)
+    >>> shown_job({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"})  # a shell in an allocation
+
+    Raises:
+      UsageError: a value is malformed, or two contradict each other.
+    """
+    offences: list[str] = []
+    numbers = _of_environment(env, offences, [])
+    raise_all("the variables of this process's launcher", offences)
+    if numbers is None or numbers.num_processes == 1:
+        return None
+    return ShownJob(numbers.words, numbers.num_processes)
+
+
 def _pair(
     arguments: Arguments, env: Environment, offences: list[str], passed_over: list[str]
 ) -> tuple[int, int, str, _Family | None]:
@@ -101,32 +149,57 @@ def _pair(
             offences.append(f"{_shown(found)} without {lacking}: give both or neither")
             return 0, 1, "arguments", None
         return (*_fit(found, "process_id", "num_processes", offences), "arguments", None)
+    numbers = _of_environment(env, offences, passed_over)
+    if numbers is None:
+        return 0, 1, "no launcher's variables: a job of one process", None
+    index, count, words, family = numbers
+    if index is not None and count is not None:
+        return index, count, words, family
+    if not family.counts:
+        raise InitializeError(
+            f"initialize: {words} shows a job, but not of how many processes\n"
+            "give num_processes=, process_id= and coordinator_address=, or set SHOAL_NUM_PROCESSES,"
+            " SHOAL_PROCESS_ID and SHOAL_COORDINATOR (mpirun of Open MPI sets the count itself)"
+        )
+    lacking = (family.counts if count is None else family.indices)[0]
+    offences.append(f"{words} without {lacking}")
+    return 0, 1, words, family
+
+
+def _of_environment(
+    env: Environment, offences: list[str], passed_over: list[str]
+) -> _Numbers | None:
+    """Return what the innermost launcher says."""
     for family in _FAMILIES:
-        pair = _family_pair(family, env, offences, passed_over)
-        if pair is not None:
-            return (*pair, family)
-    return 0, 1, "no launcher's variables: a job of one process", None
+        numbers = _of_family(family, env, offences, passed_over)
+        if numbers is not None:
+            return numbers
+    return None
 
 
-def _family_pair(
+def _of_family(
     family: _Family, env: Environment, offences: list[str], passed_over: list[str]
-) -> tuple[int, int, str] | None:
-    """Return index, count and why, if this family has both."""
-    names = (*family.indices, *family.counts)
+) -> _Numbers | None:
+    """Return what this family says, if it says both numbers, or half of them is an error."""
+    names = (*family.needs, *family.indices, *family.counts)
     found = {name: env[name].strip() for name in names if env.get(name, "").strip()}
-    if not found:
-        return None
     at = next((name for name in family.indices if name in found), None)
     of = next((name for name in family.counts if name in found), None)
+    if not (at or of) or any(name not in found for name in family.needs):
+        return None
+    words = f"{family.name} ({_shown(found)})"
     if at is None or of is None:
+        if family.strict:
+            count = _whole(of, found[of], 1, offences) if of else None
+            index = _whole(at, found[at], 0, offences) if at else None
+            return _Numbers(index, count, words, family)
         lacking = family.indices[0] if at is None else family.counts[0]
-        words = f"{family.name}: {_shown(found)} without {lacking}"
-        (offences if family.strict else passed_over).append(words)
+        passed_over.append(f"{family.name}: {_shown(found)} without {lacking}")
         return None
     for main, aliases in ((at, family.indices), (of, family.counts)):
         differ = [n for n in aliases if n in found and found[n] != found[main]]
         offences += [f"{main}={found[main]} contradicts {n}={found[n]}" for n in differ]
-    return (*_fit(found, at, of, offences), f"{family.name} ({_shown(found)})")
+    return _Numbers(*_fit(found, at, of, offences), words, family)
 
 
 def _shown(found: Mapping[str, object]) -> str:
@@ -272,6 +345,8 @@ _FAMILIES = (
     _Family(
         "Open MPI", ("OMPI_COMM_WORLD_RANK", "PMIX_RANK"), ("OMPI_COMM_WORLD_SIZE",), _no_address
     ),
+    _Family("PRRTE", ("PMIX_RANK",), (), _no_address, strict=True, needs=("PRTE_LAUNCHED",)),
     _Family("MPICH", ("PMI_RANK",), ("PMI_SIZE",), _no_address),
     _Family("Slurm step", ("SLURM_PROCID",), ("SLURM_STEP_NUM_TASKS",), _slurm_address),
+    _Family("PMIx", ("PMIX_RANK",), (), _no_address, strict=True),
 )

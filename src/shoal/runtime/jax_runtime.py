@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from shoal.runtime.accelerators import count_accelerators
-from shoal.runtime.cores import num_cores
+from shoal.runtime.cpu_devices import chosen_devices, cpu_threads, overruled, with_configured
 from shoal.runtime.frames import address_text
 from shoal.runtime.service_link import ServiceLink
 from shoal.runtime.spawn import leave_signals_to_the_job
@@ -122,8 +121,10 @@ def virtual_devices() -> int:
     return jax.local_device_count() if jax.default_backend() == "cpu" else 0
 
 
-def configure_devices(virtual_devices: int | None, local_device_ids: Sequence[int] | None) -> None:
+def configure_devices(virtual_devices: int | None, local_device_ids: Sequence[int] | None) -> str:
     """Choose the devices of this process, before a backend exists.
+
+    Returns a line about what says otherwise than `virtual_devices`, "" if nothing does.
 
     Without `virtual_devices` the CPU gets as many devices as this process has accelerators, so
     that every accelerator has a twin to which a mesh of hosts can be mapped one to one.
@@ -132,10 +133,14 @@ def configure_devices(virtual_devices: int | None, local_device_ids: Sequence[in
     from jax._src import xla_bridge
 
     if virtual_devices is not None:
+        before = with_configured(xla_bridge.num_cpu_devices.value, os.environ)
         jax.config.update("jax_platforms", "cpu")
         jax.config.update("jax_num_cpu_devices", virtual_devices)
-        os.environ.update(cpu_threads(virtual_devices, os.environ))
-        return
+        os.environ.update(cpu_threads(virtual_devices, before))
+        explicit = f"initialize(virtual_devices={virtual_devices})"
+        if before.get("SHOAL_VIRTUAL_DEVICES", "").strip() == str(virtual_devices):
+            explicit = f"SHOAL_VIRTUAL_DEVICES={virtual_devices}"
+        return overruled(explicit, virtual_devices, before)
     if local_device_ids is not None:
         visible = ",".join(str(i) for i in local_device_ids)
         for option in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
@@ -144,35 +149,14 @@ def configure_devices(virtual_devices: int | None, local_device_ids: Sequence[in
     os.environ.update(cpu_threads(chosen, os.environ))
     platforms = [name for name in str(jax.config.jax_platforms or "").split(",") if name]
     if chosen >= 0 or (platforms and ("cpu" not in platforms or len(platforms) == 1)):
-        return
+        return ""
     twins = count_accelerators(os.environ)
     if local_device_ids is not None:
         twins = min(twins, len(local_device_ids))
     if twins > 1:
         jax.config.update("jax_num_cpu_devices", twins)
         os.environ.update(cpu_threads(twins, os.environ))
-
-
-def chosen_devices(env: Mapping[str, str]) -> int:
-    """Return how many CPU devices an environment asks JAX for; -1: it does not say."""
-    flags = re.findall(rf"{_DEVICES_FLAG}=(\d+)", env.get("XLA_FLAGS", ""))
-    words = env.get("JAX_NUM_CPU_DEVICES") or (flags[-1] if flags else "")
-    return int(words) if words.isascii() and words.isdigit() else -1
-
-
-def cpu_threads(devices: int, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that gives XLA's CPU client two threads a device.
-
-    It has as many as cores or devices. Once 32 steps are in flight on a device, starting the next
-    one blocks a thread; with none to spare, the collective that all wait for never runs, and the
-    program hangs. Must be set before the backend exists.
-    """
-    if "PJRT_NPROC" in env or 2 * devices <= num_cores():
-        return {}
-    return {"PJRT_NPROC": str(2 * devices)}
-
-
-_DEVICES_FLAG = "xla_force_host_platform_device_count"
+    return ""
 
 
 def connect(address: str, process: int) -> Any:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from os import PathLike
 from typing import Any
 
-from shoal.errors import UsageTypeError, WrongType, raise_all
+from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all
+from shoal.paths import local_path
 from shoal.runtime.leaving import Given
 from shoal.runtime.signals import SignalWatch
 
@@ -208,9 +209,10 @@ def _number(asked: Any, offences: list[str]) -> int:
 
 def _path(asked: Any, offences: list[str]) -> str:
     try:
-        return os.fsdecode(os.path.abspath(asked))
-    except TypeError:
-        offences.append(WrongType(f"files: {asked!r} is no path"))
+        return os.path.abspath(local_path(asked, f"files: {asked!r}"))
+    except UsageError as error:
+        is_typed = isinstance(error, UsageTypeError)
+        offences.append(WrongType(error) if is_typed else str(error))
         return ""
 
 

@@ -7,6 +7,7 @@ of all floors. Everything below them takes its coordinator as an argument.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from shoal.colour import collective, local
 from shoal.errors import InitializeError, ShoalError, UsageError
 from shoal.runtime import jax_runtime, membership
 from shoal.runtime.callsite import callsite
-from shoal.runtime.cluster import Arguments
+from shoal.runtime.cluster import Arguments, ShownJob, shown_job
 from shoal.runtime.coordinator import Coordinator, Point
 from shoal.runtime.coordinator_tcp import TcpCoordinator
 from shoal.runtime.ending import Ending, Patience
@@ -52,6 +53,8 @@ class _Record:
 
 
 _RECORD = _Record()
+_LOG = logging.getLogger("shoal")
+_BY_JAX = "jax.distributed.initialize"
 
 
 @collective()
@@ -71,8 +74,9 @@ def initialize(
 
     Call it once, before the first use of JAX's devices. Numbers that you do not give come from
     `SHOAL_*`, `JAX_*`, torchrun, Open MPI, MPICH or a Slurm step, in this order; without any this
-    is a job of one process. It is impossible that it returns on one process and raises on another
-    that is alive, or that it aborts the process.
+    is a job of one process. With PMIx alone (`prterun`), which gives no count, give them. It is
+    impossible that it returns on one process and raises on another that is alive, or that it aborts
+    the process.
 
     Under `shoal run` the services of the job run already; otherwise process 0 starts them in
     processes of their own, which end with the job. If the program called
@@ -88,12 +92,15 @@ def initialize(
       coordinator_bind_address: the host process 0 binds the services to; None: the loopback if
         the address is the loopback's, else all interfaces.
       timeout_s: until all must have joined; None: SHOAL_INITIALIZE_TIMEOUT_S (300).
-      virtual_devices: use this many virtual CPU devices per process, and no accelerator.
+      virtual_devices: use this many virtual CPU devices per process, and no accelerator. It wins
+        over `shoal run --devices`, SHOAL_VIRTUAL_DEVICES, JAX_NUM_CPU_DEVICES and XLA_FLAGS;
+        process 0 logs a line if they say otherwise. None: SHOAL_VIRTUAL_DEVICES, else JAX's rule.
 
     Raises:
       InitializeError: on every living process, within the deadline: a process did not come, an
         index is taken twice, counts or versions differ, or the meeting place cannot be reached.
-        On this process: it was initialized before, or JAX has created its devices already.
+        On this process: it was initialized before, or JAX has created its devices already, or
+        its launcher says which process it is, and not of how many.
       UsageError: on this process: an argument or a variable is malformed.
 
     >>> initialize(virtual_devices=2)
@@ -126,7 +133,9 @@ def _enter(arguments: Arguments, deadline: float, guard: ExitGuard, patience: Pa
     cluster, is_attached = membership.find_cluster(arguments)
     membership.check_in_time(cluster, is_attached=is_attached)
     if not jax_runtime.backend_exists():
-        jax_runtime.configure_devices(cluster.virtual_devices, cluster.local_device_ids)
+        said = jax_runtime.configure_devices(cluster.virtual_devices, cluster.local_device_ids)
+        if said:  # on one process, for all have most likely the same to say
+            _LOG.log(logging.INFO if cluster.process else logging.WARNING, "%s", said)
     _RECORD.attempts += 1
     try:
         joined = membership.become_member(
@@ -192,40 +201,50 @@ def process_index() -> int:
 
     Local.
 
-    A process forked after `initialize` (a data loader's) gets its parent's index.
+    After `shutdown` it is what it was in the job that was left, for what runs at the end of the
+    program. A process forked after `initialize` (a data loader's) gets its parent's index.
 
     Raises:
-      InitializeError: this process belongs to a job of several that it has not joined.
+      InitializeError: this process belongs to a job of several that it has not joined: its
+        launcher's variables show one, or `jax.distributed` joined it.
 
     >>> process_index()
     0
     """
-    return (_RECORD.joined or _alone()).process
+    return _here().process
 
 
 @local
 def process_count() -> int:
-    """Return how many processes the job has.
+    """Return how many processes the job has; after `shutdown`, how many it had.
 
     Local.
 
     Raises:
-      InitializeError: this process belongs to a job of several that it has not joined.
+      InitializeError: this process belongs to a job of several that it has not joined: its
+        launcher's variables show one, or `jax.distributed` joined it.
 
     >>> process_count()
     1
     """
-    return (_RECORD.joined or _alone()).num_processes
+    return _here().num_processes
 
 
 def coordinator() -> Coordinator:
     """Return the coordinator of this process; before `initialize`, that of a job of one.
 
     Raises:
-      InitializeError: this process belongs to a job of several that it has not joined, or is a
-        fork of one that did.
+      InitializeError: this process belongs to a job of several that it has not joined, has left
+        one, or is a fork of a process that joined one.
     """
     if _RECORD.joined is None:
+        left = _RECORD.left
+        if left is not None and left.num_processes > 1:
+            raise InitializeError(
+                f"this process has left its job, in which it was process {left.process} of "
+                f"{left.num_processes}: shutdown() was called\n"
+                "call what is collective before that, or initialize() to join a job again"
+            )
         return _alone()
     if _RECORD.pid != os.getpid():
         raise InitializeError(
@@ -241,6 +260,15 @@ def last_coordinator() -> Coordinator:
     return (_RECORD.joined or _RECORD.left) or _alone()
 
 
+def _here() -> Coordinator:
+    """Return the coordinator of the job that this process is in, or was in last."""
+    if _RECORD.joined is None and _RECORD.left is not None:
+        left, found = _RECORD.left, jax_runtime.attached()
+        if found is not None and found[:2] != (left.process, left.num_processes):
+            return _alone()  # jax.distributed has joined another job since
+    return last_coordinator()
+
+
 def is_watching() -> bool:
     """Has this process set up what it is told of its end by?"""
     return _RECORD.sources is not None and _RECORD.sources.is_set_up
@@ -254,7 +282,7 @@ def sources() -> Sources:
 
 
 def _give_notice(given: Given) -> bool:
-    return coordinator().give_notice(given)
+    return last_coordinator().give_notice(given)  # a signal may come while `shutdown` returns
 
 
 def _has_trouble() -> bool:
@@ -266,17 +294,31 @@ def _alone() -> Coordinator:
     found = jax_runtime.attached()
     if found is None and _RECORD.alone is not None:  # quick, for loops that ask at each step
         return _RECORD.alone
-    launched = settings.number("SHOAL_NUM_PROCESSES") or 1
-    count = found.num_processes if found is not None else launched
-    if count > 1:
-        why = "jax.distributed.initialize" if found is not None else "SHOAL_NUM_PROCESSES"
-        raise InitializeError(
-            f"this process is one of {count} ({why}) and has not joined them: "
-            "call shoal.initialize() first"
-        )
+    if found is None:
+        shown = shown_job(os.environ)
+    elif found.num_processes > 1:
+        shown = ShownJob(_BY_JAX, found.num_processes)
+    else:
+        shown = None
+    if shown is not None:
+        raise _not_joined(shown)
     if _RECORD.alone is None:
         _RECORD.alone = alone()
     return _RECORD.alone
+
+
+def _not_joined(shown: ShownJob) -> InitializeError:
+    if shown.num_processes is None:
+        return InitializeError(
+            f"{shown.words} shows that this process is in a job, but not of how many processes\n"
+            "call shoal.initialize(num_processes=…, process_id=…, coordinator_address=…) first, or "
+            "initialize(num_processes=1) for a job of one"
+        )
+    alone = "" if shown.words == _BY_JAX else ", or initialize(num_processes=1) for a job of one"
+    return InitializeError(
+        f"this process is one of {shown.num_processes} ({shown.words}) and has not joined them: "
+        f"call shoal.initialize() first{alone}"
+    )
 
 
 def _part() -> None:

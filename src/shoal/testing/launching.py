@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, cast
 
 from shoal.errors import UsageError, nearest
+from shoal.runtime.cpu_devices import chosen_devices, cpu_threads, without_devices
 from shoal.runtime.frames import address_text
-from shoal.runtime.jax_runtime import chosen_devices, cpu_threads
 from shoal.testing import enter
 from shoal.testing.network import address_of
 from shoal.testing.programs import Program
@@ -145,8 +145,9 @@ class Job:
                 "SHOAL_VIRTUAL_DEVICES": str(self._devices),
                 "JAX_PLATFORMS": "cpu",
                 "JAX_NUM_CPU_DEVICES": str(self._devices),
+                "XLA_FLAGS": without_devices(env.get("XLA_FLAGS", "")),
             }
-        return env | cpu_threads(chosen_devices(env), env)
+        return env | cpu_threads(chosen_devices(env), self._env)
 
     def _popen(
         self,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.errors import UsageError, UsageTypeError
+from shoal.paths import local_path
 from shoal.testing.values import encoded
 
 __all__ = ["Program", "program_of"]
@@ -102,7 +103,7 @@ def _place(function: Callable[..., object]) -> tuple[str, str, str]:
 def _script(
     program: str | os.PathLike[str], arguments: Sequence[object], named: Mapping[str, object]
 ) -> Program:
-    path = os.path.abspath(os.fspath(program))
+    path = os.path.abspath(local_path(program))
     if not os.path.exists(path):
         raise UsageError(f"there is no script {os.fspath(program)!r}; a function is module:name")
     if named:

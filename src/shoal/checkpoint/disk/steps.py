@@ -25,6 +25,7 @@ from shoal.errors import (
     UsageError,
     UsageTypeError,
 )
+from shoal.paths import local_path
 from shoal.runtime import fault_points
 
 __all__ = [
@@ -82,13 +83,7 @@ def checked_path(path: object) -> str:
     Raises:
       UsageError: it is none.
     """
-    try:
-        text = os.fsdecode(path)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageTypeError(f"Checkpoints({path!r}): the path must be a str or PathLike") from None
-    if not text or "\0" in text:
-        raise UsageError(f"Checkpoints({path!r}): that is the path of no folder")
-    return os.path.abspath(text)
+    return os.path.abspath(local_path(path, f"Checkpoints: path={path!r}"))
 
 
 def step_name(step: int) -> str:

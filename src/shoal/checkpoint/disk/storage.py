@@ -18,7 +18,7 @@ from typing import Protocol
 from shoal.checkpoint.disk.direct import DirectFile
 from shoal.checkpoint.disk.refusal import free_bytes_at, refused, write_all
 from shoal.checkpoint.format.files import PAGE_BYTES
-from shoal.errors import UsageError
+from shoal.paths import local_path
 
 __all__ = ["PAGE_BYTES", "Folder", "LocalFolder", "OpenFile"]
 
@@ -106,14 +106,7 @@ class LocalFolder:
     """A folder of a file system that has link and fsync."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        try:
-            data = os.fsencode(path)
-            is_path = data != b"" and b"\0" not in data
-        except UnicodeEncodeError:
-            is_path = False
-        if not is_path:
-            raise UsageError(f"{path!r} is the path of no folder")
-        self._path = os.path.abspath(os.fspath(path))
+        self._path = os.path.abspath(local_path(path))
 
     def __repr__(self) -> str:
         return f"LocalFolder({self._path!r})"

@@ -1,0 +1,91 @@
+"""How many virtual CPU devices a process is to have, who says so, and the threads they need.
+
+An explicit number wins: `initialize(virtual_devices=)`, or `--devices` of `shoal run`, then
+SHOAL_VIRTUAL_DEVICES, which that sets. Without those it is JAX's rule: its configuration
+(JAX_NUM_CPU_DEVICES), then the flag in XLA_FLAGS. What loses is named in one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from shoal.runtime.cores import num_cores
+
+__all__ = [
+    "chosen_devices",
+    "cpu_threads",
+    "overruled",
+    "with_configured",
+    "without_devices",
+]
+
+_FLAG = "--xla_force_host_platform_device_count"
+_CONFIGURED = "jax_num_cpu_devices"  # JAX's configuration, where it is not its variable's
+_VARIABLES = ("SHOAL_VIRTUAL_DEVICES", _CONFIGURED, "JAX_NUM_CPU_DEVICES")
+
+
+def chosen_devices(env: Mapping[str, str]) -> int:
+    """Return how many CPU devices an environment asks JAX for; -1: it does not say.
+
+    >>> chosen_devices({"JAX_NUM_CPU_DEVICES": "4"}), chosen_devices({})
+    (4, -1)
+    """
+    words = env.get(_CONFIGURED) or env.get("JAX_NUM_CPU_DEVICES") or _in_flags(env)
+    return _number(words)
+
+
+def with_configured(devices: int, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment, and with it what JAX is configured to (-1: nothing) otherwise."""
+    if devices in (-1, _number(env.get("JAX_NUM_CPU_DEVICES", ""))):
+        return dict(env)
+    return {**env, _CONFIGURED: str(devices)}
+
+
+def overruled(explicit: str, devices: int, env: Mapping[str, str]) -> str:
+    """Return the line about an environment that says otherwise than `explicit`; "": it does not.
+
+    >>> overruled("--devices 2", 2, {"JAX_NUM_CPU_DEVICES": "4"})
+    '--devices 2 wins over JAX_NUM_CPU_DEVICES=4: 2 CPU devices per process'
+    """
+    others = [f"{name}={env[name]}" for name in _VARIABLES if _differs(env.get(name), devices)]
+    if _differs(_in_flags(env), devices):
+        others.append(f"XLA_FLAGS={_FLAG}={_in_flags(env)}")
+    listed = " and ".join([", ".join(others[:-1]), others[-1]] if others[1:] else others)
+    return f"{explicit} wins over {listed}: {devices} CPU devices per process" if others else ""
+
+
+def without_devices(xla_flags: str) -> str:
+    """Return XLA's flags without the number of devices."""
+    return " ".join(flag for flag in xla_flags.split() if not flag.startswith(f"{_FLAG}="))
+
+
+def cpu_threads(devices: int, env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that gives XLA's CPU client two threads a device.
+
+    It has as many as cores or devices. Once 32 steps are in flight on a device, starting the next
+    one blocks a thread; with none to spare, the collective that all wait for never runs, and the
+    program hangs. Must be set before the backend exists.
+
+    Args:
+      devices: how many there will be.
+      env: as it was before. A PJRT_NPROC in it stands, unless it is ours, for what it asked for.
+    """
+    given = env.get("PJRT_NPROC", "")
+    asked = [*(env.get(name, "").strip() for name in _VARIABLES), _in_flags(env)]
+    if given and given not in [str(2 * _number(words)) for words in asked]:
+        return {}
+    return {"PJRT_NPROC": str(2 * devices)} if 2 * devices > num_cores() else {}
+
+
+def _in_flags(env: Mapping[str, str]) -> str:
+    flags = re.findall(rf"{_FLAG}=(\d+)", env.get("XLA_FLAGS", ""))
+    return flags[-1] if flags else ""
+
+
+def _number(words: str) -> int:
+    return int(words) if words.isascii() and words.isdigit() else -1
+
+
+def _differs(words: str | None, devices: int) -> bool:
+    return bool(words and words.strip()) and _number(str(words).strip()) != devices
