@@ -85,13 +85,20 @@ def program_of(seed, *, deadly=True, processes=None):
         if kind in DEADLY and not deadly:
             continue
         fault = _fault(chance, kind, chance.choice(list(group)), at, operation, processes)
-        if fault is not None and any(one[1:3] == fault[1:3] for one in faults):
-            continue  # one opinion at a time
+        if fault is not None and any(_is_too_much(one, fault) for one in faults):
+            continue
         if fault is not None:
             faults.append(fault)
         if fault is not None and kind == "group":  # it is known only when all have come
             operations[at] = operation._replace(timeout_s=LONG_S)
     return Program(seed, processes, tuple(operations), tuple(faults))
+
+
+def _is_too_much(one, other):
+    """One opinion of a process at a time, and one other group of an operation."""
+    return one.at == other.at and (
+        one.process == other.process or one.kind == other.kind == "group"
+    )
 
 
 def _operation(chance, processes):
@@ -145,28 +152,10 @@ class Ended(NamedTuple):
 
 def perform(coordinator, operation, at, faults, *, large=100_000):
     """Make one call; return whether what came back is right."""
-    kind, name, group, timeout_s, is_equal = operation
-    more = {"timeout_s": timeout_s}
-    me, size = coordinator.process, large if kind in ("large", "many") else 5
-    for fault in faults:
-        if fault.kind == "deadline":
-            more["timeout_s"] = min(fault.value, timeout_s)
-        elif fault.kind == "usage" and fault.value == "timeout_s":
-            more["timeout_s"] = -1.0
-        elif fault.kind == "usage" and fault.value == "lane":
-            more["lane"] = ""
-        elif fault.kind == "usage" and kind in OF_GROUPS:
-            group = (0, 99)
-        elif fault.kind == "usage":
-            more["timeout_s"] = "soon"
-        elif fault.kind == "name":
-            name += " of another opinion"
-        elif fault.kind == "kind":
-            kind, name = ("barrier", "live") if kind == "live" else ("live", name)
-        elif fault.kind == "group":
-            group = fault.value
-        elif fault.kind == "shape":
-            size += 1
+    operation, size, more = _disturbed(operation, faults)
+    kind, name, group, _, is_equal = operation
+    size += large if kind in ("large", "many") else 5
+    me, count = coordinator.process, coordinator.num_processes
     if kind == "rearm":
         rearm_with(coordinator, timeout_s=more["timeout_s"])
     elif kind == "barrier":
@@ -174,18 +163,39 @@ def perform(coordinator, operation, at, faults, *, large=100_000):
     elif kind == "live":
         live_with(coordinator, group, **more)
     elif kind in ("broadcast", "large"):
-        source = at % coordinator.num_processes
-        value = np.full(size, at + 1 if me == source else 0, np.uint8)
-        return bool((broadcast_with(coordinator, value, source, name=name, **more) == at + 1).all())
+        value = np.full(size, at + 1 if me == at % count else 0, np.uint8)
+        got = broadcast_with(coordinator, value, at % count, name=name, **more)
+        return bool((got == at + 1).all())
     elif kind in ("allgather", "many"):
         rows = allgather_with(coordinator, np.full(size, 16 * at + me, np.uint8), name=name, **more)
-        wanted = np.arange(coordinator.num_processes) + 16 * at
-        return bool((rows == wanted[:, None]).all())
+        return bool((rows == 16 * at + np.arange(count)[:, None]).all())
     else:
         value = np.full(size, 0 if is_equal else me, np.uint8)
         assert_same_with(coordinator, value, name=name, **more)
         return is_equal
     return True
+
+
+def _disturbed(operation, faults):
+    """Return what a process makes of an operation: it, how much longer its values are, options."""
+    kind, name, group, timeout_s, is_equal = operation
+    more, longer = {"timeout_s": timeout_of(operation, faults)}, 0
+    for fault in faults:
+        if fault.kind == "usage" and fault.value == "lane":
+            more["lane"] = ""
+        elif fault.kind == "usage" and fault.value == "processes" and kind in OF_GROUPS:
+            group = (0, 99)
+        elif fault.kind == "usage":
+            more["timeout_s"] = -1.0
+        elif fault.kind == "name":
+            name += " of another opinion"
+        elif fault.kind == "kind":
+            kind, name = ("barrier", "live") if kind == "live" else ("live", name)
+        elif fault.kind == "group":
+            group = fault.value
+        elif fault.kind == "shape":
+            longer = 1
+    return Operation(kind, name, group, timeout_s, is_equal), longer, more
 
 
 def timeout_of(operation, faults):
@@ -204,7 +214,7 @@ def agree_at_last(coordinator, program):
             if not any(fault.kind == "group" for fault in program.faults):
                 raise
             # Who names another group may wait until the others come to a point of all.
-            barrier_with(coordinator, "at last", timeout_s=LONG_S)
+            barrier_with(coordinator, "at last, again", timeout_s=LONG_S)
         return
     for attempt in range(len(program.operations) + 4):
         try:
