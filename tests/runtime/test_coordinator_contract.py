@@ -156,7 +156,7 @@ def test_a_failed_process_ends_waits_with_its_traceback(make_job):
     error = waits()
     assert type(error) is PeerFailedError
     assert error.failed == {1: words}
-    assert "is gone: ValueError: no such data" in str(error)
+    assert "raised ValueError: no such data" in str(error)
     assert "  | Traceback (most recent call last):" in str(error)
     job.kill(1)  # its end says nothing new
     assert meeting_error(job, 2).failed == {1: words}

@@ -200,7 +200,7 @@ def test_the_first_that_did_not_leave_in_peace_is_the_cause():
     for process, state in ((3, "left"), (2, "failed"), (1, "lost")):
         table.depart(process, state, f"words of\n{process}")
     facts = table.answers[table.arrive(0)].facts
-    assert facts["gone"] == [[2, "words of\n2"], [3, "3"]]
+    assert facts["gone"] == [[2, "words of\n2"], [3, "words of"]]
 
 
 def test_only_the_first_word_on_how_a_process_went_counts():

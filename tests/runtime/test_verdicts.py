@@ -60,17 +60,48 @@ def test_a_deadline_shows_where_the_main_threads_stand_and_keeps_the_whole():
     assert pickle.loads(pickle.dumps(error)).stacks == error.stacks
 
 
-def test_a_failure_shows_its_last_line_first_and_then_all_of_it():
+def test_a_failure_shows_its_headline_first_and_then_its_traceback():
     facts = {"gone": [[1, "Traceback\n  File x\nValueError: no data\n"], [2, "left the job"]]}
     error = error_of("failed", facts, ME, POINT, 0.0)
     assert str(error).splitlines() == [
         "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) cannot complete: process 1 (host1)"
-        " is gone: ValueError: no data (also gone: process 2)",
-        "  its last words:",
+        " raised ValueError: no data (also gone: process 2)",
         "  | Traceback",
         "  |   File x",
         "  | ValueError: no data",
     ]
+
+
+TRACE = (
+    "Traceback (most recent call last):\n  File x\nValueError: no data\n-----\nFor simplicity, JAX"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "lines"),
+    [
+        (
+            f"ValueError: no data (t.py:3 (f))\n{TRACE}",
+            "raised ValueError: no data (t.py:3 (f))",
+            5,
+        ),
+        (TRACE, "raised ValueError: no data", 5),
+        ("left the job; last at 'x', 2.0 s before", "left the job; last at 'x', 2.0 s before", 0),
+        ("exited: no data (t.py:3 (f))", "exited: no data (t.py:3 (f))", 0),
+        ("it hung, and was ended", "is gone: it hung, and was ended", 0),
+        ("initialize: no\nset X", "is gone: initialize: no", 2),
+        ("\x1b[2Jx\rprocess 5 raised\n\u2028y", "is gone: [2Jx", 4),
+    ],
+)
+def test_a_failure_is_told_as_a_sentence_and_no_text_of_others_adds_a_line(words, told, lines):
+    error = error_of("failed", {"gone": [[1, words]]}, ME, POINT, 0.0)
+    first, *more = str(error).split("\n")
+    head = "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) cannot complete: "
+    assert first.isprintable()
+    assert first == f"{head}process 1 (host1) {told}"
+    assert len(more) == lines
+    assert all(line.startswith("  | ") and line.isprintable() for line in more)
+    assert error.failed == {1: words}
 
 
 def test_a_divergence_shows_what_differs_and_no_more():

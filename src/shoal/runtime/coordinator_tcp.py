@@ -252,10 +252,10 @@ class TcpCoordinator:
         told = self._ask("stacks()", {"do": "stacks", "processes": asked}, timeout_s)
         return {int(process): text for process, text in told["stacks"].items()}
 
-    def close(self) -> None:
+    def close(self, words: str = "") -> None:
         """See `Coordinator.close`. Calls that other threads still wait in end with an error."""
         if self._calls.over is None:
-            self.say({"do": "bye"})
+            self.say({"do": "bye"}, words.encode(errors="replace"))
             self._calls.hang_up(Over(UsageError, "this process has left the job"))
             self._stop.wake()
         self._watcher.stop()

@@ -16,16 +16,21 @@ from shoal.runtime.callsite import is_ours, site_of
 
 __all__ = [
     "Failure",
+    "exit_of",
     "exit_words",
     "failure_of",
     "fate_of",
     "headline_of",
+    "is_of_program",
     "one_line",
     "particulars_of",
     "stands",
+    "text_of",
 ]
 
-_MAX_LINE = 400  # characters of a headline
+_MAX_LINE = 800  # characters of a headline
+_MAX_SAID = 200  # of a message in it
+_MAX_PLACE = 160
 _MAX_TEXT = 32 << 10  # characters of a traceback
 _MAX_DEPTH = 100  # of groups within groups
 _HEADS = ("Traceback", "+ Exception Group Traceback")
@@ -72,21 +77,32 @@ def failure_of(error: BaseException) -> Failure:
     return Failure(headline, text)
 
 
-def exit_words(status: object, place: str = "") -> str:
+def exit_words(status: object, place: str = "", handled: BaseException | None = None) -> str:
     """Return what the others are told of a process that ends by `sys.exit(status)` at `place`.
+
+    `handled` is the exception that the program was handling there: nearly always it says why.
 
     >>> exit_words("no such file", "train.py:31 (main)")
     'exited: no such file (train.py:31 (main))'
     >>> exit_words(3)
     'exited with code 3'
     """
-    where = f" ({one_line(place, 160)})" if place else ""
+    where = f" ({one_line(place, _MAX_PLACE)})" if place else ""
+    text = ""
     if status is None or isinstance(status, int):
-        return f"exited with code {int(status or 0)}{where}"
-    text = _text(status).strip()
-    first, *more = text.splitlines() or [""]
-    headline = f"exited: {one_line(first, _MAX_LINE // 2)}{where}"
-    return f"{headline}\n{text[:_MAX_TEXT]}" if more else headline
+        told = f"exited with code {int(status or 0)}{where}"
+    else:
+        text = text_of(status).strip()
+        told = f"exited: {one_line((text.splitlines() or [''])[0], _MAX_SAID)}{where}"
+    if handled is not None and not isinstance(handled, SystemExit):
+        headline, text = failure_of(handled)
+        told = f"{told} while handling {headline}"
+    return f"{told}\n{text[:_MAX_TEXT]}" if len(text.splitlines()) > 1 else told
+
+
+def exit_of(error: SystemExit) -> str:
+    """Return `exit_words` of one that was raised."""
+    return exit_words(error.code, _raised_at(error.__traceback__), error.__context__)
 
 
 def headline_of(words: str) -> str:
@@ -97,11 +113,11 @@ def headline_of(words: str) -> str:
     """
     lines = words.strip().splitlines() or [""]
     if not _is_head(lines[0]):
-        return one_line(lines[0])
+        return one_line(lines[0]).strip()
     # Of a chain the last; a message may quote yet another traceback.
     begin = max(i for i in range(len(lines)) if lines[i - 2 : i - 1] in _LINKS or i == 0)
     found = (line for line in map(_without_bar, lines[begin + 1 :]) if line.strip())
-    return one_line(next((line for line in found if line[0] not in " \t+"), lines[-1]))
+    return one_line(next((line for line in found if line[0] not in " \t+"), lines[-1])).strip()
 
 
 def fate_of(words: str) -> str:
@@ -128,21 +144,21 @@ def particulars_of(words: str) -> str:
 
 def one_line(text: str, limit: int = _MAX_LINE) -> str:
     """Return a text that others wrote as one printable line of bounded length."""
-    line = "".join(c if c.isprintable() else " " for c in text[: limit + 1]).strip()
+    line = "".join(c if c.isprintable() else " " for c in text[: limit + 1]).rstrip()
     return line if len(text) <= limit else line[: limit - 3].rstrip() + "..."
 
 
 def stands(frame: FrameType | None) -> str:
     """Return where the program itself stands, seen from a frame that it called; else empty."""
     at = frame
-    while at is not None and not _is_of_program(at):
+    while at is not None and not is_of_program(at):
         at = at.f_back
     return "" if at is None else site_of(at, at.f_lineno)
 
 
 def _headline(error: BaseException) -> str:
     if isinstance(error, SystemExit):
-        return headline_of(exit_words(error.code, _raised_at(error.__traceback__)))
+        return headline_of(exit_of(error))
     told, leaf = _said(error), error
     for _ in range(_MAX_DEPTH):
         if not isinstance(leaf, BaseExceptionGroup):
@@ -151,7 +167,7 @@ def _headline(error: BaseException) -> str:
     if leaf is not error:
         told = f"{told}: {_said(leaf)}"
     place = _raised_at(leaf.__traceback__) or _raised_at(error.__traceback__)
-    return told + (f" ({one_line(place, 160)})" if place else "")
+    return told + (f" ({one_line(place, _MAX_PLACE)})" if place else "")
 
 
 def _said(error: BaseException) -> str:
@@ -160,11 +176,12 @@ def _said(error: BaseException) -> str:
     name = kind.__qualname__
     if kind.__module__ not in ("builtins", "__main__"):
         name = f"{kind.__module__}.{name}"
-    first = next((line.strip() for line in _text(error).splitlines() if line.strip()), "")
-    return one_line(f"{name}: {first}" if first else name, _MAX_LINE // 2)
+    first = next((line.strip() for line in text_of(error).splitlines() if line.strip()), "")
+    return one_line(f"{name}: {first}" if first else name, _MAX_SAID)
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
+    """Return `str(value)`; never raises."""
     try:
         return str(value)
     except BaseException:  # noqa: BLE001 (it may raise anything)
@@ -176,7 +193,7 @@ def _raised_at(trace: TracebackType | None) -> str:
     place = fallback = ""
     while trace is not None:
         frame = trace.tb_frame
-        if _is_of_program(frame):
+        if is_of_program(frame):
             place = site_of(frame, trace.tb_lineno)
         elif not is_ours(frame) and not frame.f_code.co_filename.startswith("<"):
             fallback = site_of(frame, trace.tb_lineno)
@@ -184,7 +201,8 @@ def _raised_at(trace: TracebackType | None) -> str:
     return place or fallback
 
 
-def _is_of_program(frame: FrameType) -> bool:
+def is_of_program(frame: FrameType) -> bool:
+    """Is it of the program itself, not of Python, an installed package or shoal?"""
     file = frame.f_code.co_filename
     if file.startswith("<"):  # generated code, or what was typed
         return frame.f_globals.get("__name__") == "__main__"

@@ -279,7 +279,7 @@ def _alone() -> Coordinator:
     return _RECORD.alone
 
 
-def _part() -> None:
+def _part(words: str) -> None:
     """Leave at the end of the program: JAX first, for its service ends with the job."""
     joined = _RECORD.joined
     if joined is None:
@@ -287,7 +287,7 @@ def _part() -> None:
     if not _RECORD.is_attached:
         jax_runtime.leave(process_ends=True)
     with contextlib.suppress(ShoalError, OSError):
-        joined.close()
+        joined.close(words)
 
 
 def _deadline(asked: str, timeout_s: float | None, setting: str) -> float:

@@ -17,6 +17,7 @@ from shoal.errors import (
     ShoalError,
 )
 from shoal.runtime.differing import ENDED, excerpts, first_difference
+from shoal.runtime.failure_words import fate_of, one_line, particulars_of
 from shoal.runtime.fingerprints import Fingerprint
 from shoal.runtime.points import Point
 from shoal.runtime.stacks import innermost
@@ -118,9 +119,9 @@ def gone_error(kind: str, gone: Mapping[int, str], me: Self, what: str) -> Shoal
     if kind == "lost":
         told = f"{me.name(cause)} is lost: {words}{others}"
         return ProcessLostError(f"{what}: {told}", lost=gone)
-    told = f"{me.name(cause)} is gone: {_last_line(words)}{others}"
-    trace = f"\n  its last words:\n{indented(words)}" if "\n" in words.strip() else ""
-    return PeerFailedError(f"{what}: {told}{trace}", failed=gone)
+    told = f"{me.name(cause)} {fate_of(words)}{others}"
+    more = particulars_of(words)
+    return PeerFailedError(f"{what}: {told}" + (f"\n{indented(more)}" if more else ""), failed=gone)
 
 
 def waiting_line(facts: Mapping[str, Any], me: Self, point: Point, waited_s: float) -> str:
@@ -230,10 +231,7 @@ def _more(facts: Mapping[str, Any]) -> str:
     return f"and {more} more" if more else ""
 
 
-def _last_line(words: str) -> str:
-    return words.strip().rpartition("\n")[2].strip()
-
-
 def indented(text: str) -> str:
-    """Return a text that somebody else wrote, with a mark before each line."""
-    return "\n".join(f"  | {line}" for line in text.strip().splitlines())
+    """Return a text that another process wrote, with a bar before each of its printable lines."""
+    lines = (one_line(line.expandtabs(), len(line) * 8) for line in text.strip("\n").splitlines())
+    return "\n".join(f"  | {line}" for line in lines)
