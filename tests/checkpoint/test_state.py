@@ -105,8 +105,8 @@ def test_lines_name_what_must_be_equal():
     lines = dict(line.split(": ", 1) for line in lines_of(state, ("step: 1",), 2))
     assert lines["n"] == 'int "3"'
     assert "…" in lines["s"]
-    assert lines["w"].startswith("array int64[2], the same on all: ")
-    assert lines["d"].startswith("array float32[4,4], the same on all: ")
+    assert lines["w"].startswith("array int64[2] = [0, 1], bits of digest ")
+    assert lines["d"].startswith("array float32[4,4] bits of digest ")
     assert lines["own"] == "each process's own"
     assert lines["step"] == "1"
     assert lines["tree"].startswith("5 leaves, ")

@@ -9,6 +9,7 @@ from shoal.runtime.coordinator import Point
 from shoal.runtime.verdicts import Self, error_of, listed, waiting_line
 
 ME = Self(3, [f"host{i}" for i in range(100)])
+HINT = "if they are only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S"
 POINT = Point("epoch", site="train.py:31 (main)")
 
 
@@ -36,8 +37,9 @@ def test_a_deadline_spells_out_a_few_and_counts_the_rest():
         " (10 s); processes 4-99 did not come in time"
     )
     assert lines[1] == "  process 4 (host4): step 4, 1.0 s ago"
-    assert lines[-1] == "  and 88 more"
-    assert len(lines) == 10
+    assert lines[-2] == "  and 88 more"
+    assert lines[-1] == HINT
+    assert len(lines) == 11
     assert error.missing == tuple(missing)
     assert len(error.last_words) == 64
     again = pickle.loads(pickle.dumps(error))
@@ -55,9 +57,28 @@ def test_a_deadline_shows_where_the_main_threads_stand_and_keeps_the_whole():
         "  process 4 (host4): step 7, 1.0 s ago",
         *(f"  {frame}" for frame in frames[:3]),
         "  process 5 (host5): joined, 9.0 s ago",
+        HINT,
     ]
     assert error.stacks == {4: stack}
     assert pickle.loads(pickle.dumps(error)).stacks == error.stacks
+
+
+def test_who_comes_too_late_is_told_both_points():
+    words = [[3, "step 7, 1.0 s ago"], [5, "joined, 9.0 s ago"]]
+    facts = {"missing": [3, 5], "words": words, "by": 4, "timeout_s": 10.0}
+    facts["at"] = "'save' (a.py:1 (f))"
+    error = error_of("deadline", facts, ME, POINT, 0.0)
+    assert str(error).splitlines() == [
+        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) came too late: the others had given"
+        " up waiting at 'save' (a.py:1 (f)) after 10 s (the deadline of process 4); process 5 did"
+        " not come in time either",
+        "  process 3 (host3): step 7, 1.0 s ago",
+        "  process 5 (host5): joined, 9.0 s ago",
+        HINT,
+    ]
+    sides = [["save", "", "a.py:1 (f)", [1]], ["load", "", "a.py:2 (f)", [2]]]
+    error = error_of("diverged", {"sides": sides}, ME, POINT, 0.0)
+    assert str(error).splitlines()[0].endswith("; 'epoch' (train.py:31 (main)) came too late")
 
 
 def test_a_failure_shows_its_headline_first_and_then_its_traceback():

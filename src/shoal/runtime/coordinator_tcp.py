@@ -24,6 +24,7 @@ from typing import Any
 
 from shoal import settings
 from shoal.errors import DeadlineError, ProcessLostError, UsageError
+from shoal.runtime.allowance import given_s
 from shoal.runtime.answers import conclude
 from shoal.runtime.calls import Calls, Over, receive
 from shoal.runtime.channel import Channel
@@ -344,7 +345,10 @@ def _arrival(point: Point, timeout_s: float, step: int | None) -> bytes:
 @lru_cache(maxsize=256)
 def _place_and_limit(point: Point, timeout_s: float) -> bytes:
     limit_s = None if timeout_s == math.inf else timeout_s
-    return json.dumps({"do": "arrive", "timeout_s": limit_s, "point": point})[1:].encode()
+    arrival = {"do": "arrive", "timeout_s": limit_s, "point": point}
+    if given_s(timeout_s) != timeout_s:
+        arrival["given_s"] = given_s(timeout_s)
+    return json.dumps(arrival)[1:].encode()
 
 
 def _answer_of(frame: Frame, group: Sequence[int]) -> Answer:

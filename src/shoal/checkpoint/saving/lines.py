@@ -24,6 +24,7 @@ from shoal.collectives.hashes import Flat, digest_of, hashing_pool
 __all__ = ["lines_of"]
 
 _SMALL_BYTES = 1 << 20
+_FEW = 8  # so many items are shown
 _SHOWN = 100  # characters of a value
 
 
@@ -56,7 +57,18 @@ def _line(leaf: Saved, pool: ThreadPoolExecutor) -> str:
     text = f"{record.name}: {record.kind} {what}[{','.join(map(str, record.shape))}]"
     if leaf.spread is not None:
         return f"{text} {record.layout} ({leaf.spread.digest})"
-    return f"{text}, the same on all: {_digest(leaf, pool)}"
+    return f"{text} {_value(leaf)}bits of digest {_digest(leaf, pool)}"
+
+
+def _value(leaf: Saved) -> str:
+    """Return a small value as it prints: of what differs, that says more than a digest."""
+    if leaf.record.impl or math.prod(leaf.record.shape) > _FEW:
+        return ""
+    shape = tuple(leaf.record.stored_shape)
+    pieces = list(words_here(leaf))
+    if len(pieces) != 1 or pieces[0][1].shape != shape or not pieces[0][1].size:
+        return ""
+    return f"= {pieces[0][1].tolist()}, "
 
 
 def _digest(leaf: Saved, pool: ThreadPoolExecutor) -> str:
