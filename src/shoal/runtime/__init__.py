@@ -6,10 +6,12 @@
   `service_link` (JAX's service at arm's length), `spawn`, `accelerators`, `jax_runtime` (the one
   file that knows JAX's private parts).
 * How a process stays one, and ends: `watcher` (the thread that speaks for it), `progress` (how far
-  it came), `troubles` (who is gone), `stacks`, `ending` (when it hangs), `exit_guard`.
+  it came), `troubles` (who is gone), `stacks`, `ending` (when it hangs), `exit_guard`
+  and `main_program` (how it ended), `failure_words` (how that is said).
 * Meeting: `coordinator` is the seam, about `points`; `joining`, `meeting` (with `gathering`,
   `losses`, `asking`, `record`) and `liveness` are the rules, pure state machines; `answers` and
-  `verdicts` put answers into words; `callsite` and `lanes` say where and in which line one waits.
+  `verdicts` put answers into words; `callsite` and `lanes` say where and in which line one waits,
+  `allowance` how long.
 * Two ways to meet: `coordinator_local` in one process; `coordinator_tcp` (with `hello`, `channel`,
   `calls`) at the `meeting_place` (with `jobs`, `roles`, `messages`, `connections`), which speak in
   `frames`; `keepalive` lets the kernel tell of dead links.
