@@ -106,8 +106,8 @@ class ProcessLostError(ShoalError):
 
 
 class PeerFailedError(ShoalError):
-    """Another process raised or left early. `failed` maps each such process to its traceback
-    (or, where it left none, to how it ended)."""
+    """Another process raised or left early. `failed` maps each such process to how it ended: in
+    one line, the exception and where, or the exit; the traceback of the first follows it."""
 
     exit_code = 72
 

@@ -267,10 +267,11 @@ DIFFERENT = [
     (lambda p: {"w": np.arange(3) + p}, "w: array int64[3]"),
     (lambda p: {"w": np.arange(3 + p)}, "w: array int64"),
     (lambda p: {"w": p}, "w: int "),
-    (lambda p: {"w": np.float32(p)}, "w: scalar"),
+    (lambda p: {"w": np.float32(p)}, "w: scalar 0.0"),
     (lambda p: {f"w{p}": 1}, "w0: int"),
-    (lambda p: [1] if p else (1,), "tree"),
-    (lambda p: {"w": jnp.full(3, p)}, "w: array int32[3]"),
+    (lambda p: {str(n): 1 for n in range(1 + p)}, "no more leaves"),
+    (lambda p: [1] if p else (1,), 'tree: {"kind": "tuple"'),
+    (lambda p: {"w": jnp.full(3, p)}, "w: array int32[3] = ["),
     (lambda p: {"w": jnp.full((1024, 1024), p)}, "w: array int32[1024,1024]"),
     (lambda p: {"w": "x" * 70_000 + str(p)}, "w: str uint8[70001]"),
 ]  # fmt: skip
@@ -281,6 +282,9 @@ def test_what_differs_between_processes_is_shown_and_nothing_is_written(path, tr
     errors = in_job(3, lambda one: save_with(one, path, tree(one.process // 2), name="a"))
     assert {type(error) for error in errors} == {DivergenceError}, messages(errors)
     assert words in str(errors[0])
+    shown = list(errors[0].sides)
+    assert len({text.partition("): ")[2] for text in shown}) == len(shown) == 2
+    assert "the same" not in str(errors[0])
     assert not path.exists()
 
 

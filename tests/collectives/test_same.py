@@ -183,6 +183,21 @@ def test_trees_shapes_and_dtypes_that_differ_are_told_as_such():
             assert "processes disagree on what comes next" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "shown"),
+    [
+        ([1] * 2, [1] * 3, ("no more leaves", "[2]: int")),
+        ([1] * 900, [1] * 901, ("no more leaves", "[900]: int")),
+        ({"a": 1, "b": 2}, {"a": 1}, ("['b']: int", "no more leaves")),
+        ((1,), [1], ("tree: PyTreeDef((*,))", "tree: PyTreeDef([*])")),
+    ],
+    ids=["few leaves", "many leaves", "a key", "nodes"],
+)
+def test_a_leaf_that_one_side_lacks_is_shown_on_the_other(one, other, shown):
+    for error in compare(one, other):
+        assert [line.rpartition("): ")[2] for line in str(error).splitlines()[1:]] == [*shown]
+
+
 def test_more_versions_than_a_message_shows_are_counted():
     lines = told(*(np.array([n // 2]) for n in range(24)))
     assert lines[1:] == [

@@ -118,8 +118,9 @@ def test_lines():
         "['c'][4]: complex",
         "['c'][5]: key<rbg>[2]",
     )
-    assert all(line.startswith("tree: ") for line in lines[12:])
-    assert "namedtuple[Pair]" in lines[12]
+    assert lines[12] == "no more leaves"
+    assert all(line.startswith("tree: ") for line in lines[13:])
+    assert "namedtuple[Pair]" in lines[13]
 
 
 def test_nodes_are_told_apart():

@@ -48,7 +48,7 @@ BOUND_S = {
 NATIVE_S = ABORT_AFTER_S + 2.0  # and so much later is ended who hangs
 FAILS = ("raise", "exit")
 LOST, FAILED = 71, 72
-_REASONS = {"raise": "has no more data", "exit": "sys.exit(3)"}
+_REASONS = {"raise": "has no more data", "exit": "exited with code 3"}
 VICTIM_CODES = {"kill": -9, "raise": 1, "exit": 3, "stop": LOST, "cut": LOST}
 _DEADLINE_S = 60.0
 _LEFT_S = 20.0
@@ -255,9 +255,9 @@ def _of_report(cell: Cell, at: float, one: Ended, learned: Mapping[str, Any]) ->
     said = one.err or one.out  # under a launcher both are in one log
     name = f"process {cell.named} " if isinstance(cell.named, int) else cell.named
     report = [line for line in said.splitlines() if line.startswith(("shoal: ", "  process"))]
-    state = "failed" if code == FAILED else "lost"
-    if not any(name in line and f"is {state}" in line for line in report):
-        found.append(f"no report that {name} is {state}")
+    fates = ("has failed", "raised", "exited") if code == FAILED else ("is lost",)
+    if not any(name in line and fate in line for line in report for fate in fates):
+        found.append(f"no report that {name} {fates[0]}")
     if not any(name in line and _REASONS.get(cell.fault, "") in line for line in report):
         found.append("the report does not say why")
     if not learned and f"is ended with exit code {code}" not in said:

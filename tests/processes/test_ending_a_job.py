@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from textwrap import dedent
 
@@ -133,21 +134,38 @@ raise RuntimeError("in flight")
     assert job.leaves_no_orphan()
 
 
-def test_an_exception_reaches_the_others_with_its_traceback(job):
+def test_an_exception_reaches_the_others_with_its_traceback(job, said):
     script = """
     initialize()
     def train():
         raise RuntimeError("no more data")
+    def loss(rate):
+        raise ValueError("rate must be positive\\nsee the manual")
     if index == 1:
         train()
+    if index == 2:
+        import jax, rich.traceback
+        rich.traceback.install()
+        jax.jit(loss)(0)
+    try:
+        barrier("of two", processes=[0, 2])
+    except PeerFailedError as error:
+        say(str(error).splitlines()[0].partition(" cannot complete: ")[2])
+        assert "removed its internal frames" in error.failed[2]
     barrier("after")
     """
-    other, failed = job.run(2, script)
+    other, failed, traced = job.run(3, script)
+    assert traced.code == 1, traced
+    fate = re.sub(r"\(.*?\)", "()", said(other), count=1)
+    assert re.sub(r"py:[0-9]+", "py:N", fate) == (
+        "process 2 () raised ValueError: rate must be positive (script2.py:N (loss))"
+    )
     assert failed.code == 1, failed
     assert failed.err.splitlines()[-1] == "RuntimeError: no more data"
     assert failed.err.count("Traceback") == 1
     assert other.code == 72, other
     assert "PeerFailedError" in other.err
+    assert " raised RuntimeError: no more data (script1.py:" in other.err
     assert "in train" in other.err
     assert "RuntimeError: no more data" in other.err
     assert job.leaves_no_orphan()
@@ -163,7 +181,8 @@ def test_sys_exit_reaches_the_others_with_its_code(job):
     other, failed = job.run(2, script)
     assert (failed.code, failed.err) == (5, "")
     assert other.code == 72, other
-    assert "sys.exit(5)" in other.err
+    assert "process 1 (" in other.err
+    assert ") exited with code 5 (script1.py:" in other.err
     assert job.leaves_no_orphan()
 
 

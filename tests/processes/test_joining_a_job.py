@@ -69,7 +69,7 @@ def test_a_program_that_just_ends_needs_no_shutdown(job, said):
 @pytest.mark.parametrize(
     ("who", "words"),
     [
-        ({0: 3, 1: 3}, "process 2"),
+        ({0: 3, 1: 3}, "process 2 of 3 did not come within 8 s (the deadline of process "),
         ({0: 2, 1: 3}, "3"),
     ],
     ids=["missing peer", "wrong count"],

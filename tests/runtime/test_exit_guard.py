@@ -15,9 +15,9 @@ def test_a_lost_service_is_named_before_those_who_died_of_it(capsys):
     assert _explain(coordinator, {1: ENDED}) == 71
     first, second = capsys.readouterr().err.splitlines()
     assert first == "shoal: JAX's service is lost: silent for 2 s"
-    assert second.startswith("shoal: process 1 of 2 (h) is failed: it hung")
+    assert second.startswith("shoal: process 1 of 2 (h) is gone: it hung")
 
 
 def test_a_failed_peer_alone_is_a_failed_peer(capsys):
     assert _explain(LocalJob(2).coordinators[0], {1: ENDED}) == 72
-    assert "process 1 of 2 (h) is failed" in capsys.readouterr().err
+    assert "process 1 of 2 (h) is gone: it hung" in capsys.readouterr().err

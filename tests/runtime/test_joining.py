@@ -96,7 +96,7 @@ def test_a_meeting_place_that_is_given_up_tells_those_who_wait():
     joining.hello(0.0, hello(1), "b")
     [reply] = joining.abandon(1.0)
     assert (reply.to, reply.missing) == ("b", (0, 2))
-    assert "processes 0, 2 did not" in reply.refusal
+    assert "processes 0, 2 did not come" in reply.refusal
     assert joining.abandon(2.0) == []
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.runtime.allowance import Allowance
 from shoal.runtime.coordinator import Point
 from shoal.runtime.gathering import Gathering, Line, Wait, find_circle
 from shoal.runtime.meeting import Meeting
@@ -137,6 +138,27 @@ def test_two_that_wait_for_each_other_are_told_at_once():
     assert table.kind(table.arrive(2, "all")) == "diverged"
 
 
+def test_several_that_wait_at_one_point_are_told_of_in_the_plural():
+    table = Table(4)
+    keys = [table.arrive(p, "all", site="t.py:1 (f)") for p in (1, 2)]
+    keys.append(table.arrive(0, "pair", group=(0, 1)))
+    assert table.answers[keys[0]].facts["circle"] == [
+        ["waits at 'pair'", [0], [1]],
+        ["wait at 'all' (t.py:1 (f))", [1, 2], [0, 3]],
+    ]
+
+
+def test_a_deadline_tells_the_seconds_given_and_where_the_others_waited():
+    table = Table(2)
+    waits = table.arrive(0, "epoch", timeout_s=Allowance(1.8, 4.0), site="t.py:1 (f)")
+    table.advance(1.8)
+    late = table.arrive(1, "other")
+    assert table.answers[waits] is table.answers[late]
+    facts = table.answers[late].facts
+    assert (facts["timeout_s"], facts["by"]) == (4.0, 0)
+    assert facts["at"] == "'epoch' (t.py:1 (f))"
+
+
 def test_a_circle_of_three_is_found_and_a_bystander_waits_on():
     table = Table(4)
     bystander = table.arrive(3, "d", group=(0, 3))
@@ -200,7 +222,7 @@ def test_the_first_that_did_not_leave_in_peace_is_the_cause():
     for process, state in ((3, "left"), (2, "failed"), (1, "lost")):
         table.depart(process, state, f"words of\n{process}")
     facts = table.answers[table.arrive(0)].facts
-    assert facts["gone"] == [[2, "words of\n2"], [3, "3"]]
+    assert facts["gone"] == [[2, "words of\n2"], [3, "words of"]]
 
 
 def test_only_the_first_word_on_how_a_process_went_counts():

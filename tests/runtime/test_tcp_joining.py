@@ -7,6 +7,7 @@ import time
 import pytest
 
 from shoal.errors import InitializeError, PeerFailedError, ProcessLostError, UsageError
+from shoal.runtime.allowance import Allowance
 from shoal.runtime.coordinator import Point
 from shoal.runtime.coordinator_tcp import join
 from shoal.runtime.frames import address_text, pack_frame
@@ -67,10 +68,11 @@ def test_who_is_missing_at_the_earliest_deadline_is_named_to_all_late_ones_inclu
     fresh_place, come
 ):
     address = fresh_place(3)
-    errors = come(address, 3, {"process": 0, "timeout_s": 60.0}, {"process": 2, "timeout_s": 0.3})
+    rows = [{"process": 0, "timeout_s": 60.0}, {"process": 2, "timeout_s": Allowance(0.3, 4.0)}]
+    errors = come(address, 3, *rows)
     assert [type(error) for error in errors] == [InitializeError] * 2
     assert [error.missing for error in errors] == [(1,)] * 2
-    assert "process 1 of 3 did not come within 0.3 s" in str(errors[0])
+    assert "process 1 of 3 did not come within 4 s (the deadline of process 2)" in str(errors[0])
 
 
 def test_after_a_refusal_all_may_try_again(fresh_place, come):

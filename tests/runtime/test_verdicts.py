@@ -9,6 +9,7 @@ from shoal.runtime.coordinator import Point
 from shoal.runtime.verdicts import Self, error_of, listed, waiting_line
 
 ME = Self(3, [f"host{i}" for i in range(100)])
+HINT = "if they are only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S"
 POINT = Point("epoch", site="train.py:31 (main)")
 
 
@@ -36,8 +37,9 @@ def test_a_deadline_spells_out_a_few_and_counts_the_rest():
         " (10 s); processes 4-99 did not come in time"
     )
     assert lines[1] == "  process 4 (host4): step 4, 1.0 s ago"
-    assert lines[-1] == "  and 88 more"
-    assert len(lines) == 10
+    assert lines[-2] == "  and 88 more"
+    assert lines[-1] == HINT
+    assert len(lines) == 11
     assert error.missing == tuple(missing)
     assert len(error.last_words) == 64
     again = pickle.loads(pickle.dumps(error))
@@ -55,22 +57,72 @@ def test_a_deadline_shows_where_the_main_threads_stand_and_keeps_the_whole():
         "  process 4 (host4): step 7, 1.0 s ago",
         *(f"  {frame}" for frame in frames[:3]),
         "  process 5 (host5): joined, 9.0 s ago",
+        HINT,
     ]
     assert error.stacks == {4: stack}
     assert pickle.loads(pickle.dumps(error)).stacks == error.stacks
 
 
-def test_a_failure_shows_its_last_line_first_and_then_all_of_it():
+def test_who_comes_too_late_is_told_both_points():
+    words = [[3, "step 7, 1.0 s ago"], [5, "joined, 9.0 s ago"]]
+    facts = {"missing": [3, 5], "words": words, "by": 4, "timeout_s": 10.0}
+    facts["at"] = "'save' (a.py:1 (f))"
+    error = error_of("deadline", facts, ME, POINT, 0.0)
+    assert str(error).splitlines() == [
+        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) came too late: the others had given"
+        " up waiting at 'save' (a.py:1 (f)) after 10 s (the deadline of process 4); process 5 did"
+        " not come in time either",
+        "  process 3 (host3): step 7, 1.0 s ago",
+        "  process 5 (host5): joined, 9.0 s ago",
+        HINT,
+    ]
+    sides = [["save", "", "a.py:1 (f)", [1]], ["load", "", "a.py:2 (f)", [2]]]
+    error = error_of("diverged", {"sides": sides}, ME, POINT, 0.0)
+    assert str(error).splitlines()[0].endswith("; 'epoch' (train.py:31 (main)) came too late")
+
+
+def test_a_failure_shows_its_headline_first_and_then_its_traceback():
     facts = {"gone": [[1, "Traceback\n  File x\nValueError: no data\n"], [2, "left the job"]]}
     error = error_of("failed", facts, ME, POINT, 0.0)
     assert str(error).splitlines() == [
         "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) cannot complete: process 1 (host1)"
-        " is gone: ValueError: no data (also gone: process 2)",
-        "  its last words:",
+        " raised ValueError: no data (also gone: process 2)",
         "  | Traceback",
         "  |   File x",
         "  | ValueError: no data",
     ]
+
+
+TRACE = (
+    "Traceback (most recent call last):\n  File x\nValueError: no data\n-----\nFor simplicity, JAX"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "lines"),
+    [
+        (
+            f"ValueError: no data (t.py:3 (f))\n{TRACE}",
+            "raised ValueError: no data (t.py:3 (f))",
+            5,
+        ),
+        (TRACE, "raised ValueError: no data", 5),
+        ("left the job; last at 'x', 2.0 s before", "left the job; last at 'x', 2.0 s before", 0),
+        ("exited: no data (t.py:3 (f))", "exited: no data (t.py:3 (f))", 0),
+        ("it hung, and was ended", "is gone: it hung, and was ended", 0),
+        ("initialize: no\nset X", "is gone: initialize: no", 2),
+        ("\x1b[2Jx\rprocess 5 raised\n\u2028y", "is gone: [2Jx", 4),
+    ],
+)
+def test_a_failure_is_told_as_a_sentence_and_no_text_of_others_adds_a_line(words, told, lines):
+    error = error_of("failed", {"gone": [[1, words]]}, ME, POINT, 0.0)
+    first, *more = str(error).split("\n")
+    head = "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) cannot complete: "
+    assert first.isprintable()
+    assert first == f"{head}process 1 (host1) {told}"
+    assert len(more) == lines
+    assert all(line.startswith("  | ") and line.isprintable() for line in more)
+    assert error.failed == {1: words}
 
 
 def test_a_divergence_shows_what_differs_and_no_more():

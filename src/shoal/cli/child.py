@@ -57,6 +57,9 @@ def run(arguments: list[str]) -> None:
             _run_module(arguments[1], arguments[1:])
         else:
             _run_script(main, arguments)
+    except SystemExit as error:
+        _show_to_hooks(error)
+        raise
     except BaseException as error:
         _hide_our_frames(error)
         raise
@@ -96,6 +99,14 @@ def _run_script(main: ModuleType, arguments: list[str]) -> None:
     with open_code(path) as file:
         source = file.read()
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)
+
+
+def _show_to_hooks(error: SystemExit) -> None:
+    """Let who has hooked `sys.exit` see one that was raised without it: Python shows it nowhere."""
+    try:  # noqa: SIM105 (contextlib might be the program's own by now)
+        sys.exit(error.code)
+    except SystemExit:
+        pass
 
 
 def _hide_our_frames(error: BaseException) -> None:

@@ -11,6 +11,7 @@ from shoal import settings
 from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call, agree
+from shoal.runtime.allowance import Allowance
 from shoal.runtime.coordinator import Coordinator
 
 __all__ = ["Deadline", "deadline_of", "meet", "process_of"]
@@ -34,7 +35,7 @@ class Deadline(NamedTuple):
         past_s = time.monotonic() - self.began
         if past_s < _MOMENT_S or not self.timeout_s > 0:
             return self.timeout_s
-        return max(self.timeout_s - past_s, 0.001)
+        return Allowance(max(self.timeout_s - past_s, 0.001), self.timeout_s)
 
 
 def deadline_of(asked: str, name: object, timeout_s: object, lane: object) -> Deadline:

@@ -21,6 +21,7 @@ from shoal.errors import DeadlineError, PeerFailedError, ShoalError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.exit_guard import DEVICE_WORK
+from shoal.runtime.failure_words import failure_of, headline_of
 from shoal.runtime.verdicts import Self
 
 __all__ = ["Flow"]
@@ -147,11 +148,12 @@ class Flow:
             self.tell()
         error = done.exception()
         if isinstance(error, RuntimeError | ValueError) and not isinstance(error, ShoalError):
-            return _Outcome(words=f"{_FAILED}{error}", error=error)
+            return _Outcome(words=_FAILED + failure_of(error).words, error=error)
         return _Outcome(done.result())
 
     def _judge(self, words: Mapping[int, str], own: Exception | None) -> None:
-        told = "; ".join(f"process {process} {text}" for process, text in sorted(words.items()))
+        heads = {process: headline_of(text) for process, text in words.items()}
+        told = "; ".join(f"process {process} {head}" for process, head in sorted(heads.items()))
         late = [process for process in sorted(words) if words[process].startswith(_LATE)]
         if late:
             raise DeadlineError(

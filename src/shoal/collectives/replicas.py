@@ -151,7 +151,8 @@ def _box(index: tuple[slice, ...], leaf: Leaf) -> Box:
 def _told(sharding: Any, regions: Any) -> str:
     """Say how an array lies on devices: in words, and as a digest of who holds what."""
     words = getattr(sharding, "spec", type(sharding).__name__)
-    return f"{words} ({xxhash.xxh3_64_hexdigest(repr(regions).encode())})"
+    digest = xxhash.xxh3_64_hexdigest(repr(regions).encode())
+    return f"{words} (who holds what has digest {digest})"
 
 
 @lru_cache(maxsize=512)

@@ -42,5 +42,6 @@ def rows_of(
     marks = ["", later, *(f" (differs later, {n})" for n in range(2, len(shown)))]
     rows = [(text + marks[n], group) for text, n, group in zip(shown, again, groups, strict=False)]
     if rest := groups[len(shown) :]:
-        rows.append((f"{len(rest)} more versions", sorted(p for group in rest for p in group)))
+        versions = "1 more version" if len(rest) == 1 else f"{len(rest)} more versions"
+        rows.append((versions, sorted(p for group in rest for p in group)))
     return rows

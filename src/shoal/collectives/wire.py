@@ -25,6 +25,7 @@ __all__ = ["Spec", "flatten", "inline_bytes", "join", "pack", "spec_of", "split"
 _NUMBER = np.dtype("<u8")
 _INLINE_BYTES = 64 << 10  # of one process
 _SENT_BYTES = 64 << 20  # by the meeting place, to all of them together
+_NO_MORE = "no more leaves"  # beside the first of another that has more
 _LINE = 200  # characters of the text of a tree that share a line
 
 
@@ -39,7 +40,8 @@ class Spec(NamedTuple):
         """What must be equal on all processes: a line for each leaf, then the nodes."""
         text = _told(self.treedef)
         nodes = [text[at : at + _LINE] for at in range(0, len(text), _LINE)]
-        return (*(leaf.line for leaf in self.leaves), *(f"tree: {part}" for part in nodes))
+        leaves = (leaf.line for leaf in self.leaves)
+        return (*leaves, _NO_MORE, *(f"tree: {part}" for part in nodes))
 
 
 def spec_of(tree: Any, asked: str = "the values") -> Spec:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.runtime.coordinator import Member
+from shoal.runtime.failure_words import headline_of
 from shoal.runtime.verdicts import listed
 
 __all__ = [
@@ -193,7 +194,7 @@ def slowness_of(member: Member, median_s: float | None) -> float | None:
 def standing(member: Member) -> str:
     """Return where a process stands, or why it is gone, on one line."""
     if member.state in GONE or not member.place:
-        return _AGO.sub("", member.said.strip().rpartition("\n")[2].strip())
+        return _AGO.sub("", headline_of(member.said))
     place = f"{'waits' if member.is_waiting else 'last'} at {member.place}"
     silent = member.said.partition("; ")[0] if member.state == "silent" else ""
     return f"{silent}; {place}" if silent else place

@@ -6,13 +6,15 @@
   `service_link` (JAX's service at arm's length), `spawn`, `accelerators` and `cpu_devices`
   (which there are to be), `jax_runtime` (the one file that knows JAX's private parts).
 * How a process stays one, and ends: `watcher` (the thread that speaks for it), `progress` (how far
-  it came), `troubles` (who is gone), `stacks`, `ending` (when it hangs), `exit_guard`.
+  it came), `troubles` (who is gone), `stacks`, `ending` (when it hangs), `exit_guard`
+  and `main_program` (how it ended), `failure_words` (how that is said).
 * Meeting: `coordinator` is the seam, about `points`; `joining`, `meeting` (with `lines`,
   `gathering`, `roster`, `record`, `losses`, `asking`) and `liveness` are the rules, pure state
   machines; `answers` and `verdicts` put answers into words; `callsite` says where a call is made,
-  `lanes` which calls are under way, and what happens when an exception leaves one.
+  `lanes` which calls are under way, and what happens when an exception leaves one; `allowance`
+  how long one waits.
 * Two ways to meet: `coordinator_local` in one process; `coordinator_tcp` (with `hello`, `channel`,
-  `calls`) at the `meeting_place` (with `jobs`, `roles`, `messages`, `connections`), which speak in
-  `frames`; `keepalive` lets the kernel tell of dead links.
+  `calls`, `arrival_frames`) at the `meeting_place` (with `jobs`, `roles`, `messages`,
+  `connections`), which speak in `frames`; `keepalive` lets the kernel tell of dead links.
 * `fault_points`: where tests let something happen.
 """

@@ -7,7 +7,7 @@ import sys
 from functools import lru_cache
 from types import FrameType
 
-__all__ = ["callsite"]
+__all__ = ["callsite", "is_ours", "site_of"]
 
 _SHOAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _THROUGH = ("contextlib", "functools")  # a `with` or a decorator of ours puts these in between
@@ -21,17 +21,21 @@ def callsite() -> str:
     """
     frame: FrameType | None = sys._getframe(1)
     outermost = frame
-    while frame is not None and _is_ours(frame):
+    while frame is not None and is_ours(frame):
         outermost, frame = frame, frame.f_back
     frame = frame or outermost
-    if frame is None:
-        return ""
+    return "" if frame is None else site_of(frame, frame.f_lineno)
+
+
+def site_of(frame: FrameType, line: int | None) -> str:
+    """Return `file:line (function)` of a frame."""
     code = frame.f_code
     path = _relative(code.co_filename, _module_of(frame))
-    return f"{path}:{frame.f_lineno} ({code.co_qualname})"
+    return f"{path}:{line} ({code.co_qualname})"
 
 
-def _is_ours(frame: FrameType) -> bool:
+def is_ours(frame: FrameType) -> bool:
+    """Is it of shoal, or of what stands between a `with` or decorator of shoal and its user?"""
     ours = frame.f_code.co_filename.startswith(_SHOAL)
     return ours or frame.f_globals.get("__name__") in _THROUGH
 

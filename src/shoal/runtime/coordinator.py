@@ -117,7 +117,10 @@ class Coordinator(Protocol):
         """
 
     def tell(self, kind: str, words: str) -> None:
-        """Say something one way, without waiting: kind "failed" (words: a traceback) or "doing"."""
+        """Say something one way, without waiting: kind "failed" or "doing".
+
+        The words of a failure begin with a headline, see `failure_words`; a traceback may follow.
+        """
 
     def give_notice(self, given: Given) -> bool:
         """Say one way that this process was told of its end: all will stop at one step.
@@ -134,5 +137,9 @@ class Coordinator(Protocol):
     def members(self, *, timeout_s: float) -> tuple[Member, ...]:
         """Ask who is here, one `Member` for each process of the job, in order."""
 
-    def close(self) -> None:
-        """Leave in peace. Others are told "left" if they still wait for it. Idempotent."""
+    def close(self, words: str = "") -> None:
+        """Leave in peace. Others are told "left" if they still wait for it. Idempotent.
+
+        Args:
+          words: how, for those who wait: "left the job by …"; empty: "left the job".
+        """

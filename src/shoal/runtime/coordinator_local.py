@@ -306,8 +306,8 @@ class LocalCoordinator:
         """See `Coordinator.members`."""
         return self._job.members()
 
-    def close(self) -> None:
+    def close(self, words: str = "") -> None:
         """See `Coordinator.close`."""
         self._has_left = True
-        self._job.depart(self.process, "left", "left the job")
+        self._job.depart(self.process, "left", words or "left the job")
         self._stop.wake()

@@ -12,23 +12,22 @@ import contextlib
 import itertools
 import json
 import logging
-import math
 import os
 import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from shoal import settings
 from shoal.errors import DeadlineError, ProcessLostError, UsageError
 from shoal.runtime.answers import conclude
+from shoal.runtime.arrival_frames import answer_of, arrival_header
 from shoal.runtime.calls import Calls, Over, receive
 from shoal.runtime.channel import Channel
 from shoal.runtime.coordinator import Member, Point, checked
-from shoal.runtime.frames import Frame, pack_frame, pack_text, split_payloads, text_field
+from shoal.runtime.frames import Frame, pack_frame, pack_text
 from shoal.runtime.hello import Card, Welcome, say_hello
 from shoal.runtime.hello import host_id as this_host
 from shoal.runtime.lanes import Lanes, Scope
@@ -267,10 +266,10 @@ class TcpCoordinator:
         told = self._ask("stacks()", {"do": "stacks", "processes": asked}, timeout_s)
         return {int(process): text for process, text in told["stacks"].items()}
 
-    def close(self) -> None:
+    def close(self, words: str = "") -> None:
         """See `Coordinator.close`. Calls that other threads still wait in end with an error."""
         if self._calls.over is None:
-            self.say({"do": "bye"})
+            self.say({"do": "bye"}, words.encode(errors="replace"))
             self._calls.hang_up(Over(UsageError, "this process has left the job"))
             self._stop.wake()
         self._watcher.stop()
@@ -320,7 +319,7 @@ class TcpCoordinator:
         self, point: Point, payload: bytes, timeout_s: float, started: float, after: int
     ) -> Answer:
         limit = started + timeout_s + _MARGIN_S
-        arrival = pack_text(_arrival(point, timeout_s, self._progress.step, after), payload)
+        arrival = pack_text(arrival_header(point, timeout_s, self._progress.step, after), payload)
 
         def exchange(channel: Channel) -> Frame:
             channel.send(arrival, limit)
@@ -336,7 +335,7 @@ class TcpCoordinator:
             return frame
 
         frame = self._calls.talk(repr(point.name), limit, exchange)
-        return _answer_of(frame, point.group or range(self.num_processes))
+        return answer_of(frame, point.group or range(self.num_processes))
 
     def _warn(self, point: Point, facts: Mapping[str, Any], waited_s: float) -> None:
         _LOG.warning("%s", waiting_line(facts, self._me, point, waited_s))
@@ -361,31 +360,6 @@ class TcpCoordinator:
         told = f"this is a forked child of process {self.process}, no member of the job"
         self._calls.abandon(Over(UsageError, told))
         self._life.close()
-
-
-def _arrival(point: Point, timeout_s: float, step: int | None, after: int) -> bytes:
-    """Return the header of an arrival. No ticket: the answer is the next that comes. So a loop
-    says the same again and again, and neither side has to read or write it anew."""
-    label = b"null" if step is None else b"%d" % step
-    if after:
-        label += b',"after":%d' % after
-    return b'{"step":%b,%b' % (label, _place_and_limit(point, timeout_s))
-
-
-@lru_cache(maxsize=256)
-def _place_and_limit(point: Point, timeout_s: float) -> bytes:
-    limit_s = None if timeout_s == math.inf else timeout_s
-    return json.dumps({"do": "arrive", "timeout_s": limit_s, "point": point})[1:].encode()
-
-
-def _answer_of(frame: Frame, group: Sequence[int]) -> Answer:
-    kind = text_field(frame.header, "is")
-    if kind == "ok":
-        if not frame.body:
-            return Answer(kind, payloads=dict.fromkeys(group, b""))
-        payloads = split_payloads(frame.body, len(group))
-        return Answer(kind, payloads=dict(zip(group, payloads, strict=True)))
-    return Answer(kind, json.loads(frame.body))
 
 
 def _abandon_in_forked_children(coordinator: TcpCoordinator) -> None:

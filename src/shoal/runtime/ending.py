@@ -19,6 +19,7 @@ from collections.abc import Hashable
 from shoal import settings
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.exit_guard import flush
+from shoal.runtime.failure_words import headline_of
 from shoal.runtime.progress import Progress
 from shoal.runtime.stacks import stacks
 from shoal.runtime.troubles import Trouble, Troubles
@@ -87,7 +88,7 @@ class Ending:
         if cause is None:
             return
         with contextlib.suppress(Exception):
-            here.tell("failed", f"it hung after {cause.name} was {cause.state}, and was ended")
+            here.tell("failed", f"it hung, and was ended: {cause.name} {cause.fate}")
         _say_at_the_end(self.report(cause, now))
         os._exit(cause.exit_code)
 
@@ -101,9 +102,8 @@ class Ending:
             f"{cause.exit_code}"
         ]
         for trouble in here.troubles.open():
-            words = (trouble.words.strip().splitlines() or [""])[-1]
             ago = f"known for {now - trouble.since:.0f} s"
-            lines.append(f"  {self._told(trouble)} ({ago}): {words}")
+            lines.append(f"  {self._told(trouble)} ({ago}): {headline_of(trouble.words)}")
         step = "" if progress.step is None else f"step {progress.step}, "
         lines.append(f"  it was last at {step}{progress.place or 'the start of the job'}")
         return "\n".join([*lines, indented(stacks()), ""])
@@ -111,7 +111,7 @@ class Ending:
     def _told(self, trouble: Trouble) -> str:
         if trouble.process == self._coordinator.process:
             return "it was declared lost"
-        return f"{trouble.name} is {trouble.state}"
+        return f"{trouble.name} {trouble.fate}"
 
 
 def main_frame() -> Hashable:

@@ -5,10 +5,14 @@ exit would hang, or abort in C++. So when the program fails or a peer is gone, t
 others, flushes, and leaves by `os._exit` with the documented code, before JAX's teardown. It hooks
 
 * `sys.excepthook`: tells the traceback to the others first, then prints it as usual;
-* `sys.exit`: remembers the code, which Python shows to nobody else;
+* `sys.exit`: remembers the code or text, which Python keeps nowhere;
 * `atexit`, registered after JAX's own handler and therefore run before it;
 * one thread that sleeps until this process starts to end, for whatever gets stuck on the way
   (a thread that Python joins, another exit handler, the teardown).
+
+A hook that is set later (by `rich.traceback.install()`, a debugger, the program) may never call
+ours: so the thread and the exit handler also look at how the main program ended. What nothing
+shows is the code of a SystemExit that was raised without `sys.exit`.
 """
 
 from __future__ import annotations
@@ -20,7 +24,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, NoReturn
@@ -28,7 +31,17 @@ from typing import Any, NoReturn
 from shoal import settings
 from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.coordinator import Coordinator, Member
+from shoal.runtime.failure_words import (
+    exit_of,
+    exit_words,
+    failure_of,
+    fate_of,
+    one_line,
+    stands,
+    text_of,
+)
 from shoal.runtime.leaving import REQUEUE
+from shoal.runtime.main_program import MainProgram
 from shoal.runtime.troubles import Trouble
 
 __all__ = ["DEVICE_WORK", "ExitGuard", "flush", "gone_members", "pause_s"]
@@ -37,6 +50,7 @@ DEVICE_WORK = "shoal's work on devices"  # what threads are called that do it
 _INTERRUPTED = 130  # 128 + SIGINT, as shells say it
 _ASK_S = 2.0  # how long an ending process waits for news of the others
 _BEHIND_S = 0.5
+_LOOK_S = 0.25  # between two looks at whether the program has ended
 _EXPLAINED = 8  # processes that a message names
 _UNHEARD = "the meeting place does not answer"
 _RUNTIME_WORDS = ("Connection closed by peer", "Gloo", "NCCL", "Socket closed", "Broken pipe")
@@ -66,13 +80,15 @@ class ExitGuard:
         self._pid = os.getpid()
         self._coordinator: Coordinator | None = None
         self._is_idle: Callable[[], bool] = lambda: True
-        self._leave: Callable[[], None] = lambda: None
+        self._leave: Callable[[str], None] = lambda words: None
         self._parts_together = False
         self._code: int | None = None  # of the uncaught exception
         self._asked_code = 0  # of the last sys.exit()
+        self._asked_words = ""  # about it, for the others
         self._limit: tuple[float, int] | None = None  # when the thread ends us, with which code
         self._is_leaving = False
         self._wake = threading.Event()
+        self._program = MainProgram()
 
     def hook(self) -> None:
         """Install the hooks of the interpreter; only codes are affected until `watch`."""
@@ -84,10 +100,11 @@ class ExitGuard:
         coordinator: Coordinator,
         *,
         is_idle: Callable[[], bool],
-        leave: Callable[[], None],
+        leave: Callable[[str], None],
         parts_together: bool,
     ) -> None:
-        """From now on tell `coordinator`; `leave` is how this process parts when all is well.
+        """From now on tell `coordinator`; `leave` is how this process parts when all is well,
+        called with what the others are told of it (empty: nothing that they need to know).
 
         `is_idle` says whether its devices have finished what they were given; `parts_together`
         whether JAX's teardown waits for all processes even then, as in a job that JAX joined.
@@ -111,7 +128,12 @@ class ExitGuard:
 
     def distrust_runtime(self) -> None:
         """End without any teardown: a thread of this process is stuck in JAX's runtime for good."""
-        atexit.register(lambda: _end(self._code or self._asked_code) if self._is_mine() else None)
+        atexit.register(lambda: _end(self._known_code()) if self._is_mine() else None)
+
+    def _known_code(self) -> int:
+        """Return the exit code, as far as it is known before the end."""
+        error = self._program.uncaught() if self._code is None else None
+        return self._code or (self._asked_code if error is None else _code_of(error))
 
     def _is_mine(self) -> bool:
         """A forked child inherits the hooks, but it is not the member of the job."""
@@ -120,27 +142,45 @@ class ExitGuard:
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        if self._program.is_running():  # it is only shown: the program has caught it
+            self._excepthook(kind, error, trace)
+            return
         coordinator = self._coordinator if self._is_mine() else None
-        self._code = code = _code_of(error)
+        self._code = _code_of(error)
         if coordinator is None:
             self._excepthook(kind, error, trace)
             if self._is_mine() and isinstance(error, ShoalError):
-                raise SystemExit(code)  # the interpreter takes an exit code from its excepthook
+                raise SystemExit(self._code)  # the interpreter takes a code from its excepthook
             return
-        is_of_runtime = _is_of_runtime(error)
-        gone = _cause(coordinator) if is_of_runtime else {}
-        with contextlib.suppress(ShoalError, OSError):
-            text = "".join(traceback.format_exception(kind, error, trace))
-            coordinator.tell("failed", text)
-        self._excepthook(kind, error, trace)
-        if gone or (is_of_runtime and _lost_services(coordinator)):
-            self._code = code = _explain(coordinator, gone)
-        self._limit = (time.monotonic() + settings.seconds("SHOAL_ABORT_AFTER_S"), code)
+        gone = _tell_failure(coordinator, error)
+        try:
+            self._excepthook(kind, error, trace)
+        finally:
+            self._explain(coordinator, error, gone)
+            self._limit_end()
+
+    def _explain(
+        self, coordinator: Coordinator, error: BaseException, gone: Mapping[int, Member]
+    ) -> None:
+        """Add who is gone to an error of the runtime, once it was shown."""
+        self._code = _code_of(error)
+        if gone or (_is_of_runtime(error) and _lost_services(coordinator)):
+            self._code = _explain(coordinator, gone)
+
+    def _limit_end(self) -> None:
+        """From now on the thread ends this process, if it does not end by itself in time."""
+        limit_s = settings.seconds("SHOAL_ABORT_AFTER_S")
+        self._limit = (time.monotonic() + limit_s, 1 if self._code is None else self._code)
         self._wake.set()
 
     def _on_sys_exit(self, status: Any = None, /) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
             self._asked_code = status if isinstance(status, int) else int(status is not None)
+            error = sys.exc_info()[1]
+            if isinstance(error, SystemExit):  # it is raised on, by whoever runs the program
+                self._asked_words = exit_of(error)
+            else:
+                self._asked_words = exit_words(status, stands(sys._getframe(1)), error)
         self._exit(status)
 
     def _on_exit(self) -> None:
@@ -149,15 +189,19 @@ class ExitGuard:
             return
         if not self._is_mine():
             # JAX's teardown waits for threads that a fork does not have.
-            _end(self._code or self._asked_code)
+            _end(self._known_code())
+        error = self._program.uncaught()
+        if self._code is None and error is not None:  # another hook was called, and not ours
+            self._explain(coordinator, error, _tell_failure(coordinator, error))
         if self._code is not None:
             _end(self._code)
+        words = self._leaving_words()
         fails = self._asked_code not in (0, REQUEUE)
         if fails:
             with contextlib.suppress(ShoalError, OSError):
-                coordinator.tell("failed", f"it ended by sys.exit({self._asked_code})")
+                coordinator.tell("failed", words)
         # Only now can a teardown hang; else Python's own end keeps its exit code, which is not
-        # known here for certain: a program may have caught the SystemExit, or raised one itself.
+        # known here for certain: a program may have raised a SystemExit itself.
         is_idle = self._is_idle()
         gone = gone_members(coordinator) if self._parts_together or not is_idle else {}
         is_busy = _works_on_devices()
@@ -169,12 +213,35 @@ class ExitGuard:
             os._exit(code)
         self._is_leaving = True
         self._wake.set()
-        self._leave()
+        self._leave(words)
         self.release()
+
+    def _leaving_words(self) -> str:
+        """Return what the others are told of an end without an exception."""
+        if self._program.has_returned():
+            self._asked_code = 0  # a sys.exit() before that was caught
+            return ""
+        if self._asked_words or not self._program.has_exited():
+            return self._asked_words if self._asked_code else ""
+        return f"left the job by SystemExit (its code is not known), at {self._program.place}"
+
+    def _await_end(self, coordinator: Coordinator, wake: threading.Event) -> None:
+        """Sleep until the end begins; tell at once what ended the program, if our hook cannot."""
+        has_told = False
+        while not wake.wait(_LOOK_S):
+            error = self._program.uncaught() if self._code is None else None
+            if error is None or not self._is_mine():
+                continue
+            if not has_told:
+                _tell_failure(coordinator, error)
+                has_told = True
+            if self._program.joins_threads():  # the other hook has done what it does
+                self._code = _code_of(error)
+                self._limit_end()
 
     def _end_if_stuck(self, coordinator: Coordinator, wake: threading.Event) -> None:
         """End the process when its teardown hangs. Asks nobody unless a second has passed."""
-        wake.wait()
+        self._await_end(coordinator, wake)
         ask_at = time.monotonic() + 1.0
         while self._coordinator is coordinator:
             now = time.monotonic()
@@ -189,6 +256,14 @@ class ExitGuard:
             time.sleep(0.2)
 
 
+def _tell_failure(coordinator: Coordinator, error: BaseException) -> dict[int, Member]:
+    """Tell the others of an uncaught exception; return who is gone, if that may be its cause."""
+    gone = _cause(coordinator) if _is_of_runtime(error) else {}
+    with contextlib.suppress(ShoalError, OSError):
+        coordinator.tell("failed", failure_of(error).words)
+    return gone
+
+
 def _is_of_runtime(error: BaseException) -> bool:
     """Does it come from XLA or a transport, where the loss of a peer shows without its name?
 
@@ -198,7 +273,7 @@ def _is_of_runtime(error: BaseException) -> bool:
     at: BaseException | None = error
     while at is not None and at not in seen and not isinstance(at, ShoalError):
         is_xla = type(at).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
-        if is_xla or any(words in str(at) for words in _RUNTIME_WORDS):
+        if is_xla or any(words in text_of(at) for words in _RUNTIME_WORDS):
             return True
         seen.append(at)
         at = at.__cause__ or at.__context__
@@ -231,8 +306,8 @@ def _explain(coordinator: Coordinator, gone: Mapping[int, Member]) -> int:
         print(f"shoal: {service.name} is lost: {service.words}", file=sys.stderr)
     for member in list(gone.values())[:_EXPLAINED]:
         place = f"process {member.process} of {coordinator.num_processes} ({member.host})"
-        said = (member.said.strip().splitlines() or [""])[-1]
-        print(f"shoal: {place} is {member.state}: {said}", file=sys.stderr)
+        fate = f"is lost: {member.said}" if member.state == "lost" else fate_of(member.said)
+        print(f"shoal: {place} {one_line(fate)}", file=sys.stderr)
     is_lost = bool(services) or any(member.state == "lost" for member in gone.values())
     return ProcessLostError.exit_code if is_lost else PeerFailedError.exit_code
 

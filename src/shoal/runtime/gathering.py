@@ -198,7 +198,8 @@ def circle_facts(circle: list[Gathering[Any]], gone: Container[int]) -> dict[str
     sides = []
     for gathering in circle:
         place = place_text(next(iter(gathering.arrived.values())).point)
-        sides.append([f"waits at {place}", sorted(gathering.arrived), gathering.missing(gone)])
+        verb = "waits" if len(gathering.arrived) == 1 else "wait"
+        sides.append([f"{verb} at {place}", sorted(gathering.arrived), gathering.missing(gone)])
     return {"circle": sides}
 
 

@@ -12,6 +12,7 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError, UsageError
+from shoal.runtime.allowance import ends_at, given_s, left_of
 from shoal.runtime.channel import Channel, connect
 from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES
 from shoal.runtime.frames import (
@@ -75,16 +76,16 @@ def say_hello(
         split_address(address)
     except UsageError as error:
         raise UsageError(f"{card}: cannot join the job: {error}") from None
-    limit = time.monotonic() + timeout_s
+    limit = ends_at(timeout_s)
     max_body_bytes = card.processes * (MAX_PAYLOAD_BYTES + 4) + (64 << 20)
     incarnation = os.urandom(8).hex()
     try:
         waiting = _Waiting(address, card, time.monotonic(), limit, warn_after_s)
         channel, frame = _knock(waiting, incarnation, max_body_bytes)
     except TimeoutError:
-        told = f"it accepted the connection, but did not answer within {timeout_s:g} s"
+        told = f"it accepted the connection, but did not answer within {given_s(timeout_s):g} s"
     except _Absent as error:
-        told = f"{error.args[0]}; tried for {timeout_s:g} s{error.args[1]}"
+        told = f"{error.args[0]}; tried for {given_s(timeout_s):g} s{error.args[1]}"
     except (OSError, FrameError) as error:
         told = f"who listens there ended the connection, or is no meeting place ({error})"
     else:
@@ -198,12 +199,13 @@ def _hello_frame(card: Card, incarnation: str, limit: float) -> bytes:
     hello: dict[str, Any] = card._asdict()
     if card.versions is None:
         hello["versions"] = _versions()
-    left_s = max(limit - time.monotonic(), 0.001)
+    left_s = left_of(limit)
     hello["do"] = "hello"
     hello["protocol"] = PROTOCOL
     hello["pid"] = os.getpid()
     hello["incarnation"] = incarnation
     hello["timeout_s"] = None if left_s == math.inf else left_s
+    hello["given_s"] = None if given_s(left_s) == math.inf else given_s(left_s)
     return pack_frame(hello)
 
 

@@ -37,6 +37,7 @@ class Hello(NamedTuple):
     jax_service: str  # host:port of JAX's service, if this process knows it
     timeout_s: float
     host_id: str = ""  # equal for processes that one process could watch; empty: not known
+    given_s: float = 0.0  # of which `timeout_s` is what was left after connecting; 0: not known
 
     def __str__(self) -> str:
         return f"process {self.process} ({self.host}, pid {self.pid})"
@@ -68,6 +69,7 @@ def parse_hello(header: Mapping[str, Any]) -> Hello:
         jax_service=text_field(header, "jax_service"),
         timeout_s=number_field(header, "timeout_s"),
         host_id=text_field(header, "host_id") if protocol >= 2 else "",
+        given_s=number_field(header, "given_s") if "given_s" in header else 0.0,
     )
     if not hello.timeout_s > 0:
         raise FrameError("field 'timeout_s' is not positive")
@@ -162,7 +164,8 @@ class Joining(Generic[To]):
         if self.refusal is not None:
             return [JoinReply(to, self.refusal, self._missing)]
         if now + hello.timeout_s < self.deadline:
-            self.deadline, self._limit = now + hello.timeout_s, (hello.process, hello.timeout_s)
+            self.deadline = now + hello.timeout_s
+            self._limit = (hello.process, hello.given_s or hello.timeout_s)
         offences = self._offences(hello)
         if offences:
             return [*self._refuse(now, "; ".join(offences)), JoinReply(to, self.refusal)]
@@ -182,12 +185,12 @@ class Joining(Generic[To]):
         return self._refuse(now, f"{gone} died or gave up before all had come", (process,))
 
     def abandon(
-        self, now: float, reason: str = "who started the meeting place died or gave up"
+        self, now: float, reason: str = "the process that started the meeting place died or gave up"
     ) -> list[JoinReply[To]]:
         """What no job can be without is gone."""
         if self.is_complete or self.refusal is not None:
             return []
-        told = f"{reason} before all had come; {listed(self.absent())} did not"
+        told = f"{reason} before all had come; {listed(self.absent())} did not come"
         return self._refuse(now, told, self.absent())
 
     def tick(self, now: float) -> list[JoinReply[To]]:
@@ -196,8 +199,7 @@ class Joining(Generic[To]):
             return []
         missing = self.absent()
         by, timeout_s = self._limit
-        limit = f"{timeout_s:.1f}".removesuffix(".0")  # what was left of it, after connecting
-        reason = f"{listed(missing)} of {self.num_processes} did not come within {limit} s"
+        reason = f"{listed(missing)} of {self.num_processes} did not come within {timeout_s:g} s"
         reason += f" (the deadline of process {by}); here: {listed(self._here)}"
         if self._strangers:
             reason += f"; refused for a wrong token: {', '.join(self._strangers)}"
@@ -246,4 +248,4 @@ def _claim(header: Mapping[str, Any]) -> str:
     """Who a stranger says it is, if that can be said in a few letters."""
     process = header.get("process")
     known = isinstance(process, int) and not isinstance(process, bool) and 0 <= process < 10**6
-    return f"process {process}" if known else "somebody"
+    return f"process {process}" if known else "a process without a number"

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from shoal.errors import UsageError
 from shoal.runtime.callsite import callsite
+from shoal.runtime.failure_words import failure_of
 from shoal.runtime.messages import Abandoned
 from shoal.runtime.points import Point
 from shoal.runtime.verdicts import Self
@@ -28,7 +29,6 @@ __all__ = ["Lanes", "Scope", "one_call"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_MAX_WORDS = 500
 
 
 class Scope:
@@ -146,7 +146,7 @@ class Lanes:
         number, unsent = self._counts.get(lane, _Count())
         point = scope.point if scope.point.site else scope.point._replace(site=callsite())
         left = Abandoned(
-            point, scope.arrivals, self._sent.get(lane, 0), number + 1, _words_of(error)
+            point, scope.arrivals, self._sent.get(lane, 0), number + 1, failure_of(error).headline
         )
         self._counts[lane] = _Count(number + 1, (*unsent, left))
         self._flush(lane)
@@ -221,11 +221,3 @@ def _is_over(outer: Scope, scope: Scope) -> bool:
     while frame is not None and frame is not outer.frame:
         frame = frame.f_back
     return frame is None
-
-
-def _words_of(error: BaseException) -> str:
-    try:
-        text = f"{type(error).__name__}: {error}".split("\n", 1)[0]
-    except Exception:  # noqa: BLE001 - an exception of the program, whose str() fails
-        text = type(error).__name__
-    return text.removesuffix(": ")[:_MAX_WORDS]

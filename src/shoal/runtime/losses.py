@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
+from shoal.runtime.failure_words import headline_of
 from shoal.runtime.gathering import Answer
 
 __all__ = ["Losses"]
@@ -43,7 +44,7 @@ class Losses:
         kind = "lost" if self.states[cause] == "lost" else "failed"
         alike = [p for p in gone if (self.states[p] == "lost") == (kind == "lost")]
         pairs = [[cause, self._words(cause)]]
-        pairs += [[p, _last_line(self._words(p))] for p in alike if p != cause]
+        pairs += [[p, headline_of(self._words(p))] for p in alike if p != cause]
         return Answer(kind, {"gone": pairs})
 
     def service_answer(self) -> Answer:
@@ -55,7 +56,3 @@ class Losses:
         if not self.states:
             return self.service_answer()
         return self.answer(members if any(p in members for p in self.states) else self.states)
-
-
-def _last_line(words: str) -> str:
-    return words.strip().rpartition("\n")[2]

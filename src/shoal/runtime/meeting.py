@@ -18,6 +18,7 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from shoal.runtime.allowance import given_s
 from shoal.runtime.asking import Asking, Question
 from shoal.runtime.coordinator import Point
 from shoal.runtime.gathering import (
@@ -27,6 +28,7 @@ from shoal.runtime.gathering import (
     Wait,
     circle_facts,
     find_circle,
+    place_text,
     sides_facts,
     went_on,
     what_of,
@@ -358,7 +360,8 @@ class Meeting(Roster[To]):
         self, now: float, gathering: Gathering[To], stacks: Mapping[int, str]
     ) -> Answer:
         by, timeout_s = gathering.limit
-        facts = {**self._missing_facts(gathering, now), "by": by, "timeout_s": timeout_s}
+        facts = {**self._missing_facts(gathering, now), "by": by, "timeout_s": given_s(timeout_s)}
+        facts["at"] = place_text(next(iter(gathering.arrived.values())).point)
         facts["stacks"] = [[p, text[:_STACK_CHARACTERS]] for p, text in stacks.items()]
         return Answer("deadline", facts)
 

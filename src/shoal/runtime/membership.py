@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError
 from shoal.runtime import fault_points, jax_runtime, services
+from shoal.runtime.allowance import given_s, left_of
 from shoal.runtime.callsite import callsite
 from shoal.runtime.cluster import Arguments, Cluster, decide, is_loopback
-from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.coordinator import Coordinator, Member, Point
 from shoal.runtime.coordinator_tcp import TcpCoordinator, join
 from shoal.runtime.exit_guard import gone_members, pause_s
+from shoal.runtime.failure_words import fate_of
 from shoal.runtime.frames import address_text, split_address
 from shoal.runtime.keeping import (
     HostKeeper,
@@ -46,6 +48,7 @@ SAVES = "shoal-save"  # what threads are called that save; they meet others by t
 
 _KEY = "shoal/meeting_place"  # in JAX's key-value store, for attached jobs
 _CONNECTING = "shoal connects the devices"
+_MORE = "give timeout_s= more, if it is only slow"
 _ASK_S = 2.0  # for an answer from whoever has our port
 
 
@@ -162,7 +165,7 @@ def _join(cluster: Cluster, place: _Place, deadline: float) -> TcpCoordinator:
         process=cluster.process,
         num_processes=cluster.num_processes,
         token=place.token,
-        timeout_s=_left(deadline),
+        timeout_s=left_of(deadline),
         jax_service=place.jax_service,
     )
 
@@ -173,7 +176,9 @@ def _enter(
     """Connect the devices, each host through its keeper's splice; meet when all have done so."""
     jax_service = "" if is_attached else joined.jax_service
     if not (is_attached or jax_service):
-        raise InitializeError("nobody told where JAX's service is: is SHOAL_JAX_SERVICE set?")
+        raise InitializeError(
+            "where JAX's service is was not said by any process: is SHOAL_JAX_SERVICE set?"
+        )
     fault_points.reach("initialize.after_hello", joined.process)
     near = jax_service
     try:
@@ -186,7 +191,7 @@ def _enter(
             os.environ.update(past_the_proxy(host, os.environ))
         _connect_devices(joined, near, deadline)
     fault_points.reach("initialize.after_devices", joined.process)
-    joined.arrive(Point("initialize", site=callsite()), timeout_s=_left(deadline))
+    joined.arrive(Point("initialize", site=callsite()), timeout_s=left_of(deadline))
 
 
 def _own_place(cluster: Cluster, address: str, deadline: float) -> _Place:
@@ -201,7 +206,7 @@ def _own_place(cluster: Cluster, address: str, deadline: float) -> _Place:
             bind=bind,
             port=port,
             token=cluster.token,
-            timeout_s=_left(deadline),
+            timeout_s=left_of(deadline),
         )
     except InitializeError as taken:
         raise _who_is_there(cluster, address, taken, deadline) from None
@@ -222,7 +227,7 @@ def _who_is_there(
             process=cluster.process,
             num_processes=cluster.num_processes,
             token=cluster.token,
-            timeout_s=min(_ASK_S, _left(deadline)),
+            timeout_s=min(_ASK_S, left_of(deadline)),
         ).close()
     except InitializeError as told:
         return InitializeError(f"{taken}\nwho is there: {told}")
@@ -238,7 +243,7 @@ def _attached_place(cluster: Cluster, address: str, deadline: float, key: str) -
         return _Place(address, cluster.jax_service, cluster.token)
     if cluster.process != 0:
         try:
-            told = json.loads(jax_runtime.look_up(key, timeout_s=_left(deadline)))
+            told = json.loads(jax_runtime.look_up(key, timeout_s=left_of(deadline)))
         except TimeoutError:
             raise InitializeError(
                 "process 0 did not say where to meet: did it call shoal.initialize() too?",
@@ -253,7 +258,7 @@ def _attached_place(cluster: Cluster, address: str, deadline: float, key: str) -
         bind=bind,
         port=0,
         token=token,
-        timeout_s=_left(deadline),
+        timeout_s=left_of(deadline),
         jax_service=False,
     )
     where = _moved(started.address, bind if is_loopback(host) else host)
@@ -282,7 +287,7 @@ def _connect_devices(joined: Coordinator, near: str, deadline: float) -> None:
 
     threading.Thread(target=run, name=_CONNECTING, daemon=True).start()
     try:
-        while wait([result], min(pause_s(joined), _left(deadline))).not_done:
+        while wait([result], min(pause_s(joined), left_of(deadline))).not_done:
             _check_living(joined, deadline, "connecting the devices")
     except BaseException:
         result.add_done_callback(_disconnect)  # now, or when it connects after all
@@ -335,7 +340,8 @@ def wait_for_saves(joined: Coordinator, deadline: float) -> None:
             joined.progress.go(point)
         if thread.is_alive():
             me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
-            raise DeadlineError(f"{me} is still saving at the deadline", name="shutdown")
+            told = f"shutdown waited {given_s(deadline):g} s for a save that goes on"
+            raise DeadlineError(f"{me}: {told}\n{_MORE}", name="shutdown")
 
 
 def _check_living(joined: Coordinator, deadline: float, doing: str) -> None:
@@ -343,16 +349,17 @@ def _check_living(joined: Coordinator, deadline: float, doing: str) -> None:
     if gone := gone_members(joined):
         joined.troubles.tell_all()
         joined.troubles.tell(gone)  # the watcher may have yet to hear of them
-        lost = {p: f"{member.state}: {member.said}" for p, member in gone.items()}
-        names = "; ".join(f"process {p} is {words}" for p, words in lost.items())
+        lost = {p: member.said for p, member in gone.items()}
+        names = "; ".join(f"process {p} ({m.host}) {_fate(m)}" for p, m in gone.items())
         raise ProcessLostError(f"{me} cannot go on {doing}: {names}", lost=lost)
     joined.check(doing)  # JAX's service may be lost
     if time.monotonic() >= deadline:
-        raise DeadlineError(f"{me} is still {doing} at the deadline", name=doing)
+        told = f"is still {doing} at its deadline ({given_s(deadline):g} s)"
+        raise DeadlineError(f"{me} {told}\n{_MORE}", name=doing)
 
 
-def _left(deadline: float) -> float:
-    return max(0.001, deadline - time.monotonic())
+def _fate(member: Member) -> str:
+    return f"is lost: {member.said}" if member.state == "lost" else fate_of(member.said)
 
 
 def _bind_for(host: str) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from shoal.runtime.allowance import Allowance
 from shoal.runtime.coordinator import Point
 from shoal.runtime.frames import Frame, FrameError, number_field, text_field, whole_field
 from shoal.runtime.leaving import Given, Settled, Told
@@ -86,7 +87,10 @@ def arrival_of(header: Mapping[str, Any], process: int, count: int) -> Arrival:
     ticket = whole_field(header, "ticket") if "ticket" in header else 0
     after = whole_field(header, "after") if "after" in header else 0
     point = _point_of(header, process, count)
-    return Arrival(point, number_field(header, "timeout_s"), _step_of(header), ticket, after)
+    timeout_s = number_field(header, "timeout_s")
+    if "given_s" in header:
+        timeout_s = Allowance(timeout_s, number_field(header, "given_s"))
+    return Arrival(point, timeout_s, _step_of(header), ticket, after)
 
 
 def abandoned_words(left: Abandoned) -> dict[str, Any]:

@@ -271,10 +271,12 @@ def _wait(coordinator: Coordinator, step: int, timeout_s: float | None) -> bool:
                 return answer
             now = time.monotonic()
             if now >= limit:
-                raise _late(coordinator, f"{asked} ({site})", now - began)
+                told = f"waited until its deadline ({timeout_s:g} s)"
+                raise _late(coordinator, f"{asked} ({site}) {told}", now - began)
             if now >= warn_at:
                 warn_at = math.inf
-                _LOG.warning("%s", _late(coordinator, f"{asked} ({site})", now - began))
+                told = f"{asked} ({site}) has waited {now - began:.1f} s"
+                _LOG.warning("%s", _late(coordinator, told, now - began))
             stop.wait(changes, min(limit, warn_at, now + _DAY_S) - now)
     finally:
         progress.go(point)
@@ -291,8 +293,9 @@ def _late(coordinator: Coordinator, asked: str, waited_s: float) -> DeadlineErro
         words = {m.process: m.said for m in members if m.process in missing}
     except DeadlineError:
         pass
-    who = listed(missing) if missing else "processes that nobody can name"
-    lines = [f"{me}: {asked} has waited {waited_s:.1f} s for {who} to say how far it has come"]
+    who = listed(missing) if missing else "processes that are not known"
+    subject = "it is" if len(missing) == 1 else "they are"
+    lines = [f"{me}: {asked} for {who} to say at which step {subject}"]
     lines += [f"{me.name(process)}: {said}" for process, said in list(words.items())[:8]]
     return DeadlineError(
         "\n  ".join(lines),

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Sequence
 
 from shoal import settings
 from shoal.colour import collective, local
 from shoal.errors import InitializeError, ShoalError, UsageError
 from shoal.runtime import jax_runtime, membership
+from shoal.runtime.allowance import ends_at, left_of
 from shoal.runtime.callsite import callsite
 from shoal.runtime.cluster import Arguments, ShownJob, shown_job
 from shoal.runtime.coordinator import Coordinator, Point
@@ -179,7 +179,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         if joined.num_processes > 1:
             membership.wait_until_idle(joined, deadline)
             point = Point("shutdown", fingerprint="shutdown", site=callsite())
-            joined.arrive(point, timeout_s=max(0.001, deadline - time.monotonic()))
+            joined.arrive(point, timeout_s=left_of(deadline))
     except ShoalError as error:
         joined.tell("failed", f"shutdown: {error}")
         raise
@@ -321,7 +321,7 @@ def _not_joined(shown: ShownJob) -> InitializeError:
     )
 
 
-def _part() -> None:
+def _part(words: str) -> None:
     """Leave at the end of the program: JAX first, for its service ends with the job."""
     joined = _RECORD.joined
     if joined is None:
@@ -329,7 +329,7 @@ def _part() -> None:
     if not _RECORD.is_attached:
         jax_runtime.leave(process_ends=True)
     with contextlib.suppress(ShoalError, OSError):
-        joined.close()
+        joined.close(words)
 
 
 def _deadline(asked: str, timeout_s: float | None, setting: str) -> float:
@@ -337,4 +337,4 @@ def _deadline(asked: str, timeout_s: float | None, setting: str) -> float:
     left_s = settings.timeout(asked, timeout_s, setting)
     if not left_s > 0:
         raise UsageError(f"{asked}: timeout_s={timeout_s!r} must be a positive number of seconds")
-    return time.monotonic() + left_s
+    return ends_at(left_s)

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from shoal.runtime.connections import Connection
+from shoal.runtime.failure_words import one_line
 from shoal.runtime.frames import (
     Frame,
     FrameError,
@@ -83,7 +84,8 @@ class Process:
         elif verb == "failed":
             job.depart(process, "failed", frame.body.decode(errors="replace"))
         elif verb == "bye":
-            job.depart(process, "left", "left the job")
+            words = one_line(frame.body.decode(errors="replace"))
+            job.depart(process, "left", words or "left the job")
         else:
             raise FrameError(f"unknown verb {verb[:40]!r}")
 

@@ -28,6 +28,11 @@ class Trouble(NamedTuple):
     since: float  # when this process heard of it, on its monotonic clock
 
     @property
+    def fate(self) -> str:
+        """What happened, as a verb: "is lost", "has failed"."""
+        return "has failed" if self.state == "failed" else f"is {self.state}"
+
+    @property
     def exit_code(self) -> int:
         """What a process exits with that ends because of it."""
         kind = ProcessLostError if self.state == "lost" else PeerFailedError

@@ -17,6 +17,7 @@ from shoal.errors import (
     ShoalError,
 )
 from shoal.runtime.differing import ENDED, excerpts, first_difference
+from shoal.runtime.failure_words import fate_of, one_line, particulars_of
 from shoal.runtime.fingerprints import Fingerprint
 from shoal.runtime.points import Point
 from shoal.runtime.stacks import innermost
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 _NAME_HINT = "if these are one call made at several places, give each of them the same name="
+_PATIENCE_HINT = "\nif they are only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S"
+_MOST_WORDS = 2000  # characters of a reason
 _LINES = 8  # a message spells out this many processes; the attributes hold all
 
 
@@ -120,11 +123,11 @@ def gone_error(kind: str, gone: Mapping[int, str], me: Self, what: str) -> Shoal
     cause, words = next(iter(gone.items()))
     others = f" (also gone: {listed(p for p in gone if p != cause)})" if len(gone) > 1 else ""
     if kind == "lost":
-        told = f"{me.name(cause)} is lost: {words}{others}"
+        told = f"{me.name(cause)} is lost: {one_line(words, _MOST_WORDS)}{others}"
         return ProcessLostError(f"{what}: {told}", lost=gone)
-    told = f"{me.name(cause)} is gone: {_last_line(words)}{others}"
-    trace = f"\n  its last words:\n{indented(words)}" if "\n" in words.strip() else ""
-    return PeerFailedError(f"{what}: {told}{trace}", failed=gone)
+    told = f"{me.name(cause)} {fate_of(words)}{others}"
+    more = particulars_of(words)
+    return PeerFailedError(f"{what}: {told}" + (f"\n{indented(more)}" if more else ""), failed=gone)
 
 
 def waiting_line(facts: Mapping[str, Any], me: Self, point: Point, waited_s: float) -> str:
@@ -153,10 +156,14 @@ def _deadline_error(
     missing, by, timeout_s = facts["missing"], facts["by"], facts["timeout_s"]
     whose = "its deadline" if by == me.process else f"the deadline of process {by}"
     if me.process in missing:
-        ended = f"came too late: the others had given up after {timeout_s:g} s"
+        others = f"the others had given up waiting at {facts['at']}"
+        told = f"came too late: {others} after {timeout_s:g} s ({whose})"
+        if also := [process for process in missing if process != me.process]:
+            told += f"; {listed(also)} did not come in time either"
     else:
-        ended = f"waited {waited_s:.1f} s until {whose} ({timeout_s:g} s)"
-    lines = [f"{me}: {point.place} {ended}; {listed(missing)} did not come in time"]
+        told = f"waited {waited_s:.1f} s until {whose} ({timeout_s:g} s)"
+        told += f"; {listed(missing)} did not come in time"
+    lines = [f"{me}: {point.place} {told}"]
     stacks = {int(process): str(text) for process, text in facts.get("stacks", ())}
     for (process, _), told in zip(facts["words"], _told(facts, me), strict=False):
         lines.append(told)
@@ -164,7 +171,7 @@ def _deadline_error(
     if more := _more(facts):
         lines.append(more)
     return DeadlineError(
-        "\n  ".join(lines),
+        "\n  ".join(lines) + _PATIENCE_HINT,
         name=point.name,
         waited_s=waited_s,
         missing=missing,
@@ -177,6 +184,8 @@ def _divergence_error(facts: Mapping[str, Any], me: Self, point: Point) -> Diver
     lane = "" if point.lane == "main" else f" (lane {point.lane!r})"
     if "circle" not in facts:
         heading = f"{me}: processes disagree on what comes next{lane}"
+        if not any(me.process in processes for *_, processes in facts["sides"]):
+            heading += f"; {point.place} came too late"
         return _sides_error(heading, [Side(*row) for row in facts["sides"]])
     lines = [f"{me}: {point.place}: processes wait for each other in a circle{lane}"]
     rows = facts["circle"]
@@ -234,10 +243,7 @@ def _more(facts: Mapping[str, Any]) -> str:
     return f"and {more} more" if more else ""
 
 
-def _last_line(words: str) -> str:
-    return words.strip().rpartition("\n")[2].strip()
-
-
 def indented(text: str) -> str:
-    """Return a text that somebody else wrote, with a mark before each line."""
-    return "\n".join(f"  | {line}" for line in text.strip().splitlines())
+    """Return a text that another process wrote, with a bar before each of its printable lines."""
+    lines = (one_line(line.expandtabs(), len(line) * 8) for line in text.strip("\n").splitlines())
+    return "\n".join(f"  | {line}" for line in lines)

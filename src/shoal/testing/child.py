@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
         told = {"value": encoded(value, f"what {spec['name']} returned")}
     except SystemExit as left:
         _leave(path, {"error": f"SystemExit: {left.code}", "kind": "SystemExit"})
-        raise
+        sys.exit(left.code)  # whose hook sees it, also where it was raised without it
     except BaseException as error:
         trace = error.__traceback__.tb_next if error.__traceback__ else None
         text = "".join(traceback.format_exception(type(error), error, trace))

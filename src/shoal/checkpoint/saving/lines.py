@@ -24,26 +24,31 @@ from shoal.collectives.hashes import Flat, digest_of, hashing_pool
 __all__ = ["lines_of"]
 
 _SMALL_BYTES = 1 << 20
+_FEW = 8  # so many items are shown
 _SHOWN = 100  # characters of a value
+_NODES = 2000  # of the nodes of a tree
 
 
 def lines_of(state: State, options: Sequence[str], num_processes: int) -> tuple[str, ...]:
     """Return the lines; values are read and hashed if there is another process to compare with."""
     if num_processes == 1:
         return tuple(options)
-    structure = xxhash.xxh3_64_hexdigest(json.dumps(to_json(state.structure)).encode())
+    nodes = json.dumps(to_json(state.structure))
     with jax.transfer_guard("allow"), hashing_pool() as pool:
         leaves = [_line(leaf, pool) for leaf in state.leaves]
     # A leaf that differs says more than that the trees do.
-    return (*options, *leaves, f"tree: {len(leaves)} leaves, {structure}")
+    return (*options, *leaves, "no more leaves", f"tree: {_cut(nodes, _NODES)}")
 
 
 def shown(value: object) -> str:
     """Return JSON, or as much of it as one reads, and its digest."""
-    text = json.dumps(value, sort_keys=True)
-    if len(text) <= _SHOWN:
+    return _cut(json.dumps(value, sort_keys=True), _SHOWN)
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
         return text
-    return f"{text[:_SHOWN]}… ({xxhash.xxh3_64_hexdigest(text.encode())})"
+    return f"{text[:most]}… (digest {xxhash.xxh3_64_hexdigest(text.encode())})"
 
 
 def _line(leaf: Saved, pool: ThreadPoolExecutor) -> str:
@@ -51,12 +56,31 @@ def _line(leaf: Saved, pool: ThreadPoolExecutor) -> str:
     if record.kind == "per_process":
         return f"{record.name}: each process's own"
     if not record.dtype:
-        return f"{record.name}: {record.kind} {shown(record.value)}"
+        return f"{record.name}: {record.kind} {_scalar(record.value)}{shown(record.value)}"
     what = f"key<{record.impl}>" if record.impl else record.dtype
     text = f"{record.name}: {record.kind} {what}[{','.join(map(str, record.shape))}]"
     if leaf.spread is not None:
         return f"{text} {record.layout} ({leaf.spread.digest})"
-    return f"{text}, the same on all: {_digest(leaf, pool)}"
+    return f"{text}{_value(leaf)}, bits of digest {_digest(leaf, pool)}"
+
+
+def _scalar(value: object) -> str:
+    """Return a scalar of NumPy as it prints; the record holds its bits."""
+    if not isinstance(value, dict) or value.keys() != {"bits", "dtype"}:
+        return ""
+    dtype = dtypes.dtype_of(value["dtype"])
+    return f"{np.frombuffer(bytes.fromhex(value['bits']), dtype)[0]}, "
+
+
+def _value(leaf: Saved) -> str:
+    """Return a small value as it prints: of what differs, that says more than a digest."""
+    if leaf.record.impl or math.prod(leaf.record.shape) > _FEW:
+        return ""
+    shape = tuple(leaf.record.stored_shape)
+    pieces = list(words_here(leaf))
+    if len(pieces) != 1 or pieces[0][1].shape != shape or not pieces[0][1].size:
+        return ""
+    return f" = {pieces[0][1].tolist()}"
 
 
 def _digest(leaf: Saved, pool: ThreadPoolExecutor) -> str:

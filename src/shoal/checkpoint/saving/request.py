@@ -10,6 +10,7 @@ from shoal import settings
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.saving.lines import shown
 from shoal.errors import UsageError
+from shoal.runtime.allowance import Allowance
 
 __all__ = ["Request", "Waits"]
 
@@ -34,7 +35,7 @@ class Waits(NamedTuple):
         """Until then; always positive."""
         if self.until is None:
             return self.each_s
-        return max(self.until - time.monotonic(), 0.001)
+        return Allowance(max(self.until - time.monotonic(), 0.001), self.each_s)
 
 
 class Request(NamedTuple):

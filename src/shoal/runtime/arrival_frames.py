@@ -1,0 +1,48 @@
+"""An arrival, and the answer to it, as they travel."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+from shoal.runtime.allowance import given_s
+from shoal.runtime.frames import Frame, split_payloads, text_field
+from shoal.runtime.gathering import Answer
+from shoal.runtime.points import Point
+
+__all__ = ["answer_of", "arrival_header"]
+
+
+def arrival_header(point: Point, timeout_s: float, step: int | None, after: int) -> bytes:
+    """Return the header of an arrival. No ticket: the answer is the next that comes. So a loop
+    says the same again and again, and neither side has to read or write it anew.
+
+    Args:
+      after: so many calls of the lane were abandoned before.
+    """
+    label = b"null" if step is None else b"%d" % step
+    if after:
+        label += b',"after":%d' % after
+    return b'{"step":%b,%b' % (label, _place_and_limit(point, timeout_s, given_s(timeout_s)))
+
+
+@lru_cache(maxsize=256)
+def _place_and_limit(point: Point, timeout_s: float, given: float) -> bytes:
+    limit_s = None if timeout_s == math.inf else timeout_s
+    arrival = {"do": "arrive", "timeout_s": limit_s, "point": point}
+    if given != timeout_s:
+        arrival["given_s"] = given
+    return json.dumps(arrival)[1:].encode()
+
+
+def answer_of(frame: Frame, group: Sequence[int]) -> Answer:
+    """Return an answer to an arrival of this group."""
+    kind = text_field(frame.header, "is")
+    if kind == "ok":
+        if not frame.body:
+            return Answer(kind, payloads=dict.fromkeys(group, b""))
+        payloads = split_payloads(frame.body, len(group))
+        return Answer(kind, payloads=dict(zip(group, payloads, strict=True)))
+    return Answer(kind, json.loads(frame.body))

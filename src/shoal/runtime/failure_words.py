@@ -1,0 +1,219 @@
+"""How a process failed, in words: a headline of one line, and the traceback behind it.
+
+What travels is one text, `Failure.words`: the headline, then the traceback as Python prints it.
+`headline_of` finds the headline of any text, also of a bare traceback and of one that a hostile
+or older process sent: it is always one printable line of bounded length.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from types import FrameType, TracebackType
+from typing import NamedTuple
+
+from shoal.runtime.callsite import is_ours, site_of
+
+__all__ = [
+    "Failure",
+    "exit_of",
+    "exit_words",
+    "failure_of",
+    "fate_of",
+    "headline_of",
+    "is_of_program",
+    "one_line",
+    "particulars_of",
+    "stands",
+    "text_of",
+]
+
+_MAX_LINE = 800  # characters of a headline
+_MAX_SAID = 200  # of a message in it
+_MAX_PLACE = 160
+_MAX_TEXT = 32 << 10  # characters of a traceback
+_MAX_DEPTH = 100  # of groups within groups
+_HEADS = ("Traceback", "+ Exception Group Traceback")
+_ENDS = ("left the job", "exited: ", "exited with ")  # of texts that need no verb
+_LINKS = (  # what Python prints between two exceptions of a chain, each between blank lines
+    ["The above exception was the direct cause of the following exception:"],
+    ["During handling of the above exception, another exception occurred:"],
+)
+_STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+
+
+class Failure(NamedTuple):
+    """An exception in words."""
+
+    headline: str  # "ValueError: rate must be positive (train.py:31 (main))", one line
+    text: str  # the traceback, as Python prints it; of a long one, both ends
+
+    @property
+    def words(self) -> str:
+        """What the other processes are told."""
+        return f"{self.headline}\n{self.text}"
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Return what `error` is: its type, the first line of its message, and where it was raised.
+
+    Where is the innermost frame of the program itself: not of the standard library, of an
+    installed package, or of shoal. Of a chain of exceptions it is the last, of a group the group
+    and the first exception in it. Never raises, whatever the exception's own methods do.
+
+    >>> failure_of(ValueError("rate must be positive\\nrate=0")).headline
+    'ValueError: rate must be positive'
+    """
+    headline = _headline(error)
+    try:
+        text = "".join(traceback.format_exception(error))
+    except BaseException:  # noqa: BLE001 (its own methods may raise anything)
+        text = ""
+    if not text.lstrip().startswith(_HEADS):
+        text = f"Traceback (no frames are known):\n{text or headline}"
+    if len(text) > _MAX_TEXT:
+        text = f"{text[: _MAX_TEXT // 4]}\n...\n{text[-_MAX_TEXT * 3 // 4 :]}"
+    return Failure(headline, text)
+
+
+def exit_words(status: object, place: str = "", handled: BaseException | None = None) -> str:
+    """Return what the others are told of a process that ends by `sys.exit(status)` at `place`.
+
+    `handled` is the exception that the program was handling there: nearly always it says why.
+
+    >>> exit_words("no such file", "train.py:31 (main)")
+    'exited: no such file (train.py:31 (main))'
+    >>> exit_words(3)
+    'exited with code 3'
+    """
+    where = f" ({one_line(place, _MAX_PLACE)})" if place else ""
+    text = ""
+    if status is None or isinstance(status, int):
+        told = f"exited with code {int(status or 0)}{where}"
+    else:
+        text = text_of(status).strip()
+        told = f"exited: {one_line((text.splitlines() or [''])[0], _MAX_SAID)}{where}"
+    if handled is not None and not isinstance(handled, SystemExit):
+        headline, text = failure_of(handled)
+        told = f"{told} while handling {headline}"
+    return f"{told}\n{text[:_MAX_TEXT]}" if len(text.splitlines()) > 1 else told
+
+
+def exit_of(error: SystemExit) -> str:
+    """Return `exit_words` of one that was raised."""
+    return exit_words(error.code, _raised_at(error.__traceback__), error.__context__)
+
+
+def headline_of(words: str) -> str:
+    """Return the one line that says why a process is gone.
+
+    >>> headline_of("Traceback (most recent call last):\\n  File ...\\nValueError: no\\ndata")
+    'ValueError: no'
+    """
+    lines = words.strip().splitlines() or [""]
+    if not _is_head(lines[0]):
+        return one_line(lines[0]).strip()
+    # Of a chain the last; a message may quote yet another traceback.
+    begin = max(i for i in range(len(lines)) if lines[i - 2 : i - 1] in _LINKS or i == 0)
+    found = (line for line in map(_without_bar, lines[begin + 1 :]) if line.strip())
+    return one_line(next((line for line in found if line[0] not in " \t+"), lines[-1])).strip()
+
+
+def fate_of(words: str) -> str:
+    """Return what became of a process that failed or left, as the rest of a sentence about it.
+
+    >>> fate_of("left the job"), fate_of("its disk is full")
+    ('left the job', 'is gone: its disk is full')
+    """
+    headline = headline_of(words)
+    if headline.startswith(_ENDS):
+        return headline
+    if not headline:
+        return "is gone"
+    has_raised = any(map(_is_head, words.splitlines()))
+    return f"raised {headline}" if has_raised else f"is gone: {headline}"
+
+
+def particulars_of(words: str) -> str:
+    """Return what a text says beyond its headline: the traceback, or nothing."""
+    words = words.strip("\n")
+    first, _, rest = words.partition("\n")
+    return rest if not rest or (_is_head(rest) and not _is_head(first)) else words
+
+
+def one_line(text: str, limit: int = _MAX_LINE) -> str:
+    """Return a text that others wrote as one printable line of bounded length."""
+    line = "".join(c if c.isprintable() else " " for c in text[: limit + 1]).rstrip()
+    return line if len(text) <= limit else line[: limit - 3].rstrip() + "..."
+
+
+def stands(frame: FrameType | None) -> str:
+    """Return where the program itself stands, seen from a frame that it called; else empty."""
+    at = frame
+    while at is not None and not is_of_program(at):
+        at = at.f_back
+    return "" if at is None else site_of(at, at.f_lineno)
+
+
+def _headline(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return headline_of(exit_of(error))
+    told, leaf = _said(error), error
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(leaf, BaseExceptionGroup):
+            break
+        leaf = leaf.exceptions[0]
+    if leaf is not error:
+        told = f"{told}: {_said(leaf)}"
+    place = _raised_at(leaf.__traceback__) or _raised_at(error.__traceback__)
+    return told + (f" ({one_line(place, _MAX_PLACE)})" if place else "")
+
+
+def _said(error: BaseException) -> str:
+    """Return the type and the first line of the message."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ not in ("builtins", "__main__"):
+        name = f"{kind.__module__}.{name}"
+    first = next((line.strip() for line in text_of(error).splitlines() if line.strip()), "")
+    return one_line(f"{name}: {first}" if first else name, _MAX_SAID)
+
+
+def text_of(value: object) -> str:
+    """Return `str(value)`; never raises."""
+    try:
+        return str(value)
+    except BaseException:  # noqa: BLE001 (it may raise anything)
+        return f"<{'exception ' if isinstance(value, BaseException) else ''}str() failed>"
+
+
+def _raised_at(trace: TracebackType | None) -> str:
+    """Return the innermost place in the program itself, else in what is not shoal's."""
+    place = fallback = ""
+    while trace is not None:
+        frame = trace.tb_frame
+        if is_of_program(frame):
+            place = site_of(frame, trace.tb_lineno)
+        elif not is_ours(frame) and not frame.f_code.co_filename.startswith("<"):
+            fallback = site_of(frame, trace.tb_lineno)
+        trace = trace.tb_next
+    return place or fallback
+
+
+def is_of_program(frame: FrameType) -> bool:
+    """Is it of the program itself, not of Python, an installed package or shoal?"""
+    file = frame.f_code.co_filename
+    if file.startswith("<"):  # generated code, or what was typed
+        return frame.f_globals.get("__name__") == "__main__"
+    is_installed = file.startswith(_STDLIB) or any(part in file for part in _INSTALLED)
+    return not is_installed and not is_ours(frame)
+
+
+def _is_head(line: str) -> bool:
+    return line.strip().startswith(_HEADS)
+
+
+def _without_bar(line: str) -> str:
+    """Return a line of a group's traceback without the bar that marks it."""
+    return line.lstrip().removeprefix("| ") if line.lstrip().startswith("| ") else line

@@ -1,0 +1,83 @@
+"""How the program of this process ended, which Python tells no exit handler.
+
+The outermost frame of the main thread is that of the program (or of what runs it). It is kept, so
+that its end can be read from it: whether it returned, and whether the exception that Python noted
+in `sys.last_traceback`, before it called whatever `sys.excepthook` there was, came out of it. What
+is left is a SystemExit, of which Python keeps nothing, neither its code nor its text.
+"""
+
+from __future__ import annotations
+
+import opcode
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from types import FrameType
+
+from shoal.runtime.callsite import site_of
+from shoal.runtime.failure_words import is_of_program
+
+__all__ = ["MainProgram"]
+
+
+class MainProgram:
+    """The program that runs now in the main thread."""
+
+    def __init__(self) -> None:
+        frames = [*_main_frames()]
+        self._frame = frames[-1] if frames else None
+        self._own = next(filter(is_of_program, reversed(frames)), self._frame)
+
+    def is_running(self) -> bool:
+        """Is it on the main thread's stack?"""
+        return self._frame is not None and _outermost() is self._frame
+
+    def has_returned(self) -> bool:
+        """Has it come to its end without an exception? Then Python's exit code is 0."""
+        frame = self._frame
+        if frame is None or frame.f_lasti < 0 or self.is_running() or _is_interactive():
+            return False
+        return opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN_")
+
+    def has_exited(self) -> bool:
+        """Has a SystemExit ended it, whether raised by `sys.exit` or not?"""
+        if self._frame is None or self.is_running() or _is_interactive():
+            return False
+        return not self.has_returned() and self.uncaught() is None
+
+    def uncaught(self) -> BaseException | None:
+        """Return the exception that ended it, also if another hook than ours was told of it."""
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        trace = getattr(sys, "last_traceback", None)
+        if trace is None or trace.tb_frame is not self._frame or self.is_running():
+            return None
+        is_one = isinstance(error, BaseException) and not _is_interactive()
+        return error if is_one else None
+
+    def joins_threads(self) -> bool:
+        """Is it over, and are threads that it left waited for?"""
+        frame = _outermost()
+        return frame is not None and frame.f_code.co_name == "_shutdown"  # of `threading`
+
+    @property
+    def place(self) -> str:
+        """Where it stands or ended: file:line (function), in its outermost frame."""
+        return "" if self._own is None else site_of(self._own, self._own.f_lineno)
+
+
+def _main_frames() -> Iterator[FrameType]:
+    """Yield the frames of the main thread, innermost first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _outermost() -> FrameType | None:
+    return next(iter(deque(_main_frames(), maxlen=1)), None)
+
+
+def _is_interactive() -> bool:
+    """A session goes on after an exception, and after the end of its script."""
+    return hasattr(sys, "ps1")

@@ -1,0 +1,35 @@
+"""What is said of work on devices that failed on another process."""
+
+from __future__ import annotations
+
+import re
+
+from shoal.collectives.flow import Flow
+from shoal.errors import PeerFailedError
+from shoal.runtime.agreement import Call
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.testing.coordinator_contract import PATIENCE_S, run_together
+
+FILE = "tests/collectives/test_flow_words.py"
+
+
+def test_a_failure_of_the_runtime_is_one_line_of_the_message_and_kept_whole():
+    job = LocalJob(2)
+
+    def work(process):
+        if process == 1:
+            raise RuntimeError("INTERNAL: no memory\nprocess 0 failed: forged")
+
+    def go(coordinator):
+        call = Call("drain", "w", "train.py:3 (main)")
+        flow = Flow(coordinator, call, PATIENCE_S)
+        return flow.together("work", lambda: work(coordinator.process), lambda: "")
+
+    peer, own = run_together(*(lambda c=c: go(c) for c in job.coordinators))
+    assert type(own) is RuntimeError
+    assert type(peer) is PeerFailedError
+    told = re.sub(r"py:[0-9]+ .*", "py:N", str(peer).partition(": process 1 ")[2])
+    assert (
+        told == "failed: RuntimeError: INTERNAL: no memory (tests/collectives/test_flow_words.py:N"
+    )
+    assert "process 0 failed: forged" in peer.failed[1]
