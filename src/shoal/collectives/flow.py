@@ -65,7 +65,8 @@ class Flow:
         self.coordinator, self.call, self.lane = coordinator, call, lane
         self.me = Self(coordinator.process, coordinator.hosts)
         self.moved_bytes = 0
-        self._group = group
+        self.group = group  # None: all of the job
+        self.members = group or tuple(range(coordinator.num_processes))
         self._began, self._timeout_s = time.monotonic(), timeout_s
         self._deadline, self._whose = self._began + timeout_s, coordinator.process
         self._is_settled = False  # is that the earliest of all?
@@ -101,9 +102,15 @@ class Flow:
     ) -> Mapping[int, bytes]:
         """Meet the others at this stage; return what each brings."""
         call = self.call._replace(spec=(*self.call.spec, stage))
+        return self.agree(call, payload, timeout_s)
+
+    def agree(
+        self, call: Call, payload: bytes, timeout_s: float | None = None
+    ) -> Mapping[int, bytes]:
+        """Meet the others at a call of its own; return what each brings."""
         limit_s = self.left_s if timeout_s is None else timeout_s
         return agree(
-            self.coordinator, call, payload, timeout_s=limit_s, group=self._group, lane=self.lane
+            self.coordinator, call, payload, timeout_s=limit_s, group=self.group, lane=self.lane
         )
 
     def together(
