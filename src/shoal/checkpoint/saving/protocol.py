@@ -157,10 +157,8 @@ class Save:
             self._own = own_of(state, number, process, group.count)
             return number
         held, lost = among(state, numbers)
-        raise_all(
-            f"{self._request.asked} among {listed(group.members)}",
-            [f"{what}; without them restore an earlier checkpoint" for what in lost],
-        )
+        asked = f"{self._request.asked} by {listed(group.members)}"
+        raise_all(asked, [f"{what}; leave it out" for what in lost])
         self._own = own_of(held, group.place, group.place, group.count)
         return process
 
