@@ -138,13 +138,15 @@ def restore_with(
     """Do what `restore` does, with the coordinator given."""
     deadline = deadline_of("restore", name, timeout_s, "main")
     group = group_in(coordinator, "restore", processes)
-    if mode == "auto" and not group.is_all:
-        mode = "direct"  # devices of a job in which others are dead may wait for those
     request = _request("restore", path, target, only, rename, dtype, mode)
     if merge is not None and not callable(merge):
         raise UsageTypeError(f"restore: merge={merge!r} must be a function of a list of values")
     most = _most("restore", most_bytes)
     request = request._replace(merge=merge)
+    if request.mode == "auto" and not group.is_all:
+        request = request._replace(
+            mode="direct"
+        )  # where others are dead, devices may wait for them
     call = Call("restore", name, callsite(), request.lines)
     return Restore(coordinator, request, call, deadline.timeout_s, group).run(most)
 

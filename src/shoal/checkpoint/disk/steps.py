@@ -34,6 +34,7 @@ __all__ = [
     "check_single",
     "checked_path",
     "checked_step",
+    "chosen",
     "commits",
     "delete",
     "folders",
@@ -175,6 +176,18 @@ def require(root: Folder, step: int) -> Step:
 def _listed(there: list[int], step: int) -> str:
     near = sorted(sorted(there, key=lambda one: abs(one - step))[:5])
     return ", ".join(map(str, near)) + (f" and {len(there) - 5} more" if len(there) > 5 else "")
+
+
+def chosen(root: Folder, step: int | None, *, skip_corrupt: bool) -> int | None:
+    """Return a step that is committed, or with None the newest; None: there is none.
+
+    Raises:
+      NotCommitted: it is not. Else as `commits`.
+    """
+    if step is not None:
+        return require(root, step).step
+    found = newest(root, skip_corrupt=skip_corrupt)
+    return None if found is None else found.step
 
 
 def pin(root: Folder, step: int) -> None:

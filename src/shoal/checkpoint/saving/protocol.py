@@ -261,7 +261,7 @@ class Save:
             said = self._meet("committed", problem, self._committed)
         except _Ended as ended:
             return settling.settle(self._scene, self._phase, ended.cause, has_part=self._has_part)
-        return decode_commit(said[0])
+        return decode_commit(said[self._group.lead])
 
     def _open(self) -> None:
         process, manifest = self._coordinator.process, self._manifest
