@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -106,15 +107,10 @@ class Checkpoints:
         )  # fmt: skip
         self._is_closed = False
 
-        def begin() -> int | None:
-            steps.check_history(self._root)
-            if recover:
-                steps.tend(self._root, idle_s=lease_s)
-            return steps.chosen(self._root, None, skip_corrupt=True)
-
         options: dict[str, object] = {"path": self._path, "keep": policy, "every": rule_text(every)}
         options |= {"asynchronous": asynchronous, "recover": recover}
         spec = tuple(f"{name}={value}" for name, value in options.items())
+        begin = partial(steps.begin, self._root, idle_s=lease_s if recover else None)
         last = self._lead_says("Checkpoints", spec, begin)
         self._cadence = Cadence(every, self._ask_clock, last=-1 if last is None else last)
 

@@ -30,6 +30,7 @@ from shoal.runtime import fault_points
 __all__ = [
     "MOST_STEPS",
     "Step",
+    "begin",
     "check_history",
     "check_single",
     "checked_path",
@@ -229,6 +230,21 @@ def _committed(
             raise
         if commit is not None:
             yield Step(step, folder, commit)
+
+
+def begin(root: Folder, *, idle_s: float | None) -> int | None:
+    """Look at a history before it goes on: `tend` it, and return its newest step.
+
+    Args:
+      idle_s: after which an attempt is stale; None: change nothing.
+
+    Raises:
+      UsageError: it is one checkpoint.
+    """
+    check_history(root)
+    if idle_s is not None:
+        tend(root, idle_s=idle_s)
+    return chosen(root, None, skip_corrupt=True)
 
 
 def tend(root: Folder, *, idle_s: float) -> None:
