@@ -33,6 +33,8 @@ from shoal.errors import (
 )
 from shoal.runtime import fault_points
 from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.leaving import Given
+from shoal.runtime.preemption import exit_code_with, preempted_with
 
 WORDS = np.arange(1 << 20, dtype=np.float32)  # large enough to be shared
 
@@ -111,6 +113,26 @@ def test_survivors_save_and_go_on_with_their_history(tmp_path, victim):
     assert in_job(3, go, job) == [None if p == victim else (7, p) for p in range(3)]
     assert is_whole(tmp_path / "one", alive)
     assert is_whole(tmp_path / "run" / "step_000000000004", alive)
+
+
+def test_survivors_that_are_told_to_leave_save_and_ask_to_be_started_again(tmp_path):
+    job = LocalJob(3)
+    job.lose(0)
+
+    def go(coordinator):
+        if coordinator.process == 0:
+            return None
+        alive = live_with(coordinator, timeout_s=PATIENCE_S)
+        if coordinator.process == 2:
+            coordinator.give_notice(Given("maintenance", "a test", deadline_s=500.0))
+        with Checkpoints(tmp_path, coordinator=coordinator, processes=alive) as ckpts:
+            step = 0
+            while not preempted_with(coordinator, step):
+                step += 1
+            ckpts.save(step, tree_of(coordinator.process))
+            return ckpts.latest() == step, exit_code_with(coordinator)
+
+    assert in_job(3, go, job) == [None, (True, 75), (True, 75)]
 
 
 def test_who_is_lost_in_a_save_of_a_group_ends_it_there_and_is_named(tmp_path, monkeypatch):
