@@ -21,7 +21,7 @@ from shoal.runtime.fault_points import InjectedError
 from shoal.runtime.preemption import rearm_with
 
 KINDS = ("barrier", "barrier", "live", "broadcast", "large", "allgather", "many", "same", "rearm")
-OF_GROUPS = ("barrier", "live")
+BARE = ("barrier", "live")  # which may be asked for any group
 POINTS = {
     "barrier": ("barrier.before_arrive", "barrier.after_arrive"),
     "broadcast": ("broadcast.before_arrive", "broadcast.after_arrive"),
@@ -104,7 +104,7 @@ def _is_too_much(one, other):
 def _operation(chance, processes):
     kind = chance.choice(KINDS)
     group = None
-    if kind in OF_GROUPS and processes > 2 and chance.random() < 0.3:
+    if kind != "rearm" and processes > 2 and chance.random() < 0.3:
         group = tuple(sorted(chance.sample(range(processes), chance.randint(2, processes - 1))))
     name = chance.choice(["a", "b", "live"])
     return Operation(kind, name, group, chance.choice([2.0, 5.0, 100.0]), chance.random() < 0.7)
@@ -127,7 +127,7 @@ def _fault(chance, kind, process, at, operation, processes):
         return Fault(kind, process, at, chance.choice(["timeout_s", "lane", *more]))
     if kind == "group":
         rest = [p for p in range(processes) if p != process]
-        if operation.kind not in OF_GROUPS or operation.group is not None or processes == 2:
+        if operation.kind not in BARE or operation.group is not None or processes == 2:
             return None
         some = chance.sample(rest, chance.randint(1, processes - 2))
         return Fault(kind, process, at, tuple(sorted([process, *some])))
@@ -155,7 +155,7 @@ def perform(coordinator, operation, at, faults, *, large=100_000):
     operation, size, more = _disturbed(operation, faults)
     kind, name, group, _, is_equal = operation
     size += large if kind in ("large", "many") else 5
-    me, count = coordinator.process, coordinator.num_processes
+    me, members = coordinator.process, group or range(coordinator.num_processes)
     if kind == "rearm":
         rearm_with(coordinator, timeout_s=more["timeout_s"])
     elif kind == "barrier":
@@ -163,15 +163,17 @@ def perform(coordinator, operation, at, faults, *, large=100_000):
     elif kind == "live":
         live_with(coordinator, group, **more)
     elif kind in ("broadcast", "large"):
-        value = np.full(size, at + 1 if me == at % count else 0, np.uint8)
-        got = broadcast_with(coordinator, value, at % count, name=name, **more)
+        source = members[at % len(members)]
+        value = np.full(size, at + 1 if me == source else 0, np.uint8)
+        got = broadcast_with(coordinator, value, source, processes=group, name=name, **more)
         return bool((got == at + 1).all())
     elif kind in ("allgather", "many"):
-        rows = allgather_with(coordinator, np.full(size, 16 * at + me, np.uint8), name=name, **more)
-        return bool((rows == 16 * at + np.arange(count)[:, None]).all())
+        value = np.full(size, 16 * at + me, np.uint8)
+        rows = allgather_with(coordinator, value, processes=group, name=name, **more)
+        return bool((rows == 16 * at + np.array(members)[:, None]).all())
     else:
         value = np.full(size, 0 if is_equal else me, np.uint8)
-        assert_same_with(coordinator, value, name=name, **more)
+        assert_same_with(coordinator, value, processes=group, name=name, **more)
         return is_equal
     return True
 
@@ -183,7 +185,7 @@ def _disturbed(operation, faults):
     for fault in faults:
         if fault.kind == "usage" and fault.value == "lane":
             more["lane"] = ""
-        elif fault.kind == "usage" and fault.value == "processes" and kind in OF_GROUPS:
+        elif fault.kind == "usage" and fault.value == "processes" and kind in BARE:
             group = (0, 99)
         elif fault.kind == "usage":
             more["timeout_s"] = -1.0

@@ -29,8 +29,8 @@ def test_processes_of_one_host_see_each_others_memory():
     for process, seen in enumerate(found):
         seen._windows[process][:] = process + 1
     for seen in found:
-        assert [(window == p + 1).all() for p, window in enumerate(seen._windows)] == [True] * 3
-        assert [window.size for window in seen._windows] == [WINDOW_BYTES] * 3
+        assert [(window == p + 1).all() for p, window in seen._windows.items()] == [True] * 3
+        assert [window.size for window in seen._windows.values()] == [WINDOW_BYTES] * 3
 
 
 def switched_off(monkeypatch):

@@ -158,7 +158,8 @@ def broadcast_in_time(timeout_s):
     try:
         spread(coordinator(), 0, data, value.size, timeout_s=timeout_s, name="params")
     except shoal.DeadlineError as error:
-        assert time.monotonic() - began >= timeout_s
+        is_others = "the deadline of process" in str(error)  # who came first gives up first
+        assert is_others or time.monotonic() - began >= timeout_s
         print(f"late {error}", flush=True)
         raise
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from shoal.colour import collective, local
 from shoal.errors import NotCommitted, UsageError
 from shoal.runtime import process
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.group import group_in
 
 __all__ = ["Checkpoints"]
 
@@ -53,6 +55,8 @@ class Checkpoints:
         its own every 4 s, or more often. None: SHOAL_LEASE_S (60).
       timeout_s: deadline of each call in seconds; None: each wait for others in it has a deadline
         of SHOAL_TIMEOUT_S (600).
+      processes: whose history it is from now on, this process among them; all that is collective
+        here is so over these. After a loss: `live()`. None: all of the job.
       coordinator: of which job; None: this process's. For tests.
 
     Raises:
@@ -83,6 +87,7 @@ class Checkpoints:
         recover: bool = True,
         lease_s: float | None = None,
         timeout_s: float | None = None,
+        processes: Iterable[int] | None = None,
         coordinator: Coordinator | None = None,
     ) -> None:
         self._path = checked_path(path)
@@ -95,21 +100,17 @@ class Checkpoints:
         policy = policy_of(keep)
         rules_of(every)
         self._coordinator = coordinator or process.coordinator()
+        self._group = group_in(self._coordinator, "Checkpoints", processes)
         self._saver = Saver(
-            self._coordinator, self._root, policy, asynchronous=asynchronous, lease_s=lease_s
-        )
+            self._coordinator, self._root, policy,
+            group=self._group, asynchronous=asynchronous, lease_s=lease_s,
+        )  # fmt: skip
         self._is_closed = False
-
-        def begin() -> int | None:
-            steps.check_history(self._root)
-            if recover:
-                steps.tend(self._root, idle_s=lease_s)
-            found = steps.newest(self._root, skip_corrupt=True)
-            return None if found is None else found.step
 
         options: dict[str, object] = {"path": self._path, "keep": policy, "every": rule_text(every)}
         options |= {"asynchronous": asynchronous, "recover": recover}
         spec = tuple(f"{name}={value}" for name, value in options.items())
+        begin = partial(steps.begin, self._root, idle_s=lease_s if recover else None)
         last = self._lead_says("Checkpoints", spec, begin)
         self._cadence = Cadence(every, self._ask_clock, last=-1 if last is None else last)
 
@@ -148,8 +149,7 @@ class Checkpoints:
         Raises:
           CorruptCheckpoint: the newest COMMIT is damaged, unless `skip_corrupt`.
         """
-        found = steps.newest(self._root, skip_corrupt=skip_corrupt)
-        return None if found is None else found.step
+        return steps.chosen(self._root, None, skip_corrupt=skip_corrupt)
 
     # ---- saving
 
@@ -366,10 +366,7 @@ class Checkpoints:
         """Return the step that all restore; what the lead sees on storage decides."""
 
         def look() -> int | None:
-            if step is not None:
-                return steps.require(self._root, step).step
-            found = steps.newest(self._root, skip_corrupt=skip_corrupt)
-            return None if found is None else found.step
+            return steps.chosen(self._root, step, skip_corrupt=skip_corrupt)
 
         step = None if step is None else checked_step(operation, step)
         found = self._lead_says(operation, (f"step={step}", f"skip_corrupt={skip_corrupt}"), look)
@@ -381,16 +378,16 @@ class Checkpoints:
         from shoal.checkpoint.restore import restore_with
 
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        return restore_with(
-            self._coordinator, self.path_of(step), target, timeout_s=limit_s, **options
-        )
+        options = {**options, "processes": self._group.named, "timeout_s": limit_s}
+        return restore_with(self._coordinator, self.path_of(step), target, **options)
 
     def _ask_clock(self, look: Callable[[], str]) -> str:
         return str(self._lead_says("should_save", (), look))
 
     def _lead_says(self, operation: str, spec: tuple[str, ...], act: Callable[[], Any]) -> Any:
         limit_s = settings.timeout(operation, self._timeout_s, "SHOAL_TIMEOUT_S")
-        return lead_says(self._coordinator, operation, spec, act, timeout_s=limit_s)
+        group = self._group
+        return lead_says(self._coordinator, operation, spec, act, group=group, timeout_s=limit_s)
 
     def _refuse_if_closed(self, asked: str) -> None:
         if self._is_closed:

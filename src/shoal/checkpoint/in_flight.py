@@ -14,11 +14,12 @@ from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.disk import steps
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.files import Commit
-from shoal.checkpoint.lead import LEAD, lead_says
+from shoal.checkpoint.lead import lead_says
 from shoal.checkpoint.retention import Keep
 from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.group import Group
 from shoal.runtime.leaving import Notice
 
 if TYPE_CHECKING:
@@ -63,10 +64,12 @@ class Saver:
         root: Folder,
         keep: Keep | None,
         *,
+        group: Group,
         asynchronous: bool,
         lease_s: float,
     ) -> None:
         self._coordinator, self._root, self._keep = coordinator, root, keep
+        self._group = group
         self._asynchronous, self._lease_s = asynchronous, lease_s
         self._arena = Arena()
         self._reserving: threading.Thread | None = None
@@ -110,7 +113,7 @@ class Saver:
 
         path = self._root.folder(steps.step_name(step)).path
         options: dict[str, Any] = {"step": step, "user": user, "metrics": metrics}
-        options["timeout_s"] = timeout_s
+        options |= {"processes": self._group.named, "timeout_s": timeout_s}
         if self._asynchronous:
             from shoal.checkpoint.saving.background import start_save_with
 
@@ -164,7 +167,7 @@ class Saver:
         if not self._asynchronous or "jax" not in sys.modules:
             return  # nothing is copied; nothing will be saved
         try:
-            arguments = (planned_bytes(self._coordinator, state),)
+            arguments = (planned_bytes(self._group, state),)
         except UsageError:  # not all of it can be saved: that is for `save` to say, if it is to be
             return
         self._await_memory()
@@ -195,7 +198,7 @@ class Saver:
         notice = self._coordinator.stop.notice()
         if notice is None or notice.deadline_s is None:
             return timeout_s
-        if self._rate is not None and self._coordinator.process == LEAD:
+        if self._rate is not None and self._coordinator.process == self._group.lead:
             needed_s = seconds_needed(bytes_of(state), self._rate)
             if needed_s > notice.deadline_s:
                 _LOG.warning("%s", _too_late(step, needed_s, notice))
@@ -204,24 +207,24 @@ class Saver:
 
     def _retain(self, step: int, site: str) -> None:
         """After the commit: the lead deletes what is not kept, and all hear how it went."""
-        keep = self._keep
+        keep, lead = self._keep, self._group.lead
         if keep is None:
             return
 
         def act() -> list[int]:
-            return steps.retain(self._root, keep, saved=step, idle_s=self._lease_s, process=LEAD)
+            return steps.retain(self._root, keep, saved=step, idle_s=self._lease_s, process=lead)
 
         path, limit_s = self._root.path, settings.seconds("SHOAL_TIMEOUT_S")
         try:
             gone = lead_says(
-                self._coordinator, "retain", (), act,
+                self._coordinator, "retain", (), act, group=self._group,
                 timeout_s=limit_s, name=f"retain {path}", site=site, lane=f"retain {path}",
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - the save has succeeded, whatever it is
             _LOG.warning("step %d is saved; deleting old steps failed: %s", step, error)
             self._trouble = error
         else:
-            if gone and self._coordinator.process == LEAD:
+            if gone and self._coordinator.process == self._group.lead:
                 _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
 
 
@@ -239,17 +242,18 @@ def bytes_of(state: Any) -> int:
     return sum(int(getattr(leaf, "nbytes", 0)) for _, leaf in tree.flatten(state, JaxNodes())[0])
 
 
-def planned_bytes(coordinator: Coordinator, state: Any) -> int:
+def planned_bytes(group: Group, state: Any) -> int:
     """Return about how much memory this process's files take, rather more than less."""
     import jax
 
     from shoal.checkpoint.rules import shares
-    from shoal.checkpoint.saving.state import held_of, read_state
+    from shoal.checkpoint.saving.state import among, held_of, read_state
 
-    count = coordinator.num_processes
-    read = read_state(state, count, "resume")
-    number = jax.process_index() if read.is_spread and count > 1 else coordinator.process
-    own = shares.own_boxes(held_of(read, count), number)
+    read = read_state(state, group.count, "resume")
+    number = jax.process_index() if read.is_spread and group.count > 1 else group.process
+    if not group.is_all:  # as if they had the same numbers in JAX: this is an estimate
+        read, number = among(read, group.members)[0], group.place
+    own = shares.own_boxes(held_of(read, group.count), number)
     data = sum(shares.bytes_of(one.held.dtype, one.box.extent) for one in own)
     headers = sum(_ENTRY_BYTES + len(one.held.name) for one in own)
     return data + headers + sum(blob.size for blob in read.blobs.values()) + _SPARE_BYTES

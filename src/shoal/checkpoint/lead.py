@@ -10,11 +10,10 @@ from shoal.checkpoint.told import tellers, told, untold
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.group import Group
 from shoal.runtime.verdicts import Self
 
-__all__ = ["LEAD", "lead_says"]
-
-LEAD = 0
+__all__ = ["lead_says"]
 
 
 def lead_says(
@@ -23,6 +22,7 @@ def lead_says(
     spec: tuple[str, ...],
     act: Callable[[], Any],
     *,
+    group: Group,
     timeout_s: float,
     name: str | None = None,
     site: str | None = None,
@@ -31,6 +31,7 @@ def lead_says(
     """Call `act` on the lead; return what it returned (JSON), or raise what it raised, on all.
 
     Args:
+      group: who calls it; the lead is the lowest of these.
       spec: what must be equal on all processes, a line each.
       name: declares calls at different places to be the same one.
       site: where the program asked for it; None: here.
@@ -38,15 +39,16 @@ def lead_says(
     Raises, besides: as `agree`.
     """
     payload, raised = b"", None
-    if coordinator.process == LEAD:
+    if coordinator.process == group.lead:
         try:
             payload = json.dumps(act()).encode()
         except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it is
             payload, raised = told(error), error
     call = Call(operation, name, site or callsite(), spec)
-    answers = agree(coordinator, call, payload, timeout_s=timeout_s, lane=lane)
+    answers = agree(coordinator, call, payload, timeout_s=timeout_s, group=group.named, lane=lane)
     if raised is not None:
         raise raised
     if tellers(answers):
-        raise untold(answers[LEAD], LEAD, Self(coordinator.process, coordinator.hosts))
-    return json.loads(answers[LEAD])
+        me = Self(coordinator.process, coordinator.hosts)
+        raise untold(answers[group.lead], group.lead, me)
+    return json.loads(answers[group.lead])

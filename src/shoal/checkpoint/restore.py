@@ -19,6 +19,7 @@ from shoal.paths import local_path
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.group import group_in
 from shoal.runtime.lanes import one_call
 
 __all__ = ["RestorePlan", "plan_restore", "restore", "restore_with"]
@@ -37,6 +38,7 @@ def restore(
     mode: str = "auto",
     most_bytes: int | None = None,
     merge: Callable[[list[Any]], Any] | None = None,
+    processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
 ) -> Any:
@@ -66,12 +68,14 @@ def restore(
       rename: prefixes of names of the target → those in the checkpoint, or a function.
       dtype: "exact"; "safe": arrays are cast to the target's dtype if nothing can be lost;
         "any": they are cast. On the host, before they are placed.
-      mode: "direct", "exchange", or "auto".
+      mode: "direct", "exchange", or "auto"; among some processes of the job "auto" is "direct".
       most_bytes: of memory beside the result, on each process; None: a quarter of what is free,
         at most 2 GiB. What goes to devices with memory of their own lies in that memory first:
         at least one leaf at a time, as much of it as this process's devices hold.
       merge: makes one value of the list of all processes' own values, where the job has another
         number of processes than the one that saved them.
+      processes: who restores, this process among them; equal on all. Layouts have devices of these
+        alone; values of a process's own are theirs in their order. None: all of the job.
       name: declares that calls at different places are one and the same; None: the place counts.
       timeout_s: deadline in seconds of each wait for other processes; None: SHOAL_TIMEOUT_S (600).
 
@@ -91,7 +95,8 @@ def restore(
       DeadlineError: on all that came: somebody did not come in time.
       ProcessLostError: on all that came: a process is dead or unreachable.
       PeerFailedError: on all that came: a process raised an exception, or left the job.
-      UsageError: on the caller alone: an argument is wrong; nothing was sent.
+      UsageError: on the caller alone: an argument is wrong; nothing was sent. On all: layouts have
+        devices of other processes than `processes`; all leaves are named.
 
     >>> import tempfile, numpy as np, shoal
     >>> path = tempfile.mkdtemp() + "/model"
@@ -111,6 +116,7 @@ def restore(
         mode=mode,
         most_bytes=most_bytes,
         merge=merge,
+        processes=processes,
         name=name,
         timeout_s=timeout_s,
     )
@@ -128,18 +134,23 @@ def restore_with(
     mode: str = "auto",
     most_bytes: int | None = None,
     merge: Callable[[list[Any]], Any] | None = None,
+    processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
 ) -> Any:
     """Do what `restore` does, with the coordinator given."""
     deadline = deadline_of("restore", name, timeout_s, "main")
     request = _request("restore", path, target, only, rename, dtype, mode)
+    group = group_in(coordinator, "restore", processes)
     if merge is not None and not callable(merge):
         raise UsageTypeError(f"restore: merge={merge!r} must be a function of a list of values")
     most = _most("restore", most_bytes)
     request = request._replace(merge=merge)
+    if request.mode == "auto" and not group.is_all:
+        # where others are dead, devices may wait for them
+        request = request._replace(mode="direct")
     call = Call("restore", name, callsite(), request.lines)
-    return Restore(coordinator, request, call, deadline.timeout_s).run(most)
+    return Restore(coordinator, request, call, deadline.timeout_s, group).run(most)
 
 
 @local

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shoal import settings
@@ -20,6 +20,7 @@ from shoal.errors import UsageError, UsageTypeError
 from shoal.paths import local_path
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.group import group_in
 from shoal.runtime.lanes import one_call
 
 __all__ = ["request_of", "save", "save_with"]
@@ -33,6 +34,7 @@ def save(
     step: int | None = None,
     user: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
+    processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
 ) -> None:
@@ -61,6 +63,8 @@ def save(
       step: the step that this is, kept with it.
       user: JSON that is kept with it, equal on all processes.
       metrics: numbers by which it may be chosen, equal on all processes; 1 KiB at most.
+      processes: who saves, this process among them; equal on all. What their own devices hold is
+        saved, and counts as a whole job's. None: all of the job.
       name: declares that calls at different places are one and the same; None: the place counts.
       timeout_s: deadline of the save, in seconds; None: each wait for others in it has a deadline
         of SHOAL_TIMEOUT_S (600). The earliest of all ends the wait for all.
@@ -72,7 +76,8 @@ def save(
       StorageFull, StorageError: on all: the file system of one process refused.
       NotShared: on all: processes do not see one another's files.
       UsageError: on the caller alone: an argument is wrong, leaves cannot be saved (all are named);
-        nothing was sent.
+        nothing was sent. On all: parts of arrays, which are named, lie on other processes than
+        `processes` alone; nothing was written.
 
     >>> import tempfile, numpy as np, shoal
     >>> shoal.save(tempfile.mkdtemp() + "/model", {"w": np.ones(3), "epoch": 2})
@@ -86,6 +91,7 @@ def save(
         step=step,
         user=user,
         metrics=metrics,
+        processes=processes,
         name=name,
         timeout_s=timeout_s,
     )
@@ -100,6 +106,7 @@ def save_with(
     step: int | None = None,
     user: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
+    processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
     arena: Arena | None = None,
@@ -107,7 +114,7 @@ def save_with(
     """Do what `save` does, with the coordinator given, and memory to copy the values to first."""
     request = request_of(path, step, user, metrics, name, timeout_s)
     state = read_state(tree, coordinator.num_processes, request.asked)
-    one = Save(coordinator, request)
+    one = Save(coordinator, request, group_in(coordinator, request.asked, processes))
     one.agree(state)
     one.snapshot(state, arena)
     one.complete(arena)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from shoal.collectives import stream, wire
-from shoal.collectives.arguments import deadline_of, meet, process_of
+from shoal.collectives.arguments import Deadline, deadline_of, meet, process_of
 from shoal.collectives.columns import Column, column_of
-from shoal.collectives.leaves import Array, Buffer
+from shoal.collectives.leaves import Array, Buffer, is_global
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.group import Group, group_in
 from shoal.runtime.lanes import one_call
 
 __all__ = ["allgather", "allgather_with"]
@@ -31,11 +33,12 @@ def allgather(
     tiled: bool = False,
     *,
     to: int | None = None,
+    processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> Any:
-    """Return the values of all processes, side by side, on every process or on one.
+    """Return the values of all `processes`, side by side, on every one of them or on one.
 
     Collective over processes.
 
@@ -44,7 +47,7 @@ def allgather(
     Memory: the result (and once more what of an array in parts lies there in runs shorter than
     8 KiB), and a few chunks of 4 MiB.
 
-    With N processes, also with N = 1, a leaf becomes
+    With N processes, also with N = 1, a leaf becomes, in the order of the processes,
 
     * an array, a scalar of NumPy, a bool, float or complex: an array with a new dim 0 of size N;
     * with `tiled`, an array of one dim or more: all of them, one behind the other in dim 0;
@@ -58,7 +61,8 @@ def allgather(
         alone is this process's value; so is, where it does not become its global value, one that
         is fully replicated. Others need `tiled`.
       tiled: see above; equal on all.
-      to: the one process that gets the result; None: all get it.
+      to: the one of `processes` that gets the result; None: all get it.
+      processes: who calls it, this process among them; equal on all. None: all of the job.
       name: declares that calls at different places are one and the same; None: the place counts.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
         wait for all.
@@ -81,7 +85,14 @@ def allgather(
     from shoal.runtime.process import coordinator
 
     return allgather_with(
-        coordinator(), tree, tiled, to=to, name=name, timeout_s=timeout_s, lane=lane
+        coordinator(),
+        tree,
+        tiled,
+        to=to,
+        processes=processes,
+        name=name,
+        timeout_s=timeout_s,
+        lane=lane,
     )
 
 
@@ -92,38 +103,46 @@ def allgather_with(
     tiled: bool = False,
     *,
     to: int | None = None,
+    processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> Any:
     """Do what `allgather` does, with the coordinator given."""
     deadline = deadline_of("allgather", name, timeout_s, lane)
-    me, count = coordinator.process, coordinator.num_processes
+    group = group_in(coordinator, "allgather", processes)
     if not isinstance(tiled, bool):
         raise UsageTypeError(f"allgather: tiled={tiled!r} must be True or False")
-    to = None if to is None else process_of("allgather", "to", to, count)
+    count = coordinator.num_processes
+    to = None if to is None else process_of("allgather", "to", to, group, count)
     spec, values = wire.flatten(tree, "allgather")
-    columns = _columns(spec, values, tiled)
+    call = Call("allgather", name, callsite())
+    givers = _givers(coordinator, call, values, tiled, deadline, lane, group)
+    columns = _columns(spec, values, tiled, givers)
     numbers, own = _packed(columns, values)
-    is_small = sum(map(len, own)) <= wire.inline_bytes(count * count)
+    is_small = sum(map(len, own)) <= wire.inline_bytes(group.count**2)
+    call = call._replace(spec=(f"tiled={tiled}", f"to={to}", *_lines(spec, columns)))
     payload = _payload(numbers, own if is_small else None)
-    lines = spec._replace(leaves=tuple(column.leaf for column in columns)).lines
-    call = Call("allgather", name, callsite(), (f"tiled={tiled}", f"to={to}", *lines))
-    told = meet(coordinator, call, payload, deadline, lane)
-    parcels = [_parcel(columns, told[process]) for process in range(count)]
-    _check(columns, parcels)
-    takes = to in (None, me)
+    told = meet(coordinator, call, payload, deadline, lane, group)
+    parcels = _parcels(columns, [told[process] for process in group.members])
+    takes = to in (None, coordinator.process)
     places = _places(columns, parcels) if takes else [[] for _ in parcels]
     if any(parcel.is_large for parcel in parcels):
         stream.collect(
             coordinator, [] if is_small else own, [_stream_bytes(columns, p) for p in parcels],
             to=to, timeout_s=deadline.left_s, lane=lane, name=name or "allgather",
             into=[row if p.is_large else [] for row, p in zip(places, parcels, strict=True)],
+            group=group.named,
         )  # fmt: skip
     if not takes:
         return None
     _fill(places, parcels)
     return jax.tree.unflatten(spec.treedef, [column.result() for column in columns])
+
+
+def _lines(spec: wire.Spec, columns: list[Column]) -> tuple[str, ...]:
+    """Return what must be equal of the leaves, as they are in their columns."""
+    return spec._replace(leaves=tuple(column.leaf for column in columns)).lines
 
 
 class _Parcel(NamedTuple):
@@ -134,11 +153,33 @@ class _Parcel(NamedTuple):
     body: memoryview  # its bytes, if they are few
 
 
-def _columns(spec: wire.Spec, values: list[Any], tiled: bool) -> list[Column]:
+def _givers(
+    coordinator: Coordinator,
+    call: Call,
+    values: list[Any],
+    tiled: bool,
+    deadline: Deadline,
+    lane: str,
+    group: Group,
+) -> frozenset[int] | None:
+    """Return the numbers that the processes have in JAX, where arrays lie in parts on some of all.
+
+    Then a replica comes from one that takes part, which must be known before it is sent.
+    """
+    if group.is_all or not (tiled and any(map(is_global, values))):
+        return None
+    call = call._replace(spec=("arrays lie in parts on several processes",))
+    number = str(jax.process_index()).encode()
+    return frozenset(map(int, meet(coordinator, call, number, deadline, lane, group).values()))
+
+
+def _columns(
+    spec: wire.Spec, values: list[Any], tiled: bool, givers: frozenset[int] | None
+) -> list[Column]:
     columns, offences = [], []
     for leaf, value in zip(spec.leaves, values, strict=True):
         try:
-            columns.append(column_of(leaf, value, tiled))
+            columns.append(column_of(leaf, value, tiled, givers))
         except UsageError as error:
             offences.append(str(error))
     raise_all("allgather", offences)
@@ -168,6 +209,14 @@ def _payload(numbers: list[int], buffers: list[Buffer] | None) -> bytes:
     return head + b"".join(buffers or [])
 
 
+def _parcels(columns: list[Column], told: list[bytes]) -> list[_Parcel]:
+    """Return what the processes say, if it can become one value; else raise on all alike."""
+    parcels = [_parcel(columns, payload) for payload in told]
+    for column, row in zip(columns, _lengths(parcels), strict=True):
+        column.check(row)
+    return parcels
+
+
 def _parcel(columns: list[Column], payload: bytes) -> _Parcel:
     is_large, count = _HEAD.unpack_from(payload)
     end = _HEAD.size + count * _NUMBER.itemsize
@@ -185,11 +234,6 @@ def _stream_bytes(columns: list[Column], parcel: _Parcel) -> int:
 def _lengths(parcels: list[_Parcel]) -> list[tuple[Any, ...]]:
     """Return for each column the lengths of all processes."""
     return list(zip(*(parcel.lengths for parcel in parcels), strict=True))
-
-
-def _check(columns: list[Column], parcels: list[_Parcel]) -> None:
-    for column, row in zip(columns, _lengths(parcels), strict=True):
-        column.check(row)
 
 
 def _places(columns: list[Column], parcels: list[_Parcel]) -> list[list[Array]]:

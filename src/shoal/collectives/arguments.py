@@ -13,6 +13,7 @@ from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.allowance import Allowance
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.group import Group
 
 __all__ = ["Deadline", "deadline_of", "meet", "process_of"]
 
@@ -54,11 +55,11 @@ def deadline_of(asked: str, name: object, timeout_s: object, lane: object) -> De
     return Deadline(time.monotonic(), settings.timeout(asked, timeout_s, "SHOAL_TIMEOUT_S"))
 
 
-def process_of(asked: str, argument: str, value: object, num_processes: int) -> int:
-    """Return which process an argument names.
+def process_of(asked: str, argument: str, value: object, group: Group, num_processes: int) -> int:
+    """Return which process of the group an argument names, as the job counts.
 
     Raises:
-      UsageError: it is no index, or there is no such process.
+      UsageError: it is no index, there is no such process, or it is not in the group.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise UsageTypeError(f"{asked}: {argument}={value!r} must be the index of a process")
@@ -66,17 +67,27 @@ def process_of(asked: str, argument: str, value: object, num_processes: int) -> 
     if not 0 <= process < num_processes:
         told = f"the job has processes 0..{num_processes - 1}"
         raise UsageError(f"{asked}: {argument}={process} does not exist; {told}")
+    if process not in group.members:
+        told = f"is not among the processes {list(group.members)}"
+        raise UsageError(f"{asked}: {argument}={process} {told}; name one of them")
     return process
 
 
 def meet(
-    coordinator: Coordinator, call: Call, payload: bytes, deadline: Deadline, lane: str
+    coordinator: Coordinator,
+    call: Call,
+    payload: bytes,
+    deadline: Deadline,
+    lane: str,
+    group: Group,
 ) -> Mapping[int, bytes]:
     """Meet all who make the same call, and return what each brings. Raises as `agree`."""
     has_faults = fault_points.VARIABLE in os.environ  # one look: it is a part of a small call
     if has_faults:
         fault_points.reach(f"{call.operation}.before_arrive", coordinator.process)
-    answers = agree(coordinator, call, payload, timeout_s=deadline.left_s, lane=lane)
+    answers = agree(
+        coordinator, call, payload, timeout_s=deadline.left_s, group=group.named, lane=lane
+    )
     if has_faults:
         fault_points.reach(f"{call.operation}.after_arrive", coordinator.process)
     return answers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from shoal.errors import raise_all
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.group import group_in
 from shoal.runtime.lanes import one_call
 
 __all__ = ["broadcast", "broadcast_with"]
@@ -29,11 +31,12 @@ def broadcast(
     tree: Any,
     source: int = 0,
     *,
+    processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> Any:
-    """Return the values that process `source` gave, on every process.
+    """Return the values that process `source` gave, on every one of `processes`.
 
     Collective over processes.
 
@@ -43,14 +46,16 @@ def broadcast(
     compared in the same round trip, before anything is delivered.
 
     Up to 64 KiB travel in that round trip, and nothing is compiled. More goes through memory that
-    the processes of one host share, or, between hosts, as chunks over one device of each process.
+    the processes of one host share, or, between hosts, as chunks over one device of each process;
+    between hosts among some processes of the job alone, through the meeting place.
     Memory: the result, and a few chunks of 4 MiB.
 
     Args:
       tree: arrays of NumPy and JAX of any dtype (also of ml_dtypes), PRNG keys, NumPy and Python
         scalars of any size, str, bytes, None. Only the values of `source` count; elsewhere
         `jax.ShapeDtypeStruct`s may stand for arrays, and str and bytes may have any length.
-      source: the process that has the values; equal on all.
+      source: the process that has the values, one of `processes`; equal on all.
+      processes: who calls it, this process among them; equal on all. None: all of the job.
       name: declares that calls at different places are one and the same; None: the place counts.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
         wait for all.
@@ -75,7 +80,15 @@ def broadcast(
     """
     from shoal.runtime.process import coordinator
 
-    return broadcast_with(coordinator(), tree, source, name=name, timeout_s=timeout_s, lane=lane)
+    return broadcast_with(
+        coordinator(),
+        tree,
+        source,
+        processes=processes,
+        name=name,
+        timeout_s=timeout_s,
+        lane=lane,
+    )
 
 
 @one_call("broadcast")
@@ -84,23 +97,25 @@ def broadcast_with(
     tree: Any,
     source: int = 0,
     *,
+    processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> Any:
     """Do what `broadcast` does, with the coordinator given."""
     deadline = deadline_of("broadcast", name, timeout_s, lane)
-    source = process_of("broadcast", "source", source, coordinator.num_processes)
+    group = group_in(coordinator, "broadcast", processes)
+    source = process_of("broadcast", "source", source, group, coordinator.num_processes)
     spec, values = wire.flatten(tree, "broadcast")
     _refuse_parts(spec, values)
     buffers: list[Buffer] = []
     payload = b""
     if source == coordinator.process:
         buffers, num_bytes = wire.pack(spec, values, "broadcast")
-        is_small = num_bytes <= inline_bytes(coordinator.num_processes)
+        is_small = num_bytes <= inline_bytes(group.count)
         payload = _INLINE + b"".join(buffers) if is_small else _LARGE + _SIZE.pack(num_bytes)
     call = Call("broadcast", name, callsite(), (f"source={source}", *spec.lines))
-    answers = meet(coordinator, call, payload, deadline, lane)
+    answers = meet(coordinator, call, payload, deadline, lane, group)
     told = answers[source]
     if told[:1] == _INLINE:
         data = np.frombuffer(bytearray(memoryview(told)[1:]), np.uint8)
@@ -109,7 +124,7 @@ def broadcast_with(
         data = np.empty(num_bytes, np.uint8)
         stream.spread(
             coordinator, source, buffers, num_bytes, into=[data],
-            timeout_s=deadline.left_s, lane=lane, name=name or "broadcast",
+            timeout_s=deadline.left_s, lane=lane, name=name or "broadcast", group=group.named,
         )  # fmt: skip
     return wire.unpack(spec, data)
 

@@ -104,11 +104,16 @@ class Parts(Column):
     A process tells how many regions it gives, and of each the begin and end in each dim.
     """
 
+    def __init__(self, leaf: Leaf, givers: frozenset[int] | None = None) -> None:
+        super().__init__(leaf)
+        self._givers = givers  # JAX's numbers of the processes that take part; None: all
+
     def packed(self, value: Any) -> tuple[list[int], list[Buffer]]:
         numbers = [0]
         buffers: list[Buffer] = []
+        gives = None if self._givers is None else _given_by(value, self._givers)
         for shard in value.addressable_shards:
-            if shard.replica_id == 0:
+            if shard.replica_id == 0 if gives is None else shard.device in gives:
                 part = np.ascontiguousarray(words_of(shard.data))
                 buffers.append(part.reshape(-1).view(np.uint8).data)
                 bounds = _bounds(shard.index, self.leaf.shape + self.leaf.words)
@@ -129,7 +134,8 @@ class Parts(Column):
         missing = leaf.num_bytes() - sum(map(self.num_bytes, lengths))
         if missing:
             told = f"no process gave {missing} of its {leaf.num_bytes()} bytes"
-            raise ShoalError(f"allgather: {leaf.path}: {told}; the job does not hold all of it")
+            whose = "the job does" if self._givers is None else "these processes do"
+            raise ShoalError(f"allgather: {leaf.path}: {told}; {whose} not hold all of it")
 
     def places(self, lengths: Sequence[list[Region]]) -> list[list[Array]]:
         self._words = np.empty(self.leaf.shape + self.leaf.words, self.leaf.dtype)
@@ -156,8 +162,11 @@ class Parts(Column):
         return [_bytes_of(region[index]) for index in np.ndindex(region.shape[:outer])]
 
 
-def column_of(leaf: Leaf, value: Any, tiled: bool) -> Column:
+def column_of(leaf: Leaf, value: Any, tiled: bool, givers: frozenset[int] | None = None) -> Column:
     """Return the column that a leaf is in.
+
+    Args:
+      givers: JAX's numbers of the processes that take part; None: all of the job.
 
     Raises:
       UsageError: it lies in parts on several processes, and `tiled` is not set.
@@ -169,7 +178,7 @@ def column_of(leaf: Leaf, value: Any, tiled: bool) -> Column:
         return Column(leaf)
     if is_global(value) and tiled:
         note = f" {_regions(value.sharding, value.shape)}"
-        return Parts(leaf._replace(kind="parts", note=note))
+        return Parts(leaf._replace(kind="parts", note=note), givers)
     if is_global(value) and not value.is_fully_replicated:
         told = "lies in parts on several processes: tiled=True gathers its global value"
         raise UsageError(f"{leaf.path}: {told}")
@@ -183,6 +192,17 @@ def _bytes_of(words: Array) -> Array:
 def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> Region:
     """Return begin and end in each dim: `(slice(2, 4), slice(None))` of (8, 3): (2, 4), (0, 3)."""
     return [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
+
+
+def _given_by(value: jax.Array, givers: frozenset[int]) -> set[jax.Device]:
+    """Return the devices from which the distinct regions come: of each the lowest of the givers."""
+    found: dict[tuple[tuple[int, ...], ...], jax.Device] = {}
+    for device, index in value.sharding.devices_indices_map(value.shape).items():
+        region = tuple(_bounds(index, value.shape))
+        other = found.get(region, device)
+        if device.process_index in givers:
+            found[region] = min(other, device, key=lambda one: (one.process_index, one.id))
+    return {*found.values()}
 
 
 @lru_cache(maxsize=256)

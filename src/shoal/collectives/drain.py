@@ -37,11 +37,12 @@ def drain(
 
     Collective over the mesh's processes.
 
-    First this process's own arrays on the mesh's devices are computed, and effects done; then all
-    meet, by the deadline; then the devices meet: one small sum over all of them, whose result must
-    be the size of the mesh. It is impossible that it returns while a process of the mesh has not
-    called it, or while an array on the mesh, made before the call, is not computed. Processes
-    without a device in the mesh take no part, and other meshes are not disturbed.
+    First all meet, and agree on the earliest of their deadlines; then each process waits until its
+    own arrays on the mesh's devices are computed, and effects done; then the devices meet: one
+    small sum over all of them, whose result must be the size of the mesh. It is impossible that it
+    returns while a process of the mesh has not called it, or while an array on the mesh, made
+    before the call, is not computed. Processes without a device in the mesh take no part, and other
+    meshes are not disturbed.
 
     On CPU, a computation without effects whose results were all dropped may still run. An array
     whose computation failed has finished: what reads it raises.
@@ -103,6 +104,7 @@ def drain_with(
     began = time.monotonic()
     _LOG.info("%s: enters drain %r (%s) of %r", flow.me, name, call.site, mesh)
     fault_points.reach("drain.before_arrive", coordinator.process)
+    flow.meet("all are here")
     flow.together("what was issued", lambda: _finish(own), lambda: _busy(own))
     fault_points.reach("drain.after_arrive", coordinator.process)
     total = flow.together("the devices", lambda: _sum_and_finish(devices, own), lambda: _busy(own))

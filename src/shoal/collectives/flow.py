@@ -3,11 +3,16 @@
 Work on devices blocks in native code, for ever if a peer is frozen. So it runs in a thread of its
 own, while the caller's thread looks at the clock and at who is alive. At its end all meet: all have
 succeeded then, or all that are alive get an error.
+
+Before the work all agree on the earliest of their deadlines, for who works hears of nothing: it
+ends the work of all. What a process is busy with it says a moment before, one way, so that it is
+known even if it is frozen then.
 """
 
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -28,7 +33,10 @@ __all__ = ["Flow"]
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S = 0.05  # between two looks at who is alive
-_GRACE_S = 2.0  # how much later than the deadline the others may come to say so
+_TURN_S = 0.1  # what it may take to meet at the deadline: all come then, and say who is late
+_KNOWN_S = 2.0  # beyond SHOAL_LOST_AFTER_S: then it is known who is gone
+_LEAD_S = 0.15  # so long before the deadline a process says what it is busy with
+_LIMIT = struct.Struct("<dd")  # seconds that are left, and that were given
 _LATE, _FAILED = "late: ", "failed: "
 _MOST_WORDS = 4096  # that the others are told
 
@@ -58,8 +66,11 @@ class Flow:
         self.coordinator, self.call, self.lane = coordinator, call, lane
         self.me = Self(coordinator.process, coordinator.hosts)
         self.moved_bytes = 0
-        self._group = group
+        self.group = group  # None: all of the job
+        self.members = group or tuple(range(coordinator.num_processes))
         self._began, self._timeout_s = time.monotonic(), timeout_s
+        self._deadline, self._whose = self._began + timeout_s, coordinator.process
+        self._is_settled = False  # is that the earliest of all?
         self._every_s = settings.seconds("SHOAL_WARN_AFTER_S")
         self._tell_at = self._began + self._every_s
 
@@ -71,16 +82,36 @@ class Flow:
     @property
     def left_s(self) -> float:
         """Until the deadline."""
-        return max(0.001, self._began + self._timeout_s - time.monotonic())
+        return max(0.001, self._deadline - time.monotonic())
+
+    def settle(self) -> None:
+        """Take the earliest deadline of all for this one's; the others are here, or come at once.
+
+        Clocks of hosts differ, so all say how long it is until theirs: that is as exact as they
+        come together.
+        """
+        answers = self.meet("until when", _LIMIT.pack(self.left_s, self._timeout_s))
+        now, self._is_settled = time.monotonic(), True
+        for process, said in sorted(answers.items()):
+            left_s, timeout_s = _LIMIT.unpack(said)
+            if process != self.coordinator.process and now + left_s < self._deadline:
+                self._deadline, self._timeout_s = now + left_s, timeout_s
+                self._whose = process
 
     def meet(
         self, stage: str, payload: bytes = b"", timeout_s: float | None = None
     ) -> Mapping[int, bytes]:
         """Meet the others at this stage; return what each brings."""
         call = self.call._replace(spec=(*self.call.spec, stage))
+        return self.agree(call, payload, timeout_s)
+
+    def agree(
+        self, call: Call, payload: bytes, timeout_s: float | None = None
+    ) -> Mapping[int, bytes]:
+        """Meet the others at a call of its own; return what each brings."""
         limit_s = self.left_s if timeout_s is None else timeout_s
         return agree(
-            self.coordinator, call, payload, timeout_s=limit_s, group=self._group, lane=self.lane
+            self.coordinator, call, payload, timeout_s=limit_s, group=self.group, lane=self.lane
         )
 
     def together(
@@ -101,18 +132,19 @@ class Flow:
           ProcessLostError, PeerFailedError: somebody is gone, or failed.
         What `work` itself raises, unless it is the runtime's error, is raised here at once.
         """
+        if not self._is_settled:
+            self.settle()
         outcome = self._watched(work, still, meanwhile)
-        limit_s = self.left_s + _GRACE_S  # who is late comes at the deadline, and says with what
-        if outcome.error is not None:  # who is gone is known within this
-            limit_s = min(limit_s, settings.seconds("SHOAL_LOST_AFTER_S") + _GRACE_S)
-        elif outcome.words:
-            limit_s = _GRACE_S
+        limit_s = self.left_s + _TURN_S  # who is late comes at the deadline, and says with what
+        if outcome.error is not None:
+            limit_s = min(limit_s, settings.seconds("SHOAL_LOST_AFTER_S") + _KNOWN_S)
         said = outcome.words[:_MOST_WORDS].encode(errors="replace")
         try:
             answers = self.meet(stage, said, limit_s)
-        except DeadlineError:
+        except DeadlineError as error:
             if outcome.error is not None:  # nobody is gone: the runtime's words are all we have
                 raise outcome.error from None
+            self._judge_missing(error, outcome.words)
             raise
         if any(answers.values()):
             self._judge({p: text.decode() for p, text in answers.items() if text}, outcome.error)
@@ -141,26 +173,42 @@ class Flow:
             threading.Thread(target=run, name=DEVICE_WORK, daemon=True).start()
         if meanwhile is not None:
             meanwhile()
+        has_said = False
         while wait([done], min(_LOOK_S, self.left_s)).not_done:
             self.coordinator.check(self.name)
-            if time.monotonic() >= self._began + self._timeout_s:
+            now = time.monotonic()
+            if now >= self._deadline:
                 return _Outcome(words=_LATE + still())
+            if not has_said and now >= self._deadline - _LEAD_S:
+                has_said = True
+                self.coordinator.tell("doing", f"{self.name}: {_LATE}{still()}")
             self.tell()
         error = done.exception()
         if isinstance(error, RuntimeError | ValueError) and not isinstance(error, ShoalError):
             return _Outcome(words=_FAILED + failure_of(error).words, error=error)
         return _Outcome(done.result())
 
+    def _judge_missing(self, error: DeadlineError, own: str) -> None:
+        """Raise what is known of those who did not come, if they said what they are busy with."""
+        known = {p: said[said.find(_LATE) :] for p, said in error.last_words.items()}
+        words = {p: said for p, said in known.items() if said.startswith(_LATE)}
+        if own:
+            words[self.coordinator.process] = own
+        if {*error.missing} <= words.keys():
+            self._judge(words, None)
+
     def _judge(self, words: Mapping[int, str], own: Exception | None) -> None:
         heads = {process: headline_of(text) for process, text in words.items()}
         told = "; ".join(f"process {process} {head}" for process, head in sorted(heads.items()))
         late = [process for process in sorted(words) if words[process].startswith(_LATE)]
         if late:
+            is_own = self._whose == self.coordinator.process
+            whose = "its deadline" if is_own else f"the deadline of process {self._whose}"
             raise DeadlineError(
-                f"{self.me}: {self.name}: not done after {self._timeout_s:g} s: {told}\n"
+                f"{self.me}: {self.name}: not done by {whose} ({self._timeout_s:g} s): {told}\n"
                 "give timeout_s= more, or find out what the devices are busy with",
                 name=self.call.name or self.call.operation,
-                waited_s=self._timeout_s,
+                waited_s=time.monotonic() - self._began,
                 missing=late,
                 last_words={process: words[process] for process in late},
             ) from own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.differing import Meet, find_first
+from shoal.runtime.group import Group, group_in
 from shoal.runtime.lanes import one_call
 from shoal.runtime.verdicts import Self, disagreement
 
@@ -31,11 +32,12 @@ __all__ = ["assert_same", "assert_same_with"]
 def assert_same(
     tree: Any,
     *,
+    processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> None:
-    """Return if all processes hold equal values, else raise on all of them.
+    """Return if all `processes` hold equal values, else raise on all of them.
 
     Collective over processes.
 
@@ -56,6 +58,8 @@ def assert_same(
     Args:
       tree: arrays of NumPy and JAX of any dtype (also of ml_dtypes), PRNG keys, NumPy and Python
         scalars of any size, str, bytes, None.
+      processes: who calls it, this process among them; equal on all. What others hold is not
+        looked at. None: all of the job.
       name: declares that calls at different places are one and the same; None: the place counts.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
         wait for all.
@@ -76,7 +80,9 @@ def assert_same(
     """
     from shoal.runtime.process import coordinator
 
-    assert_same_with(coordinator(), tree, name=name, timeout_s=timeout_s, lane=lane)
+    assert_same_with(
+        coordinator(), tree, processes=processes, name=name, timeout_s=timeout_s, lane=lane
+    )
 
 
 @one_call("assert_same")
@@ -84,12 +90,14 @@ def assert_same_with(
     coordinator: Coordinator,
     tree: Any,
     *,
+    processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> None:
     """Do what `assert_same` does, with the coordinator given."""
     deadline = deadline_of("assert_same", name, timeout_s, lane)
+    group = group_in(coordinator, "assert_same", processes)
     spec, values = flatten(tree, "assert_same")
     with jax.transfer_guard("allow"), hashing_pool() as pool:
         placed = parts_of(spec.leaves, values, "assert_same", pool)
@@ -97,7 +105,9 @@ def assert_same_with(
         words = next((leaf.words for leaf in placed if leaf.words), "")
         parts = [part for leaf in placed for part in leaf.parts]
         here = jax.process_index() if where else coordinator.process
-        mine = _hashed(_compared(parts, coordinator.num_processes), here, pool)
+        is_alone = group.count == 1
+        compared = [] if is_alone else _compared(parts, coordinator.num_processes)
+        mine = _hashed(compared, here, pool)
         brought: dict[str, Any] = {}
         brought["digests"] = [digest_of_all(one.digests).hex() for one in mine if one.digests]
         brought |= {"words": words} if words else {}
@@ -106,12 +116,14 @@ def assert_same_with(
         call = Call("assert_same", name, site, (*spec.lines, *where))
         fault_points.reach("assert_same.before_arrive", coordinator.process)
         payload = json.dumps(brought).encode()
-        answers = agree(coordinator, call, payload, timeout_s=deadline.left_s, lane=lane)
+        answers = agree(
+            coordinator, call, payload, timeout_s=deadline.left_s, group=group.named, lane=lane
+        )
         fault_points.reach("assert_same.after_arrive", coordinator.process)
         if words or len({*answers.values()}) > 1:
             read = {text: json.loads(text) for text in {*answers.values()}}
             told = {process: read[text] for process, text in answers.items()}
-            _judge(coordinator, call, mine, told, _rounds(coordinator, call, deadline, lane))
+            _judge(coordinator, call, mine, told, _rounds(coordinator, call, deadline, lane, group))
 
 
 class _Shared(NamedTuple):
@@ -146,12 +158,15 @@ def _hashed(shared: Sequence[_Shared], here: int, pool: ThreadPoolExecutor) -> l
     return [one._replace(digests=digests(one.parts)) if one.has(here) else one for one in shared]
 
 
-def _rounds(coordinator: Coordinator, call: Call, deadline: Deadline, lane: str) -> Meet:
+def _rounds(
+    coordinator: Coordinator, call: Call, deadline: Deadline, lane: str, group: Group
+) -> Meet:
     """Return what brings all together once more, after all know that something differs."""
     again = call._replace(spec=("where the values differ",))
 
     def meet(payload: bytes) -> Mapping[int, bytes]:
-        return agree(coordinator, again, payload, timeout_s=deadline.left_s, lane=lane)
+        limit_s = deadline.left_s
+        return agree(coordinator, again, payload, timeout_s=limit_s, group=group.named, lane=lane)
 
     return meet
 

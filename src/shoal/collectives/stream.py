@@ -4,7 +4,8 @@ Processes of one host look into each other's *windows*. Between hosts a value go
 chunks over one device of each process: `spread` sends it along a line of devices, the chunks one
 behind the other, or in a tree if they are few: each byte comes to each process once. `collect`
 turns a ring until everybody has seen the chunk of everybody. Where JAX connects no devices of the
-job, or a process has none, and in other lanes than "main", it goes through the meeting place.
+job, or a process has none, in other lanes than "main", and among some processes of the job alone
+(of the others some may be dead: JAX would wait for them), it goes through the meeting place.
 
 Nothing waits for the devices without a look at who is alive: the chunks move in a thread of their
 own, and the caller's thread asks the control plane meanwhile. After the last chunk all meet once
@@ -53,10 +54,11 @@ def spread(
     lane: str = "main",
     name: str = "values",
     into: Sequence[Buffer] | None = None,
+    group: tuple[int, ...] | None = None,
 ) -> ByteArray | None:
-    """Give the bytes of one process to all.
+    """Give the bytes of one process to all, or to all of a group.
 
-    All processes call it with equal arguments, but for `data` and `into`. Memory of a process: the
+    They all call it with equal arguments, but for `data` and `into`. Memory of a process: the
     result, and up to six chunks of 4 MiB; no copy of the whole is made on the source.
 
     Args:
@@ -67,6 +69,7 @@ def spread(
       name: what the messages call it.
       into: writable buffers of `num_bytes` together, to be filled, on the source too, where that
         goes on while chunks move; None: one is made, but not on the source.
+      group: the processes, this one and the source among them; None: all of the job.
 
     Returns:
       uint8[num_bytes]; None on the source, and where `into` was given.
@@ -74,7 +77,7 @@ def spread(
     Raises:
       DeadlineError, ProcessLostError, PeerFailedError: on all that are alive.
     """
-    flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, lane=lane)
+    flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, group=group, lane=lane)
     is_source = coordinator.process == source
     made = np.empty(num_bytes, np.uint8) if into is None and not is_source else None
     place = Bytes([made] if made is not None else into or ())
@@ -84,7 +87,7 @@ def spread(
         if is_source:
             _copy(value, place)
 
-    if coordinator.num_processes > 1 and num_bytes:
+    if len(flow.members) > 1 and num_bytes:
         _move(
             flow,
             lambda found: found.pass_on(
@@ -111,41 +114,48 @@ def collect(
     lane: str = "main",
     name: str = "values",
     into: Sequence[Sequence[Buffer]] | None = None,
+    group: tuple[int, ...] | None = None,
 ) -> list[ByteArray] | None:
-    """Give the bytes of each process to all, or to one.
+    """Give the bytes of each process to all, or to one; of all processes, or of a group.
 
-    All processes call it with equal arguments, but for `data` and `into`. Memory of a process: the
+    They all call it with equal arguments, but for `data` and `into`. Memory of a process: the
     result, and up to six chunks of 4 MiB.
 
     Args:
-      data: the buffers of this process, of `sizes[process]` bytes together.
-      sizes: the bytes of each process, equal on all.
+      data: the buffers of this process.
+      sizes: the bytes of each process, in the order of the processes; equal on all.
       to: who gets them; None: all.
       timeout_s: deadline in seconds.
       name: what the messages call it.
       into: for each process the writable buffers to be filled; None: they are made.
+      group: the processes, this one and `to` among them; None: all of the job.
 
     Returns:
-      uint8[sizes[p]] for each process p; None where nothing is to be got or `into` was given.
+      uint8[size] for each process; None where nothing is to be got or `into` was given.
 
     Raises:
       DeadlineError, ProcessLostError, PeerFailedError: on all that are alive.
     """
-    flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, lane=lane)
+    flow = Flow(coordinator, Call(name, name, callsite()), timeout_s, group=group, lane=lane)
     takes = to in (None, coordinator.process)
     made = [np.empty(size, np.uint8) for size in sizes] if takes and into is None else None
     places = [Bytes(buffers) for buffers in into or ()] if made is None else []
     places = places or [Bytes([row]) for row in made or ()]
-    own = Bytes(data)
+    own, members = Bytes(data), flow.members
 
     def copy() -> None:
         if takes:
-            _copy(own, places[coordinator.process])
+            _copy(own, places[members.index(coordinator.process)])
 
-    if coordinator.num_processes > 1 and any(sizes):
+    if len(members) > 1 and any(sizes):
         _move(
             flow,
-            lambda found: found.pass_on(flow, own, dict(enumerate(places)), dict(enumerate(sizes))),
+            lambda found: found.pass_on(
+                flow,
+                own,
+                dict(zip(members, places, strict=False)),  # there are none where nothing is taken
+                dict(zip(members, sizes, strict=True)),
+            ),
             lambda: partial(_collect, flow, Outgoing(own), places, sizes),
             lambda: _relay_all(flow, own, places, sizes),
             copy,
@@ -173,7 +183,7 @@ def _move(
     if windows is not None:
         through(windows)
         return
-    if flow.lane != "main" or not has_devices(flow.coordinator):
+    if flow.lane != "main" or flow.group is not None or not has_devices(flow.coordinator):
         copy()
     elif _moves_over_devices(flow, over(), copy):
         return
@@ -341,7 +351,7 @@ def _relay_all(flow: Flow, own: Bytes, places: Sequence[Bytes], sizes: Sequence[
         count = max(0, min(step, own.num_bytes - begin))
         payload = own.read(begin, count).tobytes()
         answers = flow.meet(f"bytes from {begin} of {sum(sizes)}, {step} of each process", payload)
-        for process, place in enumerate(places):
+        for process, place in zip(flow.members, places, strict=False):
             place.write(begin, np.frombuffer(answers[process], np.uint8))
         flow.moved_bytes += sum(map(len, answers.values()))
         fault_points.reach("stream.after_chunk", flow.coordinator.process)

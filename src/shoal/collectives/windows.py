@@ -13,7 +13,7 @@ import json
 import mmap
 import os
 import secrets
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
@@ -23,7 +23,7 @@ from shoal import settings
 from shoal.collectives.chunks import ByteArray, Bytes
 from shoal.collectives.flow import Flow
 from shoal.runtime import fault_points
-from shoal.runtime.agreement import Call, agree
+from shoal.runtime.agreement import Call
 from shoal.runtime.hello import host_id
 
 __all__ = ["WINDOW_BYTES", "Windows", "find_windows"]
@@ -32,12 +32,13 @@ _PIECE_BYTES = 4 << 20
 WINDOW_BYTES = 2 * _PIECE_BYTES
 _MARK_BYTES = 16
 _MOST_PROCESSES = 64  # each opens the window of each
+_MOST_GROUPS = 4  # that have windows of their own, beside all processes of the job
 
 
 class Windows:
-    """The windows of all processes of a job, as one of them sees them."""
+    """The windows of all processes of a job, or of a group, as one of them sees them."""
 
-    def __init__(self, process: int, windows: Sequence[ByteArray]) -> None:
+    def __init__(self, process: int, windows: Mapping[int, ByteArray]) -> None:
         self._process, self._windows = process, windows
 
     def pass_on(
@@ -65,42 +66,42 @@ class Windows:
 
 
 def find_windows(flow: Flow) -> Windows | None:
-    """Return the windows of a job, None if its processes do not see each other's memory.
+    """Return the windows of the processes of a flow, None if they do not see each other's memory.
 
-    The first time, processes tell each other where their windows are, look, and tell whether they
-    saw.
+    The first time, these processes tell each other where their windows are, look, and tell whether
+    they saw. All of them remember the same.
     """
     known = _known(cast(Hashable, flow.coordinator))
-    if not known:
-        known.append(_look(flow))
-    return known[0]
+    if flow.group not in known:
+        groups = sum(group is not None and found is not None for group, found in known.items())
+        has_room = len(flow.members) <= _MOST_PROCESSES
+        has_room = has_room and (flow.group is None or groups < _MOST_GROUPS)
+        known[flow.group] = _look(flow, has_room)
+    return known[flow.group]
 
 
 @lru_cache(maxsize=8)
-def _known(coordinator: Hashable) -> list[Windows | None]:
-    """What was found for a job: nothing yet, or one entry."""
-    return []
+def _known(coordinator: Hashable) -> dict[tuple[int, ...] | None, Windows | None]:
+    """What was found for the processes of a job (None) and for groups of them."""
+    return {}
 
 
-def _look(flow: Flow) -> Windows | None:
-    here, count = flow.coordinator.process, flow.coordinator.num_processes
-
-    def meet(stage: str, said: object) -> list[Any]:
+def _look(flow: Flow, has_room: bool) -> Windows | None:
+    def meet(stage: str, said: object) -> dict[int, Any]:
         call = Call("windows", "memory between processes", flow.call.site, (stage,))
-        payload = json.dumps(said).encode()
-        answers = agree(flow.coordinator, call, payload, timeout_s=flow.left_s, lane=flow.lane)
-        return [json.loads(answers[process]) for process in range(count)]
+        answers = flow.agree(call, json.dumps(said).encode())
+        return {process: json.loads(answers[process]) for process in flow.members}
 
     with contextlib.ExitStack() as opened:
-        own = _own_window(opened) if count <= _MOST_PROCESSES else None
+        own = _own_window(opened) if has_room else None
         rows = meet("where they are", own and own[1])
-        if None in rows or len({row["host"] for row in rows}) > 1:
+        if None in rows.values() or len({row["host"] for row in rows.values()}) > 1:
             return None
-        found = [_window_of(row) for row in rows]
-        seen = [window for window in found if window is not None]
-        if not all(meet("who sees them", len(seen) == count)):
+        found = {process: _window_of(row) for process, row in rows.items()}
+        seen = {process: window for process, window in found.items() if window is not None}
+        if not all(meet("who sees them", len(seen) == len(rows)).values()):
             return None
-    return Windows(here, seen)
+    return Windows(flow.coordinator.process, seen)
 
 
 def _own_window(opened: contextlib.ExitStack) -> tuple[int, dict[str, Any]] | None:

@@ -51,11 +51,13 @@ def agree(
       DivergenceError: the calls differ; says what differs first. Else as `Coordinator.arrive`.
     """
     point = Point(call.name or call.operation, group, lane, _fingerprint(call), call.site)
+    deadline = time.monotonic() + timeout_s
     try:
         return coordinator.arrive(point, payload, timeout_s=timeout_s)
     except HiddenDifference as error:
         known = error
-    raise _explained(coordinator, call, point, known, min(timeout_s, _SEARCH_S))
+    left_s = min(deadline - time.monotonic(), _SEARCH_S)
+    raise _explained(coordinator, call, point, known, left_s)
 
 
 def _fingerprint(call: Call) -> str:

@@ -9,7 +9,16 @@ from typing import NamedTuple
 
 from shoal.errors import UsageError, UsageTypeError, raise_all
 
-__all__ = ["MAX_PAYLOAD_BYTES", "Member", "Point", "checked", "checked_processes", "group_of"]
+__all__ = [
+    "MAX_PAYLOAD_BYTES",
+    "Member",
+    "Point",
+    "checked",
+    "checked_processes",
+    "group_of",
+    "group_offences",
+    "index_of",
+]
 
 MAX_PAYLOAD_BYTES = 16 << 20  # of one process at one point; larger values travel between devices
 _MAX_TEXT = 32_768  # characters of all texts of a point
@@ -80,8 +89,8 @@ def checked(
     if len(payload) > MAX_PAYLOAD_BYTES:
         offences.append(f"the payload has {len(payload)} bytes; {MAX_PAYLOAD_BYTES} are allowed")
     if group is not None:
-        group = tuple(sorted(_index(member) for member in group))
-        offences += _group_offences(group, process, num_processes)
+        group = tuple(sorted(index_of(member) for member in group))
+        offences += group_offences(group, process, num_processes)
     if offences:
         raise_all(f"point {point.name[:200]!r}", offences)
     if group is None:
@@ -113,20 +122,26 @@ def checked_processes(
     """
     if processes is None:
         return tuple(range(num_processes))
-    group = tuple(sorted({_index(member) for member in processes}))
+    group = tuple(sorted({index_of(member) for member in processes}))
     if outside := [member for member in group if not 0 <= member < num_processes]:
         raise UsageError(f"{asked}: the job has processes 0..{num_processes - 1}, not {outside}")
     return group
 
 
-def _index(member: object) -> int:
+def index_of(member: object) -> int:
+    """Return the number of a process.
+
+    Raises:
+      UsageTypeError: it is no whole number.
+    """
     try:
         return operator.index(member)  # type: ignore[arg-type]
     except TypeError:
         raise UsageTypeError(f"processes are whole numbers, not {member!r}") from None
 
 
-def _group_offences(group: tuple[int, ...], process: int, num_processes: int) -> list[str]:
+def group_offences(group: tuple[int, ...], process: int, num_processes: int) -> list[str]:
+    """Return why these processes can be no group of `process`; nothing if they can."""
     offences = []
     if outside := [member for member in group if not 0 <= member < num_processes]:
         offences.append(f"the job has processes 0..{num_processes - 1}, not {outside}")

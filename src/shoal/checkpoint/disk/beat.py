@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -90,7 +91,8 @@ class Telling:
 
 
 class Beat(Telling):
-    """Touches PENDING, too. One process does: the lowest that is not known to be gone."""
+    """Touches PENDING, too. One process does: the lowest that is not known to be gone of those that
+    save."""
 
     def __init__(
         self,
@@ -100,10 +102,14 @@ class Beat(Telling):
         num_bytes: int,
         lease_s: float = 60.0,
         lane: str = "main",
+        members: Sequence[int] | None = None,
     ) -> None:
+        """`members`: the processes that save, in order; None: all of the job."""
         every_s = min(_BEAT_S, lease_s / _BEATS)
         super().__init__(coordinator, f"saving {folder.path}", num_bytes, every_s, lane)
         self._folder, self._attempt = folder, attempt
+        members = range(coordinator.num_processes) if members is None else members
+        self._before = [process for process in members if process < coordinator.process]
 
     def keep(self) -> None:
         """Touch PENDING, if that is this process's business."""
@@ -111,6 +117,6 @@ class Beat(Telling):
             if self._done_bytes >= self._num_bytes:  # only the disk is waited for now
                 self._work()
         gone = {trouble.process for trouble in self._coordinator.troubles.open()}
-        if all(process in gone for process in range(self._coordinator.process)):
+        if all(process in gone for process in self._before):
             with contextlib.suppress(ShoalError, OSError):  # it is committed, or was ended
                 self._folder.touch(pending_name(self._attempt))

@@ -31,10 +31,12 @@ from shoal.runtime import fault_points
 __all__ = [
     "MOST_STEPS",
     "Step",
+    "begin",
     "check_history",
     "check_single",
     "checked_path",
     "checked_step",
+    "chosen",
     "commits",
     "delete",
     "folders",
@@ -172,6 +174,18 @@ def _listed(there: list[int], step: int) -> str:
     return ", ".join(map(str, near)) + (f" and {len(there) - 5} more" if len(there) > 5 else "")
 
 
+def chosen(root: Folder, step: int | None, *, skip_corrupt: bool) -> int | None:
+    """Return a step that is committed, or with None the newest; None: there is none.
+
+    Raises:
+      NotCommitted: it is not. Else as `commits`.
+    """
+    if step is not None:
+        return require(root, step).step
+    found = newest(root, skip_corrupt=skip_corrupt)
+    return None if found is None else found.step
+
+
 def pin(root: Folder, step: int) -> None:
     """Keep a step from retention. Raises as `require`."""
     folder = require(root, step).folder
@@ -211,6 +225,21 @@ def _committed(
             raise
         if commit is not None:
             yield Step(step, folder, commit)
+
+
+def begin(root: Folder, *, idle_s: float | None) -> int | None:
+    """Look at a history before it goes on: `tend` it, and return its newest step.
+
+    Args:
+      idle_s: after which an attempt is stale; None: change nothing.
+
+    Raises:
+      UsageError: it is one checkpoint.
+    """
+    check_history(root)
+    if idle_s is not None:
+        tend(root, idle_s=idle_s)
+    return chosen(root, None, skip_corrupt=True)
 
 
 def tend(root: Folder, *, idle_s: float) -> None:

@@ -28,11 +28,13 @@ from shoal.errors import (
     NotCommitted,
     NotShared,
     PeerFailedError,
+    raise_all,
 )
 from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.verdicts import Self
+from shoal.runtime.group import Group
+from shoal.runtime.verdicts import Self, listed
 
 __all__ = ["Opened", "Request", "Restore", "open_for", "understand"]
 
@@ -113,18 +115,25 @@ class Restore:
     """The steps of one restore on one process."""
 
     def __init__(
-        self, coordinator: Coordinator, request: Request, call: Call, timeout_s: float
+        self,
+        coordinator: Coordinator,
+        request: Request,
+        call: Call,
+        timeout_s: float,
+        group: Group,
     ) -> None:
-        self._coordinator, self._request = coordinator, request
+        self._coordinator, self._request, self._group = coordinator, request, group
         self._call, self._timeout_s = call, timeout_s  # of each wait: reading may take long
         self._me = Self(coordinator.process, coordinator.hosts)
 
     def run(self, most_bytes: int) -> Any:
         """Do it all."""
         opened, problem = _tried(lambda: open_for(self._request))
-        brought = b"" if opened is None else _identity(opened.checkpoint)
+        brought = b"" if opened is None else _identity(opened, self._group)
         fault_points.reach("restore.before_arrive", self._coordinator.process)
-        self._same(self._meet(self._call, problem, brought))
+        answers = self._meet(self._call, problem, brought)
+        self._same(answers)
+        self._refuse_other_devices(opened, answers)
         fault_points.reach("restore.read", self._coordinator.process)
         values, problem = _tried(lambda: self._read(opened, most_bytes))
         call = self._call._replace(spec=(opened.checkpoint.commit.attempt,))
@@ -135,7 +144,13 @@ class Restore:
     def _meet(self, call: Call, problem: Exception | None, brought: bytes) -> Mapping[int, bytes]:
         """Meet all, and return what they bring; raise, on all alike, what one of them met with."""
         payload = brought if problem is None else told(problem)
-        answers = agree(self._coordinator, call, payload, timeout_s=self._timeout_s)
+        answers = agree(
+            self._coordinator,
+            call,
+            payload,
+            timeout_s=self._timeout_s,
+            group=self._group.named,
+        )
         who = tellers(answers)
         if not who:
             return answers
@@ -177,9 +192,25 @@ class Restore:
                 sides=sides,
             )
 
+    def _refuse_other_devices(self, opened: Opened, answers: Mapping[int, bytes]) -> None:
+        """Raise, on all alike, if arrays shall lie on devices of processes outside of the group."""
+        if self._group.is_all or opened.geometry is None:
+            return
+        numbers = {json.loads(text)["number"] for text in answers.values()}
+        leaves = opened.checkpoint.manifest.leaves
+        offences = []
+        for wish in opened.wishes.wishes:
+            place = wish.place
+            others = {*opened.geometry.processes(place)} - numbers if place is not None else ()
+            if others:
+                told = f"its layout has devices of {listed(others)}"
+                offences.append(f"{leaves[wish.leaf].name}: {told}, which do not take part")
+        path, members = self._request.folder.path, listed(self._group.members)
+        raise_all(f"restore({path!r}) by {members}", offences)
+
     def _read(self, opened: Opened, most_bytes: int) -> list[Any]:
         checkpoint = opened.checkpoint
-        job = Job(self._me.process, len(self._me.hosts), self._request.merge)
+        job = Job(self._group.place, self._group.count, self._request.merge)
         fillings = [
             _filling(checkpoint, wish, opened.ways.transport.get(number), job)
             for number, wish in enumerate(opened.wishes.wishes)
@@ -284,9 +315,15 @@ def _nodes() -> tree.Nodes | None:
     return JaxNodes()
 
 
-def _identity(checkpoint: Checkpoint) -> bytes:
-    commit = checkpoint.commit
-    said = {"attempt": commit.attempt, "step": commit.step, "index": commit.index.sha256}
+def _identity(opened: Opened, group: Group) -> bytes:
+    """Return which checkpoint this process sees; of a part of the job, also its number in JAX."""
+    commit = opened.checkpoint.commit
+    said: dict[str, Any] = {"attempt": commit.attempt, "step": commit.step}
+    said["index"] = commit.index.sha256
+    if not group.is_all and opened.geometry is not None:
+        from jax import process_index
+
+        said["number"] = process_index()
     return json.dumps(said).encode()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from shoal.checkpoint.blocks.writer import Arena
@@ -16,6 +16,7 @@ from shoal.checkpoint.saving.protocol import Save
 from shoal.checkpoint.saving.state import read_state
 from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.group import group_in
 from shoal.runtime.membership import SAVES
 
 __all__ = ["Saving", "start_save_with"]
@@ -86,6 +87,7 @@ def start_save_with(
     step: int | None = None,
     user: Mapping[str, Any] | None = None,
     metrics: Mapping[str, float] | None = None,
+    processes: Iterable[int] | None = None,
     on_done: Callable[[Commit], None] = lambda _: None,
     name: str | None = None,
     timeout_s: float | None = None,
@@ -104,7 +106,7 @@ def start_save_with(
     """
     request = request_of(path, step, user, metrics, name, timeout_s)
     state = read_state(tree, coordinator.num_processes, request.asked)
-    one = Save(coordinator, request)
+    one = Save(coordinator, request, group_in(coordinator, request.asked, processes))
     one.agree(state)
     one.snapshot(state, arena)
 

@@ -16,14 +16,11 @@ there, it commits; else it ends the attempt. One of the two wins, for all.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from importlib import metadata
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -45,8 +42,8 @@ from shoal.checkpoint.rules.shares import Own
 from shoal.checkpoint.saving import preflight, settling
 from shoal.checkpoint.saving.images import images_of, start_copies
 from shoal.checkpoint.saving.lines import lines_of
-from shoal.checkpoint.saving.request import Request
-from shoal.checkpoint.saving.state import State, own_of
+from shoal.checkpoint.saving.request import Request, described
+from shoal.checkpoint.saving.state import State, among, own_of
 from shoal.checkpoint.told import tellers, told, untold
 from shoal.errors import (
     CheckpointError,
@@ -56,10 +53,12 @@ from shoal.errors import (
     ProcessLostError,
     ShoalError,
     UsageError,
+    raise_all,
 )
 from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.group import Group, group_in
 from shoal.runtime.preemption import saved_with
 from shoal.runtime.verdicts import Self, listed
 
@@ -72,8 +71,12 @@ _SHOWN_HOSTS = 8
 class Save:
     """One save of one process."""
 
-    def __init__(self, coordinator: Coordinator, request: Request) -> None:
+    def __init__(
+        self, coordinator: Coordinator, request: Request, group: Group | None = None
+    ) -> None:
+        """`group`: the processes that save; None: all of the job."""
         self._coordinator, self._request = coordinator, request
+        self._group = group or group_in(coordinator, request.asked, None)
         self._folder = request.folder
         self._me = Self(coordinator.process, coordinator.hosts)
         self._attempt = attempts.new_attempt()  # the lead's counts
@@ -82,18 +85,19 @@ class Save:
         self._has_part = False
         self._committed = b""
         self._own: list[Own] = []
-        self._plan = lay_out((), self._me.process, "", max_file_bytes=MAX_FILE_BYTES)
+        self._plan = lay_out((), self._group.place, "", max_file_bytes=MAX_FILE_BYTES)
         self._problem: Exception | None = None
         self._images: list[FileImage] = []
         self._manifest: Manifest | None = None
 
     @property
     def _scene(self) -> settling.Scene:
-        return settling.Scene(self._coordinator, self._request, self._attempt)
+        members = self._group.members
+        return settling.Scene(self._coordinator, self._request, self._attempt, members)
 
     @property
     def _is_lead(self) -> bool:
-        return self._coordinator.process == 0
+        return self._coordinator.process == self._group.lead
 
     @property
     def num_bytes(self) -> int:
@@ -108,31 +112,67 @@ class Save:
           SaveAborted: a process was lost, failed or late.
           StepAlreadyCommitted, StorageError, …: on all alike, what one of them found.
         """
-        process, count = self._coordinator.process, self._coordinator.num_processes
+        process, group = self._coordinator.process, self._group
         fault_points.reach("save.preflight", process)
-        number = jax.process_index() if state.is_spread and count > 1 else process
-        self._own = own_of(state, number, process, count)
-        said: dict[str, Any] = {"bytes": preflight.bytes_needed(self._own)}
-        said |= {"attempt": self._attempt} if self._is_lead else {}
-        said |= {"number": number} if number != process else {}
+        said: dict[str, Any] = {"attempt": self._attempt} if self._is_lead else {}
+        numbers = self._numbers(state)
         problem: Exception | None = None
         try:
+            number = self._share(state, numbers)
+            said |= {"bytes": preflight.bytes_needed(self._own)}
+            said |= {"number": number} if number != process else {}
             said["free"] = preflight.check_folder(self._folder)
         except (CheckpointError, UsageError) as error:
             problem = error
-        lines = lines_of(state, self._request.lines, count)
+        lines = lines_of(state, self._request.lines, group.count)
         payload = json.dumps(said).encode() if problem is None else told(problem)
         answers = self._agreed(lines, payload)
         self._raise_told(answers, problem)
-        self._check_numbers(answers)
+        if group.is_all:
+            self._check_numbers(answers)
         preflight.check_space(self._folder, answers)
-        self._attempt = json.loads(answers[0])["attempt"]
+        self._attempt = json.loads(answers[group.lead])["attempt"]
+
+    def _numbers(self, state: State) -> list[int] | None:
+        """Ask the members which numbers they have in JAX; None: all of the job save."""
+        group = self._group
+        if group.is_all:
+            return None
+        number = jax.process_index() if state.is_spread else group.process
+        answers = self._agreed(("the processes that save",), str(number).encode())
+        numbers = [int(answers[member]) for member in group.members]
+        if len({*numbers}) < len(numbers):
+            self._refuse_numbers(numbers)
+        return numbers
+
+    def _share(self, state: State, numbers: Sequence[int] | None) -> int:
+        """Decide what this process writes; return how it is called as a holder.
+
+        Raises:
+          UsageError: parts of the state lie on processes outside of the group alone.
+        """
+        group, process = self._group, self._coordinator.process
+        if numbers is None:
+            number = jax.process_index() if state.is_spread and group.count > 1 else process
+            self._own = own_of(state, number, process, group.count)
+            return number
+        held, lost = among(state, numbers)
+        asked = f"{self._request.asked} by {listed(group.members)}"
+        raise_all(asked, [f"{what}; leave it out" for what in lost])
+        self._own = own_of(held, group.place, group.place, group.count)
+        return process
 
     def _agreed(self, lines: tuple[str, ...], payload: bytes) -> Mapping[int, bytes]:
         request = self._request
         call = Call("save", request.name, request.site, lines)
         try:
-            return agree(self._coordinator, call, payload, timeout_s=request.waits.left_s)
+            return agree(
+                self._coordinator,
+                call,
+                payload,
+                timeout_s=request.waits.left_s,
+                group=self._group.named,
+            )
         except (ProcessLostError, PeerFailedError, DeadlineError) as error:
             raise settling.aborted(self._scene, self._phase, error) from error
 
@@ -143,10 +183,13 @@ class Save:
             for process, text in answers.items()
         ]
         if sorted(found) != list(range(len(answers))):
-            raise UsageError(
-                f"{self._request.asked}: the processes of this job have the numbers {found} in "
-                "JAX, so JAX's job is another one; initialize both together"
-            )
+            self._refuse_numbers(found)
+
+    def _refuse_numbers(self, found: Sequence[int]) -> NoReturn:
+        raise UsageError(
+            f"{self._request.asked}: the processes of this job have the numbers {list(found)} in "
+            "JAX, so JAX's job is another one; initialize both together"
+        )
 
     def snapshot(self, state: State, arena: Arena | None) -> None:
         """S2: copy the values, or without an arena, keep them to be read while they are written.
@@ -157,31 +200,18 @@ class Save:
         self._problem = _tried(lambda: self._take(state, arena))
 
     def _take(self, state: State, arena: Arena | None) -> None:
-        process, count = self._coordinator.process, self._coordinator.num_processes
-        fault_points.reach("save.snapshot", process)
-        self._plan = lay_out(self._own, process, self._attempt, max_file_bytes=MAX_FILE_BYTES)
-        self._manifest = self._described(state) if self._is_lead else None
+        place, count = self._group.place, self._group.count
+        fault_points.reach("save.snapshot", self._coordinator.process)
+        self._plan = lay_out(self._own, place, self._attempt, max_file_bytes=MAX_FILE_BYTES)
+        self._manifest = None
+        if self._is_lead:
+            self._manifest = described(self._request, state, self._attempt, count)
         start_copies(state, self._own)
         images = images_of(state, self._own, self._plan, self._attempt, count)
         if arena is not None:
             arena.take(images)
             images = [image._replace(pieces=()) for image in images]
         self._images = images
-
-    def _described(self, state: State) -> Manifest:
-        request = self._request
-        return Manifest(
-            attempt=self._attempt,
-            step=request.step,
-            created_ns=time.time_ns(),
-            num_processes=self._coordinator.num_processes,
-            tree=state.structure,
-            leaves=tuple(leaf.record for leaf in state.leaves),
-            writer=dict(_versions()),
-            mesh=state.mesh,
-            user=request.user,
-            metrics=request.metrics,
-        )
 
     @property
     def own_lane(self) -> str:
@@ -216,6 +246,7 @@ class Save:
             self.num_bytes,
             self._request.lease_s,
             self._lane,
+            self._group.members,
         )
 
     def _run(self, arena: Arena | None, beat: Beat) -> Commit:
@@ -230,7 +261,7 @@ class Save:
             said = self._meet("committed", problem, self._committed)
         except _Ended as ended:
             return settling.settle(self._scene, self._phase, ended.cause, has_part=self._has_part)
-        return decode_commit(said[0])
+        return decode_commit(said[self._group.lead])
 
     def _open(self) -> None:
         process, manifest = self._coordinator.process, self._manifest
@@ -249,17 +280,18 @@ class Save:
         raise self._not_shared((self._coordinator.process,))
 
     def _not_shared(self, who: Sequence[int]) -> NotShared:
-        path, hosts = self._folder.path, self._coordinator.hosts
+        path, hosts, lead = self._folder.path, self._coordinator.hosts, self._group.lead
         on = ", ".join(sorted({hosts[process] for process in who})[:_SHOWN_HOSTS])
         return NotShared(
-            f"{path}: what process 0 ({hosts[0]}) wrote there is not seen by {listed(who)} ({on})\n"
+            f"{path}: what process {lead} ({hosts[lead]}) wrote there is not seen by "
+            f"{listed(who)} ({on})\n"
             "save to a path that all processes share",
             path=path,
             processes=who,
         )
 
     def _write(self, arena: Arena | None, beat: Beat) -> None:
-        process, plan = self._coordinator.process, self._plan
+        process, place, plan = self._coordinator.process, self._group.place, self._plan
         fault_points.reach("save.write", process)
         try:
             hashes = write_files(self._folder, self._images, arena, beat.add)
@@ -270,20 +302,20 @@ class Save:
         self._images = []
         fault_points.reach("save.written", process)
         files = tuple(
-            FileRecord(file_name, file.num_bytes, process)
+            FileRecord(file_name, file.num_bytes, place)
             for file_name, file in zip(self._names, plan.files, strict=True)
         )
         blocks = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
-        part = Part(self._attempt, process, files, plan.chunks, blocks)
+        part = Part(self._attempt, place, files, plan.chunks, blocks)
         attempts.write_part(self._folder, part)
         self._has_part = True
         fault_points.reach("save.parted", process)
 
     @property
     def _names(self) -> list[str]:
-        count = self._coordinator.num_processes
+        place, count = self._group.place, self._group.count
         return [
-            data_name(self._attempt, self._coordinator.process, count, number)
+            data_name(self._attempt, place, count, number)
             for number in range(len(self._plan.files))
         ]
 
@@ -305,9 +337,8 @@ class Save:
         """Meet all, and return what they bring; raise what any of them met with."""
         request = self._request
         payload = brought if problem is None else told(problem)
-        point = Point(
-            f"save: {name}", lane=self._lane, fingerprint=f"save {self._attempt}", site=request.site
-        )
+        mark, group = f"save {self._attempt}", self._group.named
+        point = Point(f"save: {name}", group, self._lane, mark, request.site)
         try:
             answers = self._coordinator.arrive(point, payload, timeout_s=request.waits.left_s)
         except ShoalError as error:
@@ -331,16 +362,6 @@ class Save:
         if isinstance(error, PeerFailedError):
             raise settling.aborted(self._scene, self._phase, error) from error
         raise error from problem
-
-
-@lru_cache(maxsize=1)
-def _versions() -> tuple[tuple[str, str], ...]:
-    """Return what saves, and in which version."""
-    found = []
-    for name in ("shoal", "numpy", "jax"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found.append((name, metadata.version(name)))
-    return tuple(found)
 
 
 def _tried(work: Callable[[], None]) -> Exception | None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
+from functools import lru_cache
+from importlib import metadata
 from typing import Any, NamedTuple
 
 from shoal import settings
 from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.format.files import Manifest
 from shoal.checkpoint.saving.lines import shown
+from shoal.checkpoint.saving.state import State
 from shoal.errors import UsageError
 from shoal.runtime.allowance import Allowance
 
-__all__ = ["Request", "Waits"]
+__all__ = ["Request", "Waits", "described"]
 
 
 class Waits(NamedTuple):
@@ -61,3 +66,29 @@ class Request(NamedTuple):
         options: dict[str, Any] = {"path": self.folder.path, "step": self.step}
         options |= {"user": self.user, "metrics": self.metrics}
         return tuple(f"{key}: {shown(value)}" for key, value in options.items())
+
+
+def described(request: Request, state: State, attempt: str, num_processes: int) -> Manifest:
+    """Return what is saved, in words: what the lead writes first."""
+    return Manifest(
+        attempt=attempt,
+        step=request.step,
+        created_ns=time.time_ns(),
+        num_processes=num_processes,
+        tree=state.structure,
+        leaves=tuple(leaf.record for leaf in state.leaves),
+        writer=dict(_versions()),
+        mesh=state.mesh,
+        user=request.user,
+        metrics=request.metrics,
+    )
+
+
+@lru_cache(maxsize=1)
+def _versions() -> tuple[tuple[str, str], ...]:
+    """Return what saves, and in which version."""
+    found = []
+    for name in ("shoal", "numpy", "jax"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append((name, metadata.version(name)))
+    return tuple(found)

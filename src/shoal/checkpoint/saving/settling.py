@@ -36,6 +36,7 @@ class Scene(NamedTuple):
     coordinator: Coordinator
     request: Request
     attempt: str
+    members: tuple[int, ...]  # the processes that save; files count them by their places
 
 
 def settle(scene: Scene, phase: str, cause: ShoalError, *, has_part: bool) -> Commit:
@@ -69,13 +70,14 @@ def _wait_for_parts(scene: Scene, cause: ShoalError) -> None:
 
     Who died after its part takes nothing away, and others may still be writing theirs.
     """
-    coordinator, request, attempt = scene
+    coordinator, request, attempt, members = scene
     patience_s = min(request.waits.left_s, settings.seconds("SHOAL_LOST_AFTER_S"))
     limit = time.monotonic() + patience_s
     pause = threading.Event()  # never set
     while time.monotonic() < limit and attempts.see(request.folder, attempt):
         try:
-            missing = missing_parts(request.folder, attempt, request.folder.names())
+            places = missing_parts(request.folder, attempt, request.folder.names())
+            missing = [members[place] for place in places]
         except (FileNotFoundError, CheckpointError):
             return
         if {*missing} <= {*_blamed(cause), *(one.process for one in coordinator.troubles.open())}:
@@ -107,7 +109,7 @@ def abandon(scene: Scene) -> Commit | None:
 
 def aborted(scene: Scene, phase: str, cause: ShoalError) -> SaveAborted:
     """Return the error that says so."""
-    coordinator, request, _ = scene
+    coordinator, request = scene.coordinator, scene.request
     me = Self(coordinator.process, coordinator.hosts)
     blamed = _blamed(cause)
     who = f" on account of {listed(blamed)}" if blamed else ""

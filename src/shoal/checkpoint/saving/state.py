@@ -7,7 +7,8 @@ device, is the same on all processes, and all of them hold it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn
 
@@ -33,6 +34,7 @@ __all__ = [
     "Saved",
     "Spread",
     "State",
+    "among",
     "held_of",
     "own_of",
     "read_state",
@@ -149,6 +151,40 @@ def own_of(state: State, number: int, process: int, num_processes: int) -> list[
         held = Held(leaf, name, "uint8", (), _NO_BOXES, _NO_BOXES, (), True)
         own.append(Own(held, Box((process,), (blob.size,))))
     return sorted(own, key=lambda one: (one.held.leaf, one.box.origin))
+
+
+def among(state: State, numbers: Sequence[int]) -> tuple[State, list[str]]:
+    """Return a state as some processes hold it, and what of it they do not hold, in words.
+
+    In the state that is returned the holders are called by their places among these processes.
+
+    Args:
+      numbers: of these processes in JAX, in their order.
+    """
+    places = {number: place for place, number in enumerate(numbers)}
+    known: dict[int, tuple[Spread, int]] = {}  # leaves that lie alike share what they lie like
+    leaves, lost = [], []
+    for leaf in state.leaves:
+        if leaf.spread is not None:
+            if id(leaf.spread) not in known:
+                known[id(leaf.spread)] = _among(leaf.spread, places)
+            spread, missing = known[id(leaf.spread)]
+            if missing:
+                name, total = leaf.record.name, math.prod(leaf.record.stored_shape)
+                lost.append(f"{name}: {missing} of its {total} values lie on other processes alone")
+            leaf = leaf._replace(spread=spread)
+        leaves.append(leaf)
+    return state._replace(leaves=tuple(leaves)), lost
+
+
+def _among(spread: Spread, places: Mapping[int, int]) -> tuple[Spread, int]:
+    """Return how an array lies on some processes, and how many values it has on none of them."""
+    holders, missing = [], 0
+    for who, extent in zip(spread.holders, spread.extent.tolist(), strict=True):
+        here = tuple(sorted(places[number] for number in who if number in places))
+        missing += 0 if here else math.prod(extent)
+        holders.append(here or (0,))  # of no values any process may say that they are there
+    return spread._replace(holders=tuple(holders)), missing
 
 
 _NO_BOXES = np.zeros((0, 0), np.int64)

@@ -1,0 +1,161 @@
+"""Values between some of the processes of a job: those that a call names, and nobody else."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from collectives.jobs import PATIENCE_S, run_all
+from shoal.collectives import stream, windows
+from shoal.collectives.allgather import allgather_with
+from shoal.collectives.broadcast import broadcast_with
+from shoal.collectives.live import live_with
+from shoal.collectives.same import assert_same_with
+from shoal.errors import DivergenceError, ProcessLostError, UsageError, UsageTypeError
+from shoal.runtime.barrier import barrier_with
+from shoal.runtime.coordinator_local import LocalJob
+
+LARGE = 300_000  # bytes: more than travel with a call
+
+
+@pytest.fixture(params=["host memory", "meeting place"])
+def way(request, monkeypatch):
+    """Go through the memory of the host, or without it through the meeting place."""
+    monkeypatch.setenv("SHOAL_HOST_MEMORY", "1" if request.param == "host memory" else "0")
+    monkeypatch.setattr(stream, "_ROUND_BYTES", 1 << 16)
+    monkeypatch.setattr(windows, "_PIECE_BYTES", 1 << 16)
+
+
+def value_of(process, num_bytes=LARGE):
+    return np.random.default_rng([process, num_bytes]).integers(0, 256, num_bytes, dtype=np.uint8)
+
+
+def works_among(coordinator, group):
+    """Try all that sends values among a group; return what is true of it."""
+    options = {"processes": group, "timeout_s": PATIENCE_S}
+    me, members = coordinator.process, sorted(group)
+    for num_bytes in (10, LARGE):
+        own = value_of(me, num_bytes)
+        for source in members:
+            came = broadcast_with(coordinator, own, source, **options)
+            assert np.array_equal(came, value_of(source, num_bytes))
+        rows = [value_of(p, num_bytes) for p in members]
+        found = allgather_with(coordinator, {"w": own, "who": f"process {me}"}, **options)
+        assert np.array_equal(found["w"], rows)
+        assert found["who"] == [f"process {p}" for p in members]
+        long = allgather_with(coordinator, own[: len(own) - me], True, **options)
+        cut = [row[: len(row) - p] for row, p in zip(rows, members, strict=True)]
+        assert np.array_equal(long, np.concatenate(cut))
+        for to in members:
+            found = allgather_with(coordinator, own, to=to, **options)
+            assert (found is None) == (me != to)
+            assert found is None or np.array_equal(found, rows)
+        assert_same_with(coordinator, {"w": rows, "who": members}, **options)
+        with pytest.raises(DivergenceError) as told:
+            assert_same_with(coordinator, np.arange(9) * (me != members[0]), **options)
+        assert told.value.sides == {"[1] = 0": (members[0],), "[1] = 1": (*members[1:],)}
+    return members
+
+
+def test_groups_work_at_the_same_time(way):
+    groups = {0: [2, 0], 1: [1, 3, 4], 2: [0, 2], 3: [4, 3, 1], 4: (1, 3, 4)}
+
+    def go(coordinator):
+        found = works_among(coordinator, groups[coordinator.process])
+        works_among(coordinator, range(5))
+        return found
+
+    assert run_all(LocalJob(5), go) == [sorted(groups[p]) for p in range(5)]
+
+
+def test_a_process_alone_is_a_group():
+    def go(coordinator):
+        me = coordinator.process
+        options = {"processes": [me], "timeout_s": PATIENCE_S}
+        assert broadcast_with(coordinator, me, me, **options) == me
+        assert_same_with(coordinator, me, **options)
+        return allgather_with(coordinator, {"x": np.float32(me)}, **options)["x"].tolist()
+
+    assert run_all(LocalJob(3), go) == [[0.0], [1.0], [2.0]]
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_survivors_go_on(victim, way):
+    job = LocalJob(4)
+
+    def go(coordinator):
+        works_among(coordinator, range(4))  # what is known of all must not be taken for the group's
+        if coordinator.process == victim:
+            return job.lose(victim)
+        with pytest.raises(ProcessLostError):
+            broadcast_with(coordinator, value_of(0), victim, timeout_s=PATIENCE_S)
+        alive = live_with(coordinator, timeout_s=PATIENCE_S)
+        return works_among(coordinator, alive)
+
+    alive = [p for p in range(4) if p != victim]
+    assert run_all(job, go) == [None if p == victim else alive for p in range(4)]
+
+
+CALLS = {
+    "broadcast": lambda c, **more: broadcast_with(c, 1, c.process, **more),
+    "allgather": lambda c, **more: allgather_with(c, 1, **more),
+    "assert_same": lambda c, **more: assert_same_with(c, 1, **more),
+    "barrier": lambda c, **more: barrier_with(c, "x", **more),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_all_processes_by_number_are_all_of_the_job(call):
+    def go(coordinator):
+        which = [None, (0, 1, 2), {2, 1, 0}][coordinator.process]
+        return call(coordinator, processes=which, timeout_s=PATIENCE_S)
+
+    if call is CALLS["broadcast"]:
+        call = partial(lambda c, **more: broadcast_with(c, 1, 0, **more))
+    assert not any(isinstance(found, Exception) for found in run_all(LocalJob(3), go))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("groups", [([0, 1], None), ([0, 1], [1, 2])])
+def test_processes_that_name_other_groups_are_told(call, groups):
+    """Process 0 waits for 1 where 1 does not come; the circle closes when 2 waits for 0."""
+    closing = [0, 2] if groups[1] else None
+
+    def go(coordinator):
+        which = (*groups, closing)[coordinator.process]
+        return call(coordinator, processes=which, timeout_s=PATIENCE_S)
+
+    found = run_all(LocalJob(3), go)
+    assert [type(error) for error in found[:2]] == [DivergenceError] * 2
+    assert "wait for each other in a circle" in str(found[0])
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize(
+    ("processes", "kind", "told"),
+    [
+        ([1], UsageError, r"process 0 \(this one\) is not among the processes \[1\]"),
+        ([], UsageError, "this one"),
+        ([0, 7, -1], UsageError, r"has processes 0..2, not \[-1, 7\]"),
+        ([0, 0, 1], UsageError, r"named more than once: \[0\]"),
+        ([0, 1.5], UsageTypeError, "processes are whole numbers, not 1.5"),
+        (0, UsageTypeError, r"processes=0 must list indices of processes, as in \[0, 1\]"),
+        ("01", UsageTypeError, "must list indices"),
+    ],
+)
+def test_what_is_no_group_is_refused(call, processes, kind, told):
+    with pytest.raises(kind, match=told):
+        call(LocalJob(3).coordinators[0], processes=processes)
+
+
+def test_who_gives_and_who_gets_must_be_in_the_group():
+    first = LocalJob(3).coordinators[0]
+    with pytest.raises(UsageError, match=r"source=2 is not among the processes \[0, 1\]"):
+        broadcast_with(first, 1, 2, processes=[0, 1])
+    second = LocalJob(3).coordinators[1]
+    with pytest.raises(UsageError, match=r"source=0 is not among the processes \[1, 2\]"):
+        broadcast_with(second, 1, processes=[2, 1])
+    with pytest.raises(UsageError, match=r"to=2 is not among the processes \[0, 1\]"):
+        allgather_with(first, 1, to=2, processes=[0, 1])
