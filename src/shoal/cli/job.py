@@ -213,11 +213,12 @@ class Job:
 
     def _look(self) -> float:
         """Look at the processes that outlive others; return when to look again."""
-        if self._terminate_at_s < math.inf and all(p.is_lost for p in self._processes.alive):
-            self._terminate_at_s = 0.0  # nobody is left who could end by itself
+        alive = self._processes.alive
+        if alive and self._terminate_at_s < math.inf and all(p.is_lost for p in alive):
+            self._terminate_at_s = 0.0  # none is left that could end by itself
         if self._is_ending or self._outliving is None or self._services is None:
             return math.inf
-        if self._processes.alive and (lost_service := self._services.news.lost_service):
+        if alive and (lost_service := self._services.news.lost_service):
             self._trouble = self._trouble or lost_service
             self._begin_aftermath()
         lost, lines, due_s = self._outliving.look(time.monotonic())
@@ -377,7 +378,8 @@ class Job:
 
     def _flush(self) -> None:
         """Wait until what was said is taken; a slow reader has the time, a signal ends it."""
-        self._killed_s = math.inf
+        self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
+        self._outliving = None
         until_s = time.monotonic() + _TAKE_S if self._interrupted else math.inf
         for outlet in self._loop.outlets:
             outlet.end_line()

@@ -98,7 +98,12 @@ class Services:
             service = Service(name, popen, log, self._introduce, self.news)
             self._all.append(service)
             # Even while the processes wait for a slow reader: it must never wait for us.
-            loop.listen(popen.stdout, service.hear, service.close, always=True)  # type: ignore[arg-type]
+            loop.listen(
+                popen.stdout,  # type: ignore[arg-type] # a PIPE is never None
+                service.hear,
+                service.close,
+                always=True,
+            )
             loop.listen_to(popen.stderr, service.errors)  # type: ignore[arg-type]
 
     def _introduce(self) -> None:
