@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 HEAD = """
@@ -53,19 +54,27 @@ if me == 1:
 
 
 def test_processes_that_run_longer_are_named_and_not_ended(launch):
-    """In turn: done, done, in the job, stopped before it joined; and before its end one hangs."""
+    """Two are done; one hangs at its end, and one was stopped, before they ever joined."""
     launch.env |= {"SHOAL_WARN_AFTER_S": "0.3", "SHOAL_AFTERMATH_S": "0.1"}
     launch.start(
         *("-n", "4"),
         script=HEAD
+        + "pid = pathlib.Path('stopped.txt')\n"
+        + "def is_stopped():\n"
+        + "    return pid.exists() and ') T ' in open(f'/proc/{pid.read_text()}/stat').read()\n"
         + "if me == 2: threading.Thread(target=await_go).start()\n"
-        + "if me == 3: os.kill(os.getpid(), signal.SIGSTOP); await_go()\n",
+        + "elif me == 3:\n"
+        + "    pathlib.Path('new').write_text(str(os.getpid())); os.rename('new', pid)\n"
+        + "    os.kill(os.getpid(), signal.SIGSTOP); await_go()\n"
+        + "else:\n"
+        + "    while not is_stopped(): time.sleep(0.01)\n",
     )
     lines = [launch.popen.stderr.readline() for _ in range(2)]
-    assert "process 2 (pid " in lines[0]
-    assert ") still runs, 0 s after the others ended: it has not joined the job" in lines[0]
-    assert "shoal run: process 3 (pid " in lines[1]
-    stopped = int(lines[1].partition("`kill -CONT ")[2].partition("`")[0])
+    stopped = int((launch.folder / "stopped.txt").read_text())
+    late = r"still runs, \d+ s after the others ended: "
+    assert re.fullmatch(rf"shoal run: process 2 \(pid \d+\) {late}it has not joined .*\n", lines[0])
+    told = rf"it is stopped by a signal; `kill -CONT {stopped}` lets it go on\n"
+    assert re.fullmatch(rf"shoal run: process 3 \(pid {stopped}\) {late}{told}", lines[1])
     os.kill(stopped, signal.SIGCONT)
     (launch.folder / "go").touch()
     finished = launch.finish()
