@@ -294,11 +294,7 @@ def test_a_launcher_is_told_who_came_and_who_went_in_the_order_of_their_going(op
     place = open_place(4)
     script = place.stranger("joined", token=TOKEN, process=2)  # it joins JAX's job only
     assert (script.told()["is"], script.told()) == ("welcome", None)
-    place.service().close()
-    while len(place.news) < 2:
-        place.turn()
-    closed = {"service": "JAX's service", "words": "its connection closed"}
-    assert place.news == [{"joined": 2}, closed]
+    assert place.news == [{"joined": 2}]
     place.news.clear()
     first, second, third, _ = place.job()
     keeper = place.keeper(first, pid=77)
@@ -326,7 +322,11 @@ def test_a_launcher_is_told_who_came_and_who_went_in_the_order_of_their_going(op
     assert dismissed == {"dismissed": 3}
     assert (lost["gone"], lost["state"], lost["at_s"]) == (3, "lost", lost_at_s)
     assert keeper_gone == {"keeper_gone": "host", "at_s": lost_at_s}
-    assert (last["gone"], last["state"], last["words"]) == (0, "lost", "its connection closed")
+    assert (last["gone"], last["state"], last["words"]) == (
+        0,
+        "lost",
+        "its connection closed (killed?)",
+    )
 
 
 def test_the_keepers_of_a_job_that_is_over_are_no_news(open_place):
@@ -340,3 +340,12 @@ def test_the_keepers_of_a_job_that_is_over_are_no_news(open_place):
         process.close()
     assert keeper.told() is None
     assert not [one for one in place.news if "keeper_gone" in one]
+
+
+def test_a_launcher_is_told_of_a_lost_service(open_place):
+    place = open_place(2)
+    place.service().close()
+    while not place.news:
+        place.turn()
+    (news,) = place.news
+    assert (news["service"], bool(news["words"])) == ("JAX's service", True)

@@ -202,8 +202,10 @@ def _lost(ending: Ending) -> str:
     """Return how a process came to be lost, and to its end."""
     if ending.was_frozen or ending.gone is None:
         return how(ending)
-    state = ending.gone.words + ("" if ending.gone.is_dismissed else ", but it lived on")
-    return f"{state}, then {how(ending)}"
+    words = ending.gone.words
+    if not ending.gone.is_dismissed:
+        words = f"{words.removesuffix(' (killed?)')}, but it lived on"
+    return f"{words}, then {how(ending)}"
 
 
 def _told(ending: Ending) -> str:
