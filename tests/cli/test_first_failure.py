@@ -7,9 +7,18 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cli.report import Ending, describe_failure, exit_code, first_failure, how
+from shoal.cli.news import Gone, HostKeeper, News
+from shoal.cli.report import (
+    Ending,
+    dead_host_keeper,
+    describe_failure,
+    describe_host_keeper,
+    exit_code,
+    first_failure,
+    how,
+)
 
-CODES = st.sampled_from([0, 1, 3, 70, 71, 72, 73, -6, -9, -15])
+CODES = st.sampled_from([0, 1, 3, 70, 71, 72, 73, 74, -6, -9, -15])
 TIMES = st.one_of(st.none(), st.floats(1, 100))
 ENDINGS = st.lists(st.tuples(CODES, TIMES), max_size=5).map(
     lambda rows: [Ending(i, code, failed_s) for i, (code, failed_s) in enumerate(rows)]
@@ -19,7 +28,7 @@ ENDINGS = st.lists(st.tuples(CODES, TIMES), max_size=5).map(
 @given(ENDINGS)
 def test_the_root_is_the_earliest_that_blames_nobody_else(endings):
     failures = [e for e in endings if e.code != 0 and e.failed_s is not None]
-    roots = [e for e in failures if e.code not in (71, 72, 73)] or failures
+    roots = [e for e in failures if e.code not in range(70, 75)] or failures
     root = first_failure(endings)
     if not roots:
         assert root is None
@@ -40,7 +49,7 @@ def test_a_frozen_process_is_what_the_others_lost():
     frozen = Ending(1, -9, None, (signal.SIGTERM, signal.SIGKILL), was_frozen=True)
     survivors = [Ending(0, 71, 3.0), Ending(2, 71, 4.0)]
     assert first_failure([*survivors, frozen]) == frozen
-    assert exit_code(frozen) == 71
+    assert exit_code(frozen, survivors) == 71
     assert describe_failure(frozen, [*survivors, frozen], 1.0)[1] == (
         "process 1 of 3 is what the others lost: frozen (by SIGSTOP?), then ended by "
         "shoal run with SIGKILL"
@@ -48,6 +57,96 @@ def test_a_frozen_process_is_what_the_others_lost():
     raised = Ending(0, 1, 3.0)  # not because of it
     assert first_failure([raised, frozen]) == raised
     assert first_failure([frozen]) is None  # somebody froze it, and pressed Ctrl-C
+
+
+def failed(at_s, words="exited with code 3"):
+    return Gone("failed", words, at_s)
+
+
+def test_the_meeting_places_order_counts_and_not_that_of_the_ends():
+    learned = Ending(0, 9, 3.0, gone=failed(2.5))
+    root = Ending(1, 3, 4.0, gone=failed(2.0))
+    assert first_failure([learned, root]) == root
+    assert describe_failure(root, [learned, root], 1.0)[1] == (
+        "process 1 of 2 failed first, 1.0 s after the start: exit code 3"
+    )
+    # Without the meeting place it is that of the ends.
+    rows = [ending._replace(gone=None) for ending in (learned, root)]
+    assert first_failure(rows) == rows[0]
+
+
+def test_a_consequence_is_no_root_though_it_was_told_first():
+    for code in (70, 71, 72, 73, 74):
+        rows = [Ending(0, code, 1.5, gone=failed(1.0)), Ending(1, 1, 2.0)]
+        assert first_failure(rows) == rows[1]
+
+
+def test_who_failed_but_ended_with_0_is_blamed_for_consequences_that_came_after():
+    caught = Ending(1, 0, 4.0, gone=failed(2.0, "ValueError: no data"))
+    follows = Ending(0, 72, 3.0, gone=failed(2.5))
+    assert first_failure([follows, caught]) == caught
+    assert exit_code(caught, [follows, caught]) == 72
+    assert describe_failure(caught, [follows, caught], 1.0)[1] == (
+        "process 1 of 2 failed first, 1.0 s after the start: exit code 0, but the others were told "
+        "that it failed: ValueError: no data"
+    )
+    vanished = caught._replace(gone=Gone("lost", "its connection closed", 2.0))
+    follows = follows._replace(code=71)
+    assert first_failure([follows, vanished]) == vanished
+    assert exit_code(vanished, [follows, vanished]) == 71
+    assert "had not left the job" in describe_failure(vanished, [follows, vanished], 1.0)[1]
+    assert first_failure([follows._replace(gone=failed(1.5)), vanished]).process == 0
+    assert first_failure([vanished, Ending(0, 0, None)]) is None  # nobody minds
+    assert first_failure([vanished, Ending(0, 1, 9.0)]).process == 0
+
+
+def test_what_the_others_lost_is_the_root_whatever_its_code_and_theirs():
+    gone = Gone("lost", "silent for 60 s", 2.0, is_dismissed=True)
+    lost = Ending(1, -15, None, (signal.SIGTERM,), gone=gone, is_lost=True)
+    for rows in ([Ending(0, 0, None), lost], [Ending(0, 9, 3.0), lost], [Ending(0, 71, 2.5), lost]):
+        assert first_failure(rows) == lost
+        assert exit_code(lost, rows) == 71
+        assert describe_failure(lost, rows, 1.0)[1] == (
+            "process 1 of 2 is what the others lost: silent for 60 s, then ended by shoal run with "
+            "SIGTERM"
+        )
+    assert first_failure([Ending(0, 9, 1.0), lost]).process == 0  # before it was lost
+    assert first_failure([lost._replace(code=0)]).process == 1  # it takes SIGTERM as a notice
+
+
+def test_a_dead_keeper_is_blamed_for_what_jax_aborts_and_for_nothing_else():
+    aborted = [Ending(p, -6, 5.0, gone=Gone("lost", "its connection closed", 4.0)) for p in (0, 1)]
+    keeper = HostKeeper(77, "vm", (0, 1), gone_s=3.0, code=-9)
+    sentence = describe_host_keeper(keeper, aborted[0], aborted, 1.0)[1]
+    assert sentence == (
+        "the keeper of host vm (pid 77), through which its processes reach JAX's service, was "
+        "killed by SIGKILL, which shoal run did not send (the out-of-memory killer?), 2.0 s after "
+        "the start: without it JAX aborted processes 0-1"
+    )
+    unknown = keeper._replace(code=None)
+    assert dead_host_keeper(aborted[0], [keeper]) == keeper
+    assert dead_host_keeper(aborted[0], [unknown]) == unknown
+    assert " died, 2.0 s" in describe_host_keeper(unknown, aborted[0], aborted, 1.0)[1]
+    assert dead_host_keeper(aborted[0], [unknown._replace(gone_s=4.5)]) is None  # after them
+    assert dead_host_keeper(aborted[0], [keeper._replace(code=0)]) is None  # its work was done
+    assert dead_host_keeper(aborted[0], [keeper._replace(processes=(2,))]) is None
+    assert dead_host_keeper(aborted[0]._replace(code=-11), [keeper]) is None
+
+
+def test_news_are_of_the_newest_job_and_say_who_is_absent():
+    news = News(3)
+    assert news.absent_words().endswith("these were 3 separate programs")
+    for process in (0, 1):
+        news.hear({"joined": process})
+    assert news.absent_words().startswith("process 2 of 3 never joined the job: each must call ")
+    news.hear({"dismissed": 1})
+    news.hear({"gone": 1, "state": "lost", "words": "silent for 60 s", "at_s": 2.0})
+    assert news.gone == {1: Gone("lost", "silent for 60 s", 2.0, is_dismissed=True)}
+    news.hear({"gone": 0, "state": "left", "words": "left the job", "at_s": 3.0})
+    news.hear({"joined": 1})  # the next one
+    news.hear({"gone": 1, "state": "lost", "words": "its connection closed", "at_s": 4.0})
+    assert news.gone[1] == Gone("lost", "its connection closed", 4.0, is_missed=False)
+    assert News(1).absent_words() == ""
 
 
 def test_words_and_codes():
@@ -60,9 +159,9 @@ def test_words_and_codes():
     )
     assert how(Ending(0, -11, None, (signal.SIGTERM,))) == "killed by SIGSEGV"
     assert how(Ending(0, -63, 1.0)) == "killed by signal 63"
-    assert exit_code(Ending(0, -11, 1.0)) == 139
-    assert exit_code(Ending(0, 5, 1.0)) == 5
-    assert exit_code(Ending(0, -15, 1.0, (signal.SIGTERM,))) == 1
+    assert exit_code(Ending(0, -11, 1.0), ()) == 139
+    assert exit_code(Ending(0, 5, 1.0), ()) == 5
+    assert exit_code(Ending(0, -15, 1.0, (signal.SIGTERM,)), ()) == 1
 
 
 def describe(stderr: str, code: int = 1) -> tuple[list[str], str]:
@@ -107,6 +206,29 @@ def test_a_traceback_that_a_message_quotes_is_not_the_last():
     assert sentence.endswith("PeerFailedError: process 1 is gone")
 
 
+SYNTAX = '  File "/x/train.py", line 2\n    x = = 1\n        ^\nSyntaxError: invalid syntax\n'
+
+
+def test_an_error_in_the_syntax_is_quoted_with_its_place():
+    """In the script itself it has no traceback's heading; in what it imports it has."""
+    heading = 'Traceback (most recent call last):\n  File "/x/run.py", line 9, in <module>\n'
+    for before in ("", "noise\n", heading, f"{heading}KeyError: 3\n"):
+        lines, sentence = describe(before + SYNTAX)
+        assert "        x = = 1" in lines
+        assert ("    noise" in lines, "    KeyError: 3" in lines) == (False, False)
+        assert sentence.endswith("exit code 1: SyntaxError: invalid syntax (train.py, line 2)")
+    _, sentence = describe(f"{heading}SyntaxError: raised by hand\n")
+    assert sentence.endswith("SyntaxError: raised by hand (run.py, line 9)")
+
+
+def test_what_aborts_in_cpp_is_quoted_and_not_its_stack():
+    fatal = "F1122 11:54:51.623318   16465 client.h:80] Terminating process because …"
+    stack = "*** Check failure stack trace: ***\n" + "    @     0x7f std::f()\n" * 30
+    lines, sentence = describe(f"noise\n{fatal}\n{stack}", -6)
+    assert lines[1] == f"    {fatal}"
+    assert sentence.endswith(f"killed by SIGABRT: {fatal}")
+
+
 def test_a_deep_traceback_keeps_its_end():
     frames = "".join(f'  File "a.py", line {n}, in f\n    f()\n' for n in range(50))
     lines, _ = describe(f"Traceback (most recent call last):\n{frames}RecursionError: deep\n")
@@ -126,7 +248,8 @@ def test_a_crash_of_the_interpreter_is_told():
 def test_without_a_traceback_the_last_lines_are_told():
     lines, sentence = describe("".join(f"line {n}\n" for n in range(30)))
     assert lines[1:3] == ["    line 20", "    line 21"]
-    assert sentence.endswith("exit code 1")
+    assert sentence.endswith("exit code 1; its last line on stderr: line 29")
+    assert describe("a warning\n", -9)[1].endswith("(the out-of-memory killer?)")
 
 
 def test_silence_is_told_as_silence():

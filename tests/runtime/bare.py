@@ -83,11 +83,13 @@ class Place:
 
     def __init__(self, processes, limits=LIMITS):
         self.processes = processes
+        self.news = []  # what its launcher is told
         self.now = 1000.0
         server = socket.create_server(("127.0.0.1", 0))
         self._place = MeetingPlace(
-            server, processes, token=TOKEN, limits=limits, clock=lambda: self.now
-        )
+            server, processes, token=TOKEN, limits=limits, clock=lambda: self.now,
+            on_news=lambda **news: self.news.append(news),
+        )  # fmt: skip
         self.address = self._place.address
         self._leash, self._hand = os.pipe()
         self._thread = threading.Thread(

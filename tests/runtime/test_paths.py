@@ -18,6 +18,7 @@ from shoal.checkpoint.save import save_with
 from shoal.checkpoint.saving.background import start_save_with
 from shoal.cli import run as run_command
 from shoal.cli import watch as watch_command
+from shoal.cli.log_dir import open_log_dir
 from shoal.cli.main import build
 from shoal.cli.observer import find
 from shoal.errors import UsageError, UsageTypeError
@@ -87,7 +88,8 @@ def log_dir(path):
     (Path.cwd().parent / "train.py").write_text("")
     request = run_command.Request(("../train.py",), log_dir=os.fspath(path))
     run_command.check(request)
-    return run_command._open_log_dir(request.log_dir)
+    with open_log_dir(request.log_dir, ["shoal"]) as folder:
+        return folder
 
 
 W = {"w": np.ones(3)}

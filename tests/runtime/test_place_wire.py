@@ -294,3 +294,64 @@ def test_a_deadline_brings_the_stacks_of_who_is_late(open_place):
     facts = json.loads(answer["body"])
     assert facts["stacks"] == [[1, "in load"]]
     assert facts["words"][0][1].startswith("step 3, ")
+
+
+def test_a_launcher_is_told_who_came_and_who_went_in_the_order_of_their_going(open_place):
+    place = open_place(4)
+    script = place.stranger("joined", token=TOKEN, process=2)  # it joins JAX's job only
+    assert (script.told()["is"], script.told()) == ("welcome", None)
+    assert place.news == [{"joined": 2}]
+    place.news.clear()
+    first, second, third, _ = place.job()
+    keeper = place.keeper(first, pid=77)
+    keeper.say("states", stopped=[3], ended=[])
+    place.until_states("here", "here", "here", "stopped")
+    assert sorted(one["joined"] for one in place.news[:-1]) == [0, 1, 2, 3]
+    kept = {"keeper": "host", "pid": 77, "host": "host0", "processes": [0, 1, 2, 3]}
+    assert place.news.pop() == kept
+    place.news.clear()
+    third.say("failed", b"ValueError: no data")
+    place.until_states("here", "here", "failed", "stopped")
+    second.say("bye")
+    place.until_states("here", "left", "failed", "stopped")
+    at_s = place.now
+    place.turn_until("here", "left", "failed", "lost", beating=[first])
+    lost_at_s = place.now
+    keeper.close()
+    while len(place.news) < 5:
+        place.turn()
+    first.close()
+    place.until_states("lost", "left", "failed", "lost")
+    failed, left, dismissed, lost, keeper_gone, last = place.news
+    assert failed == {"gone": 2, "state": "failed", "words": "ValueError: no data", "at_s": at_s}
+    assert left == {"gone": 1, "state": "left", "words": "left the job", "at_s": at_s}
+    assert dismissed == {"dismissed": 3}
+    assert (lost["gone"], lost["state"], lost["at_s"]) == (3, "lost", lost_at_s)
+    assert keeper_gone == {"keeper_gone": "host", "at_s": lost_at_s}
+    assert (last["gone"], last["state"], last["words"]) == (
+        0,
+        "lost",
+        "its connection closed (killed?)",
+    )
+
+
+def test_the_keepers_of_a_job_that_is_over_are_no_news(open_place):
+    place = open_place(2)
+    job = place.job()
+    keeper = place.keeper(job[0], pid=77)
+    keeper.say("states", stopped=[1], ended=[])
+    place.until_states("here", "stopped")
+    for process in job:
+        process.say("bye")
+        process.close()
+    assert keeper.told() is None
+    assert not [one for one in place.news if "keeper_gone" in one]
+
+
+def test_a_launcher_is_told_of_a_lost_service(open_place):
+    place = open_place(2)
+    place.service().close()
+    while not place.news:
+        place.turn()
+    (news,) = place.news
+    assert (news["service"], bool(news["words"])) == ("JAX's service", True)

@@ -32,9 +32,10 @@ class _ClustersHook:
 
             def load_and_add(module: ModuleType) -> None:
                 load(module)
+                from shoal.runtime.announcement import announce
                 from shoal.runtime.jax_runtime import serve_unmodified_scripts
 
-                serve_unmodified_scripts()
+                serve_unmodified_scripts(announce)
 
             spec.loader.exec_module = load_and_add  # type: ignore[method-assign]
         return spec

@@ -14,15 +14,24 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from shoal.cli.descendants import Relative, descendants, send
 from shoal.cli.environment import Addresses, free_port, variables
 from shoal.cli.loop import Loop
+from shoal.cli.news import News
+from shoal.cli.outliving import Outliving
 from shoal.cli.output import Log, Outlet, paint_prefixes
 from shoal.cli.processes import Processes
-from shoal.cli.report import describe_failure, exit_code, first_failure
+from shoal.cli.report import (
+    Ending,
+    dead_host_keeper,
+    describe_failure,
+    describe_host_keeper,
+    exit_code,
+    first_failure,
+)
 from shoal.cli.services import Services
 from shoal.errors import InitializeError, ProcessLostError
 from shoal.runtime.leaving import REQUEUE
@@ -53,6 +62,8 @@ class Order(NamedTuple):
     grace_s: float  # from there to SIGKILL
     prefix: bool = True  # lead each line with its process
     leave_s: float = math.inf  # from a SIGTERM that was taken as a notice to SIGKILL
+    warn_after_s: float = math.inf  # from the end of the others until it is said who still runs
+    lost_after_s: float = math.inf  # a process may live so long without its connection
 
 
 class _LauncherDiedError(Exception):
@@ -66,6 +77,7 @@ class Job:
         self._order = order
         self._processes = Processes()
         self._services: Services | None = None
+        self._outliving: Outliving | None = None
         self._interrupted: signal.Signals | None = None
         self._interrupts = 0  # how often Ctrl-C was pressed
         self._trouble = ""  # why the job failed, if none of its processes was the cause
@@ -103,6 +115,12 @@ class Job:
             env = os.environ | {"SHOAL_TOKEN": token}
             services = Services(order.processes, env, order.log_dir, self._loop)
             self._services = services
+            self._outliving = Outliving(
+                self._processes,
+                services.news,
+                warn_after_s=order.warn_after_s,
+                lost_after_s=order.lost_after_s,
+            )
             self._watch(
                 lambda: not (services.addresses or self._interrupted or self._trouble),
                 self._start_s + _START_S,
@@ -181,7 +199,8 @@ class Job:
             end_s = min(until_s, self._killed_s + _UNKILLABLE_S)
             if time.monotonic() >= end_s:
                 return
-            deadlines = (end_s, self._terminate_at_s, self._kill_at_s)
+            look_s = self._look()  # it may set a deadline
+            deadlines = (end_s, self._terminate_at_s, self._kill_at_s, look_s)
             self._loop.turn(min(*deadlines, time.monotonic() + poll_s))
             self._reap()
             self._give_time()
@@ -191,6 +210,24 @@ class Job:
                 self._end(signal.SIGTERM)
             if time.monotonic() >= self._kill_at_s:
                 self._kill()
+
+    def _look(self) -> float:
+        """Look at the processes that outlive others; return when to look again."""
+        alive = self._processes.alive
+        if alive and self._terminate_at_s < math.inf and all(p.is_lost for p in alive):
+            self._terminate_at_s = 0.0  # none is left that could end by itself
+        if self._is_ending or self._outliving is None or self._services is None:
+            return math.inf
+        if alive and (lost_service := self._services.news.lost_service):
+            self._trouble = self._trouble or lost_service
+            self._begin_aftermath()
+        lost, lines, due_s = self._outliving.look(time.monotonic())
+        if lines:
+            self._say(*lines)
+        for process in lost:
+            process.is_lost = True
+            self._begin_aftermath()
+        return due_s
 
     def _reap(self) -> None:
         """Note every child that ended; adopted orphans are children too."""
@@ -204,15 +241,23 @@ class Job:
         words = self._services.note_end(pid, code) if self._services else ""
         if words and not self._processes.failed and not self._interrupted:
             self._trouble = self._trouble or words
-        if words or (self._processes.note_end(pid, code) and code not in (0, REQUEUE)):
+        is_process = self._processes.note_end(pid, code)
+        if words or (is_process and code not in (0, REQUEUE)):
             self._begin_aftermath()
+        if self._services and not is_process:
+            self._services.news.note_end(pid, code)
 
     # End.
+
+    @property
+    def _is_ending(self) -> bool:
+        """Is it decided when the processes that live are ended?"""
+        return min(self._terminate_at_s, self._kill_at_s, self._killed_s) < math.inf
 
     def _begin_aftermath(self) -> None:
         """After the first failure the others learn of it by themselves, and have some time."""
         now_s, order = time.monotonic(), self._order
-        if self._terminate_at_s == self._kill_at_s == self._killed_s == math.inf:
+        if not self._is_ending:
             self._terminate_at_s = now_s + order.aftermath_s
         elif self._has_time:  # no longer
             self._kill_at_s = min(self._kill_at_s, now_s + order.aftermath_s + order.grace_s)
@@ -293,7 +338,8 @@ class Job:
         """Say how the job ended, unless all is well; return its exit code."""
         with contextlib.suppress(OSError):
             os.unlink(self._posted)
-        endings = [process.ending() for process in self._processes.all]
+        news = self._services.news if self._services else News(self._order.processes)
+        endings = [process.ending(news.gone.get(process.index)) for process in self._processes.all]
         for log in self._processes.logs:
             if log.trouble:
                 self._say(log.trouble)
@@ -303,9 +349,7 @@ class Job:
             complete = len(endings) == self._order.processes
             return (ProcessLostError if complete else InitializeError).exit_code
         if root:
-            particulars, sentence = describe_failure(root, endings, self._start_s)
-            self._say(*particulars, f"\x1b[31m{sentence}\x1b[0m" if self._err.colour else sentence)
-            return exit_code(root)
+            return self._blame(root, endings, news)
         if not self._order.keeps_logs:
             shutil.rmtree(self._order.log_dir, ignore_errors=True)
         codes = {ending.code for ending in endings}
@@ -315,11 +359,27 @@ class Job:
         if REQUEUE in codes or (self._services and self._services.has_saved):
             self._say(f"preempted, and saved: start it again (exit code {REQUEUE})")
             return REQUEUE
+        if absent := news.absent_words():
+            self._say(absent)
         return 0
+
+    def _blame(self, root: Ending, endings: Sequence[Ending], news: News) -> int:
+        """Say what failed first; return the exit code of the job."""
+        if keeper := dead_host_keeper(root, news.host_keepers.values()):
+            code = ProcessLostError.exit_code
+            particulars, sentence = describe_host_keeper(keeper, root, endings, self._start_s)
+        else:
+            code = exit_code(root, endings)
+            particulars, sentence = describe_failure(root, endings, self._start_s)
+        if code == InitializeError.exit_code and news.joined and (absent := news.absent_words()):
+            particulars.append(absent)
+        self._say(*particulars, f"\x1b[31m{sentence}\x1b[0m" if self._err.colour else sentence)
+        return code
 
     def _flush(self) -> None:
         """Wait until what was said is taken; a slow reader has the time, a signal ends it."""
-        self._killed_s = math.inf
+        self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
+        self._outliving = None
         until_s = time.monotonic() + _TAKE_S if self._interrupted else math.inf
         for outlet in self._loop.outlets:
             outlet.end_line()

@@ -78,7 +78,13 @@ def _be_keeper(job: Callable[[int], int], orders_fd: int) -> None:
 def _wait_for(keeper: int) -> int:
     """Wait until the keeper ends; if somebody killed it, end what it kept."""
     adopt_orphans()
-    code = os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1])
+    while True:
+        status = os.waitpid(keeper, os.WUNTRACED)[1]
+        if not os.WIFSTOPPED(status):
+            break
+        told = f"stopped by a signal, and with it all output; `kill -CONT {keeper}` lets it go on"
+        print(f"shoal run: the keeper of the job (pid {keeper}) is {told}", file=sys.stderr)
+    code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code
     # Older children of this process (`sh -c 'daemon & exec shoal run …'`) share its session.

@@ -35,6 +35,7 @@ class Loop:
         poll = selectors.PollSelector if sys.platform == "linux" else selectors.SelectSelector
         self._selector = poll()
         self._sources: dict[int, tuple[IO[bytes], Hear, Close]] = {}
+        self._never_paused: set[int] = set()
         self._voices: list[Voice] = []
         self._paused = False
         self._woken_fd = _wake_on_child_exit()
@@ -61,10 +62,15 @@ class Loop:
 
         self._selector.register(fd, selectors.EVENT_READ, read)
 
-    def listen(self, pipe: IO[bytes], hear: Hear, close: Close) -> None:
-        """Call `hear` with what comes from `pipe` and `close` at its end. Closes the pipe."""
+    def listen(self, pipe: IO[bytes], hear: Hear, close: Close, *, always: bool = False) -> None:
+        """Call `hear` with what comes from `pipe` and `close` at its end. Closes the pipe.
+
+        While too much output waits for its reader, only what is heard `always` is heard.
+        """
         self._sources[pipe.fileno()] = (pipe, hear, close)
-        if not self._paused:
+        if always:
+            self._never_paused.add(pipe.fileno())
+        if always or not self._paused:
             self._resume(pipe.fileno())
 
     def listen_to(self, pipe: IO[bytes], voice: Voice) -> None:
@@ -102,8 +108,9 @@ class Loop:
             self._forget(fd)
 
     def _forget(self, fd: int) -> None:
-        if not self._paused:
+        if not self._paused or fd in self._never_paused:
             self._selector.unregister(fd)
+        self._never_paused.discard(fd)
         pipe, _, close = self._sources.pop(fd)
         pipe.close()
         close()
@@ -111,7 +118,7 @@ class Loop:
     def _pause(self, pause: bool) -> None:
         if pause != self._paused:
             self._paused = pause
-            for fd in self._sources:
+            for fd in self._sources.keys() - self._never_paused:
                 if pause:
                     self._selector.unregister(fd)
                 else:

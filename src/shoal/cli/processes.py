@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from shoal.cli import child
 from shoal.cli.descendants import is_frozen
 from shoal.cli.loop import Loop
+from shoal.cli.news import Gone
 from shoal.cli.output import Log, Outlet, Voice
 from shoal.cli.report import Ending
 from shoal.runtime.leaving import REQUEUE
@@ -33,13 +34,29 @@ class Process:
         self.sent: tuple[signal.Signals, ...] = ()  # what we sent to end it
         self.sent_s = math.inf  # when first
         self.was_frozen = False  # then
+        self.is_lost = False  # the others had lost it, and it lived
 
-    def ending(self) -> Ending:
-        """Return how it ended; one that cannot even be killed counts as killed."""
+    def ending(self, gone: Gone | None = None) -> Ending:
+        """Return how it ended; one that cannot even be killed counts as killed.
+
+        Args:
+          gone: what the meeting place said of it. After we began to end it that was our doing.
+        """
         code = -signal.SIGKILL if self.code is None else self.code
         stderr = self.errors.tail.decode(errors="replace")
+        if gone is not None and (gone.state == "left" or gone.at_s >= self.sent_s):
+            gone = None
+        is_lost = gone is not None and gone.is_dismissed and gone.is_missed and code != 0
         return Ending(
-            self.index, code, self._failed_s(), self.sent, stderr, self.log.path, self.was_frozen
+            self.index,
+            code,
+            self._failed_s(),
+            self.sent,
+            stderr,
+            self.log.path,
+            self.was_frozen,
+            gone,
+            self.is_lost or is_lost,
         )
 
     def _failed_s(self) -> float | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from shoal.cli.news import Gone, HostKeeper
 from shoal.errors import (
     DeadlineError,
     DivergenceError,
@@ -14,26 +16,40 @@ from shoal.errors import (
     PeerFailedError,
     ProcessLostError,
 )
+from shoal.runtime.verdicts import listed
 
-__all__ = ["Ending", "describe_failure", "exit_code", "first_failure", "how"]
+__all__ = [
+    "Ending",
+    "dead_host_keeper",
+    "describe_failure",
+    "describe_host_keeper",
+    "exit_code",
+    "first_failure",
+    "how",
+]
 
-# What a process exits with because another one failed: never the culprit while there is another.
+# What a process exits with because of others: never the culprit if another failed by itself.
 _CONSEQUENCES = {
+    DivergenceError.exit_code: "processes disagree",
     ProcessLostError.exit_code: "lost a process",
     PeerFailedError.exit_code: "another process failed",
     DeadlineError.exit_code: "waited in vain",
-}
-_ENDED_BY_US, _CONSEQUENCE = 1, 2  # ranks; 0: a failure of its own
-_MEANINGS = _CONSEQUENCES | {
-    DivergenceError.exit_code: "processes disagree",
     InitializeError.exit_code: "could not join the job",
 }
+# What a failure is, the likeliest cause first: of its own; known only from what the process wrote
+# or told before its end; another's consequence.
+_OWN, _TOLD, _CONSEQUENCE = range(3)
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Not one that is quoted in a message: of another process, behind a bar.
 _TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback \(most recent call last\):$")
+_PLACE = re.compile(r'  File "(.*)", line (\d+)')
+_SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError)\b")
+# Of the interpreter; of C++, as absl and the standard library say it.
+_FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called ")
 _FRAME_LINES = 16
 _MESSAGE_LINES = 8
 _PLAIN_LINES = 10
+_REASON_LETTERS = 300
 
 
 class Ending(NamedTuple):
@@ -46,36 +62,50 @@ class Ending(NamedTuple):
     stderr: str = ""  # the last part
     log: str = ""
     was_frozen: bool = False  # it stood still, stopped by a signal, when we began to end it
+    gone: Gone | None = None  # what the meeting place knew before we began to end it; not "left"
+    is_lost: bool = False  # the others had lost it, and it lived
+
+    @property
+    def told_s(self) -> float | None:
+        """When it failed, as far as anything tells."""
+        times_s = [self.gone.at_s] if self.gone else []
+        return min([*times_s, *([] if self.failed_s is None else [self.failed_s])], default=None)
 
 
 def first_failure(endings: Iterable[Ending]) -> Ending | None:
     """Return the root: the earliest failure that is neither our doing nor another's consequence.
 
-    A process that learns of a failure may be gone before the one that failed, whose own exit takes
-    its time: so a code that says "another failed" counts only if there is no other, and one that
-    raised and that we had to end counts if those that ended by themselves only say so. So does one
-    that was frozen: it is the one that they lost.
+    The meeting place says which was the earliest: a process that learns of a failure may be gone
+    before the one that failed, whose own exit takes its time. A process that the others lost while
+    it lived has failed whatever its code. Where all others only say that they failed because of
+    others, one counts that failed before and had to be ended by us, or ended with 0; or else one
+    that was frozen.
     """
     endings = list(endings)
-    own = [(_rank(e), e.failed_s, e) for e in endings if e.code and e.failed_s is not None]
-    if own and min(own)[0] == _CONSEQUENCE:
-        frozen = [ending for ending in endings if ending.was_frozen]
-        return min(frozen) if frozen else min(own)[-1]
-    # If all were ended by us, somebody asked us to.
-    return min(own)[-1] if any(rank != _ENDED_BY_US for rank, _, _ in own) else None
+    claims = [(_rank(e), e.told_s, e) for e in endings if _failed(e) and e.told_s is not None]
+    ended_s = [told_s for rank, told_s, _ in claims if rank != _TOLD]
+    if not ended_s:
+        return None  # if all were ended by us, somebody asked us to
+    claims = [claim for claim in claims if claim[2].code or claim[1] <= min(ended_s)]
+    rank, _, root = min(claims, key=lambda claim: claim[:2])
+    frozen = [ending for ending in endings if ending.was_frozen]
+    return frozen[0] if rank == _CONSEQUENCE and frozen else root
 
 
-def exit_code(ending: Ending) -> int:
-    """Return the code of a process as a shell says it: 128 + n for signal n.
+def exit_code(root: Ending, endings: Iterable[Ending]) -> int:
+    """Return the code of the root as a shell says it: 128 + n for signal n.
 
     One that raised and could not end by itself, so that we had to, has that of an exception; one
-    that was frozen, that of a loss.
+    that was frozen or lost, that of a loss; one that ended with 0, that of what followed from it.
     """
-    if ending.was_frozen:
+    if root.was_frozen or root.is_lost:
         return ProcessLostError.exit_code
-    if -ending.code in ending.sent:
+    if -root.code in root.sent:
         return 1
-    return ending.code if ending.code >= 0 else 128 - ending.code
+    if root.code == 0:
+        followed = [e for e in endings if e.code and e.told_s is not None and not e.sent]
+        return exit_code(min(followed, key=lambda e: e.told_s or 0.0), ())
+    return root.code if root.code >= 0 else 128 - root.code
 
 
 def how(ending: Ending) -> str:
@@ -84,15 +114,18 @@ def how(ending: Ending) -> str:
         return f"frozen (by SIGSTOP?), then {how(ending._replace(was_frozen=False))}"
     if ending.code - 128 in ending.sent:  # it watches that signal, and ended as if it did not
         return f"ended by shoal run with {_signal_name(ending.code - 128)}"
-    if ending.code >= 0:
-        meaning = _MEANINGS.get(ending.code)
-        return f"exit code {ending.code}" + (f" ({meaning})" if meaning else "")
-    name = _signal_name(-ending.code)
     if -ending.code in ending.sent:
-        return f"ended by shoal run with {name}"
-    if -ending.code == signal.SIGKILL:
+        return f"ended by shoal run with {_signal_name(-ending.code)}"
+    return _ended(ending.code)
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        meaning = _CONSEQUENCES.get(code)
+        return f"exit code {code}" + (f" ({meaning})" if meaning else "")
+    if -code == signal.SIGKILL:
         return "killed by SIGKILL, which shoal run did not send (the out-of-memory killer?)"
-    return f"killed by {name}"
+    return f"killed by {_signal_name(-code)}"
 
 
 def describe_failure(
@@ -111,34 +144,120 @@ def describe_failure(
     lines.extend(f"{_names(group)}: {way}" for way, group in others.items())
     if root.log:
         lines.append(f"log of process {root.process}: {root.log}")
-    reason = words[_reason_at(words)].strip() if _has_traceback(words) else ""
-    if root.was_frozen:
+    if root.was_frozen or root.is_lost:
         return (
             lines,
-            f"process {root.process} of {len(endings)} is what the others lost: {how(root)}",
+            f"process {root.process} of {len(endings)} is what the others lost: {_lost(root)}",
         )
     way = f"could not end by itself, {how(root)}" if root.sent else how(root)
     sentence = (
         f"process {root.process} of {len(endings)} failed first, "
-        f"{(root.failed_s or start_s) - start_s:.1f} s after the start: {way}"
+        f"{(root.told_s or start_s) - start_s:.1f} s after the start: {way}{_told(root)}"
     )
-    return lines, f"{sentence}: {reason}" if reason else sentence
+    reason = _reason(root, words)
+    return lines, f"{sentence}{reason}"
+
+
+def describe_host_keeper(
+    keeper: HostKeeper, root: Ending, endings: Sequence[Ending], start_s: float
+) -> tuple[list[str], str]:
+    """Return the same where the keeper of the host died, upon which JAX aborts processes."""
+    lines, _ = describe_failure(root, endings, start_s)
+    died = "died"
+    if keeper.code is not None:
+        died = f"was {_ended(keeper.code)}" if keeper.code < 0 else f"ended, {_ended(keeper.code)}"
+    at_s = f", {keeper.gone_s - start_s:.1f} s after the start" if keeper.gone_s else ""
+    aborted = [e.process for e in endings if e.code == -signal.SIGABRT and not e.sent]
+    return lines, (
+        f"the keeper of host {keeper.host} (pid {keeper.pid}), through which its processes reach "
+        f"JAX's service, {died}{at_s}: without it JAX aborted {listed(aborted)}"
+    )
+
+
+def dead_host_keeper(root: Ending, keepers: Iterable[HostKeeper]) -> HostKeeper | None:
+    """Return the keeper whose death had JAX abort the root, if that is what happened."""
+    if root.code != -signal.SIGABRT or root.sent:
+        return None
+    for keeper in keepers:
+        died_first = keeper.gone_s is not None and keeper.gone_s <= (root.told_s or 0.0)
+        is_dead = keeper.code != 0 if keeper.code is not None else died_first
+        if root.process in keeper.processes and is_dead:
+            return keeper
+    return None
+
+
+def _failed(ending: Ending) -> bool:
+    return bool(ending.code or ending.is_lost or ending.gone)
 
 
 def _rank(ending: Ending) -> int:
-    if ending.sent:
-        return _ENDED_BY_US
-    return _CONSEQUENCE if ending.code in _CONSEQUENCES else 0
+    if ending.is_lost:
+        return _OWN
+    if ending.sent or not ending.code:
+        return _TOLD
+    return _CONSEQUENCE if ending.code in _CONSEQUENCES else _OWN
+
+
+def _lost(ending: Ending) -> str:
+    """Return how a process came to be lost, and to its end."""
+    if ending.was_frozen or ending.gone is None:
+        return how(ending)
+    words = ending.gone.words
+    if not ending.gone.is_dismissed:
+        words = f"{words.removesuffix(' (killed?)')}, but it lived on"
+    return f"{words}, then {how(ending)}"
+
+
+def _told(ending: Ending) -> str:
+    """Return what the others heard of one that ended as if all were well."""
+    if ending.code or ending.gone is None:
+        return ""
+    if ending.gone.state == "lost":
+        return ", but it had not left the job, and the others lost it"
+    return f", but the others were told that it failed: {ending.gone.words}"
+
+
+def _reason(root: Ending, words: Sequence[str]) -> str:
+    """Return why, in the words of the process, with what stands before them.
+
+    What it said to the others says where in the program that was; its stderr is what is left of one
+    that never joined.
+    """
+    if root.gone is not None and root.gone.state == "failed" and root.code > 0:
+        return _reported(root.gone.words, root.code)
+    if _has_traceback(words):
+        at = _reason_at(words)
+        return f": {words[at].strip()[:_REASON_LETTERS]}" + _syntax_at(words[: at + 1])
+    if root.code > 0 and words:
+        return f"; its last line on stderr: {words[-1].strip()[:_REASON_LETTERS]}"
+    return ""
+
+
+def _reported(headline: str, code: int) -> str:
+    """Return a headline after an exit code that is said already."""
+    bare = headline.removeprefix(f"exited with code {code}")
+    return bare if bare != headline else f": {headline.removeprefix('exited: ')}"
+
+
+def _syntax_at(words: Sequence[str]) -> str:
+    """Return where a syntax error is: of it a traceback's last frame is not where it was raised."""
+    if not words or not _SYNTAX.match(words[-1]):
+        return ""
+    places = [match for line in words if (match := _PLACE.match(line))]
+    return f" ({os.path.basename(places[-1][1])}, line {places[-1][2]})" if places else ""
 
 
 def _last_words(stderr: str) -> list[str]:
     """Return the last traceback, its frames shortened from the top, or else the last lines."""
     lines = _ESCAPE.sub("", stderr).splitlines()
     starts = [i for i, line in enumerate(lines) if _opens_traceback(line)]
+    starts += _bare_syntax_error(lines)
     if not starts:
         return [line for line in lines if line.strip()][-_PLAIN_LINES:]
-    lines = lines[starts[-1] :]
+    lines = lines[max(starts) :]
     reason = _reason_at(lines)
+    if reason == 0:
+        return lines[:_FRAME_LINES]
     frames = lines[1:reason]
     if len(frames) > _FRAME_LINES:
         frames = [f"  … {len(frames) - _FRAME_LINES} lines", *frames[-_FRAME_LINES:]]
@@ -146,16 +265,27 @@ def _last_words(stderr: str) -> list[str]:
 
 
 def _opens_traceback(line: str) -> bool:
-    return _TRACEBACK.match(line) is not None or line.startswith("Fatal Python")
+    return _TRACEBACK.match(line) is not None or _FATAL.match(line) is not None
 
 
-def _has_traceback(words: list[str]) -> bool:
-    return bool(words) and _opens_traceback(words[0])
+def _bare_syntax_error(lines: Sequence[str]) -> list[int]:
+    """Return where the last error in the script's own syntax begins: with no traceback's heading,
+    for nothing was called."""
+    last = max((i for i, line in enumerate(lines) if _SYNTAX.match(line)), default=0)
+    first = last
+    while first and lines[first - 1].startswith(" "):
+        first -= 1
+    is_bare = not (first and _opens_traceback(lines[first - 1]))
+    return [first] if first < last and is_bare and _PLACE.match(lines[first]) else []
 
 
-def _reason_at(lines: list[str]) -> int:
+def _has_traceback(words: Sequence[str]) -> bool:
+    return bool(words) and (_opens_traceback(words[0]) or _PLACE.match(words[0]) is not None)
+
+
+def _reason_at(lines: Sequence[str]) -> int:
     """Return the index of the line that names the exception: the first that is not indented."""
-    if lines[0].startswith("Fatal Python"):
+    if _FATAL.match(lines[0]):
         return 0
     indented = (i for i, line in enumerate(lines) if i and line.strip() and line[0] not in " \t")
     return next(indented, len(lines) - 1)

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from typing import Annotated, NamedTuple
 
 import typer
@@ -38,10 +37,11 @@ While it runs, job.json beside the logs says where the job meets, with its
 token (only you can read it): for programs that look in from outside.
 
 \b
-When a process fails:
+When a process fails (or others lose it while it lives: it is frozen, say):
   The others learn of it through shoal and have {aftermath} s to end by themselves
   (SHOAL_AFTERMATH_S); then they get SIGTERM and, {grace} s later (SHOAL_GRACE_S),
   SIGKILL. The last line says which process failed first, and how.
+  A process that only works longer than the others is named, and never ended.
   Nothing outlives the launcher, grandchildren included, even if it is
   itself killed. (macOS: but those that left their process group.)
 
@@ -53,6 +53,7 @@ Input:   with -n 1 the program reads yours; with more it reads /dev/null.
 Exit code:
   0      all processes ended with 0
   n      the code of the process that failed first; 128 + n for signal n
+         (one that failed because of another, 70-74, is not the first)
   2      wrong usage
   70-74  shoal: processes disagree, lost process, failed peer, deadline,
          the job did not start
@@ -113,7 +114,8 @@ _LogDir = Annotated[
     typer.Option(
         metavar="DIR",
         help="Where p0000.log, p0001.log … go: stdout and stderr as they came; older ones are "
-        "replaced. Default: a temporary directory, kept and named only if the job fails.",
+        "replaced, but not those of a job that runs. Default: a temporary directory, kept and "
+        "named only if the job fails.",
     ),
 ]
 
@@ -169,26 +171,31 @@ def _launch(request: Request) -> int:
     """Check, run, and tidy up; return the exit code."""
     from shoal.cli.job import Job, Order
     from shoal.cli.keeper import run_kept
+    from shoal.cli.log_dir import open_log_dir
 
     checked = check(request)
     grace_s = settings.seconds("SHOAL_GRACE_S")
     leave_s = settings.seconds("SHOAL_LEAVE_S")
     aftermath_s = settings.seconds("SHOAL_AFTERMATH_S")
-    log_dir = _open_log_dir(request.log_dir)
     if checked.devices is not None:
         said = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
         print(f"shoal run: {said}\n" if said else "", end="", file=sys.stderr)
-    order = Order(
-        (("-m",) if request.module else ()) + request.program,
-        *checked,
-        log_dir,
-        request.log_dir is not None,
-        aftermath_s,
-        grace_s,
-        request.prefix,
-        leave_s,
-    )
-    return run_kept(lambda orders_fd: Job(order).run(orders_fd))
+    warn_after_s = settings.seconds("SHOAL_WARN_AFTER_S")
+    lost_after_s = settings.seconds("SHOAL_LOST_AFTER_S")
+    with open_log_dir(request.log_dir, ["shoal", *sys.argv[1:]]) as log_dir:
+        order = Order(
+            (("-m",) if request.module else ()) + request.program,
+            *checked,
+            log_dir,
+            request.log_dir is not None,
+            aftermath_s,
+            grace_s,
+            request.prefix,
+            leave_s,
+            warn_after_s,
+            lost_after_s,
+        )
+        return run_kept(lambda orders_fd: Job(order).run(orders_fd))
 
 
 def _wrong_log_dir(asked: str) -> list[str]:
@@ -199,23 +206,6 @@ def _wrong_log_dir(asked: str) -> list[str]:
         return [str(error)]
     is_file = os.path.exists(path) and not os.path.isdir(path)
     return [f"--log-dir {asked!r} is a file"] if is_file else []
-
-
-def _open_log_dir(asked: str | None) -> str:
-    """Return the absolute path of a directory that takes files; None: a new temporary one."""
-    if asked is None:
-        try:
-            return os.path.abspath(tempfile.mkdtemp(prefix="shoal-run-"))
-        except OSError as error:
-            words = f"no temporary directory for the logs ({error.strerror}); give --log-dir"
-            raise UsageError(f"run: {words}") from None
-    asked = local_path(asked, f"run: --log-dir {asked!r}")
-    try:
-        os.makedirs(asked, exist_ok=True)
-        tempfile.TemporaryFile(dir=asked).close()
-    except OSError as error:
-        raise UsageError(f"run: --log-dir {asked!r}: {error.strerror}") from None
-    return os.path.abspath(asked)
 
 
 def _count(option: str, value: str, offences: list[str]) -> int | None:

@@ -12,15 +12,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from shoal.cli.loop import Loop
+from shoal.cli.news import News
 from shoal.cli.output import Log, Voice
 
 __all__ = ["Service", "Services"]
 
 # (name in messages, module, …); each prints {"address": "host:port"} once it listens.
 _SERVICES = (
-    ("meeting place", "shoal.runtime.meeting_place", "--print-leaving"),
+    ("meeting place", "shoal.runtime.meeting_place", "--print-leaving", "--print-news"),
     ("JAX service", "shoal.runtime.jax_runtime"),
 )
 
@@ -29,9 +31,15 @@ class Service:
     """One of the two. It ends when its standard input is closed."""
 
     def __init__(
-        self, name: str, popen: subprocess.Popen[bytes], log: Log, on_address: Callable[[], None]
+        self,
+        name: str,
+        popen: subprocess.Popen[bytes],
+        log: Log,
+        on_address: Callable[[], None],
+        news: News,
     ) -> None:
         self.name, self.popen, self._on_address = name, popen, on_address
+        self._news = news
         self.address = ""  # empty until it listens
         self.has_notice = self.has_saved = False  # what the meeting place says of its job
         self.errors = Voice(None, b"", log)
@@ -44,13 +52,19 @@ class Service:
             try:
                 told = json.loads(line)
                 if self.address:
-                    self.has_notice, self.has_saved = bool(told["notice"]), bool(told["saved"])
+                    self._take(told)
                     continue
                 self.address = str(told["address"])
             except (ValueError, KeyError, TypeError):
                 self.errors.hear(b"not understood: " + line + b"\n", 0.0)
             else:
                 self._on_address()
+
+    def _take(self, told: Mapping[str, Any]) -> None:
+        if "notice" in told:
+            self.has_notice, self.has_saved = bool(told["notice"]), bool(told["saved"])
+        else:
+            self._news.hear(told)
 
     def close(self) -> None:
         """Nothing more is printed."""
@@ -68,6 +82,7 @@ class Services:
     def __init__(self, num_processes: int, env: Mapping[str, str], log_dir: str, loop: Loop):
         self._all: list[Service] = []
         self._closed = False
+        self.news = News(num_processes)
         for name, module, *more in _SERVICES:
             # -P: a file of the user's that is named like one of ours is not imported in its place.
             command = [sys.executable, "-P", "-m", module, "--processes", str(num_processes)]
@@ -80,9 +95,15 @@ class Services:
                 start_new_session=True,
             )
             log = Log(os.path.join(log_dir, f"{name.lower().replace(' ', '_')}.log"))
-            service = Service(name, popen, log, self._introduce)
+            service = Service(name, popen, log, self._introduce, self.news)
             self._all.append(service)
-            loop.listen(popen.stdout, service.hear, service.close)  # type: ignore[arg-type]
+            # Even while the processes wait for a slow reader: it must never wait for us.
+            loop.listen(
+                popen.stdout,  # type: ignore[arg-type] # a PIPE is never None
+                service.hear,
+                service.close,
+                always=True,
+            )
             loop.listen_to(popen.stderr, service.errors)  # type: ignore[arg-type]
 
     def _introduce(self) -> None:

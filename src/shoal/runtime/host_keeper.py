@@ -107,7 +107,7 @@ class _Reports:
         left_s = max(0.001, limit - time.monotonic())
         address = split_address(orders["meeting_place"])
         self._socket = socket.create_connection(address, timeout=left_s)
-        keep = {"do": "keep", **{name: orders[name] for name in _SHOWN}}
+        keep = {"do": "keep", "pid": os.getpid(), **{name: orders[name] for name in _SHOWN}}
         self._socket.sendall(pack_frame(keep))
         self._socket.setblocking(False)
         self._unsent = b""

@@ -15,7 +15,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from shoal.runtime.accelerators import count_accelerators
@@ -287,7 +287,7 @@ def processes_of(owners: Iterable[int], process: int, *, timeout_s: float) -> tu
     )
 
 
-def serve_unmodified_scripts() -> None:
+def serve_unmodified_scripts(on_initialize: Callable[[], None] = lambda: None) -> None:
     """Let `jax.distributed.initialize()` without arguments find the job of `shoal run`.
 
     Must be called once `jax._src.clusters` is loaded and before the script initializes. JAX takes
@@ -296,6 +296,10 @@ def serve_unmodified_scripts() -> None:
 
     Process 0 of such a script always starts a service of its own, on the port of the address. The
     launcher's service has that port already; so if that address was chosen, JAX's goes to a decoy.
+
+    Args:
+      on_initialize: called when the script calls `jax.distributed.initialize`, with arguments or
+        without.
     """
     from jax._src import clusters
 
@@ -323,6 +327,7 @@ def serve_unmodified_scripts() -> None:
     detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
 
     def detect_with_decoy(*arguments: Any, **options: Any) -> Any:
+        on_initialize()
         found = detect(*arguments, **options)
         if found[0] == os.environ.get("SHOAL_JAX_SERVICE"):
             os.environ.setdefault("JAX_COORDINATOR_BIND_ADDRESS", _DECOY)

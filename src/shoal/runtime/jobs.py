@@ -67,6 +67,7 @@ class Job:
         self.service_rows: Callable[[], list[list[str]]] = list
         self.rounds = Rounds(joining.num_processes)
         self.on_leaving: Callable[[], None] = lambda: None  # `rounds` has changed
+        self.on_news: Callable[..., None] = lambda **_news: None  # see `meeting_place.MeetingPlace`
 
     @property
     def num_processes(self) -> int:
@@ -99,6 +100,7 @@ class Job:
         life = None
         if not any(reply.to is connection and reply.refusal for reply in replies):
             life = self.lives[hello.process] = Life(hello.process, connection)
+            self.on_news(joined=hello.process)
         self.answer_joining(replies)
         return life
 
@@ -162,6 +164,7 @@ class Job:
         if meeting is None or meeting.has_gone(process):
             return
         self._liveness.forget(process)
+        self.on_news(gone=process, state=state, words=words, at_s=self.now())
         self.answer(meeting.depart(self.now(), process, state, words))
         if state != "left":
             name = f"process {process} ({self.joining.hosts[process]})"
@@ -268,6 +271,7 @@ class Job:
         """A keeper has gone: what it said is not known any more."""
         if self._keepers.get(host_id) is connection:
             del self._keepers[host_id]
+            self.on_news(keeper_gone=host_id, at_s=self.now())
             self.hear_states(self.joining.shared_hosts()[host_id], (), ())
 
     # ---- what may be asked
@@ -325,6 +329,7 @@ class Job:
 
     def _dismiss(self, process: int, words: str) -> None:
         """A process is lost, though its connection is not: it must learn that when it wakes."""
+        self.on_news(dismissed=process)
         self.depart(process, "lost", words)
         life = self.lives.pop(process, None)
         if life is not None:

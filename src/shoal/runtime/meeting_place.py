@@ -30,6 +30,7 @@ from typing import Any
 
 from shoal.errors import UsageError
 from shoal.runtime.connections import Connection, Connections, Listener
+from shoal.runtime.failure_words import headline_of
 from shoal.runtime.frames import (
     MAX_HELLO_BYTES,
     Frame,
@@ -69,7 +70,17 @@ class MeetingPlace:
         near: socket.socket | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_leaving: Callable[[bool, bool], None] = lambda has_notice, has_saved: None,
+        on_news: Callable[..., None] = lambda **_news: None,
     ) -> None:
+        """Prepare; `serve` serves.
+
+        Args:
+          on_leaving: called when an open notice, or a save after it, changes.
+          on_news: called with `joined=PROCESS`; `gone=PROCESS, state=, words=, at_s=`, after
+            `dismissed=PROCESS` if it is declared lost while its connection stands;
+            `keeper=HOST_ID, pid=, host=, processes=`; `keeper_gone=HOST_ID, at_s=` if that
+            connection ends before the job; `service=NAME, words=` if a service is lost.
+        """
         self.address = address_text(*server.getsockname()[:2])
         self._num_processes = num_processes
         self._token = token
@@ -88,6 +99,7 @@ class MeetingPlace:
         )
         self._on_leaving = on_leaving  # of the newest job: is a notice open, was saved after it?
         self._told_leaving = (False, False)
+        self._on_news = on_news
         self._earlier: list[Job] = []  # with somebody in them still
         self.newest_job = self._new_job()  # the one that a HELLO is for
 
@@ -138,6 +150,9 @@ class MeetingPlace:
             self._connections.send(connection, pack_frame(welcome))
         elif verb == "serve":
             self._on_service(connection, header)
+        elif verb == "joined":  # another job than ours, that of JAX alone
+            self._on_news(joined=whole_field(header, "process"))
+            self._connections.send(connection, pack_frame({"is": "welcome"}), then_close=True)
         else:
             raise FrameError(f"{verb[:40]!r} from somebody who did not say who it is")
 
@@ -159,6 +174,7 @@ class MeetingPlace:
         if state == "left":
             self._services.remove(service)
             return
+        self._on_news(service=service.name, words=words)
         for job in self._jobs:
             job.lose_service(service.name, words)
 
@@ -174,6 +190,7 @@ class MeetingPlace:
         job = Job(joining, self._connections, self._clock, self._limits, self._running)
         job.near = self._near
         job.on_leaving = self._tell_leaving
+        job.on_news = self._on_news
         job.service_rows = lambda: [service.row for service in self._services]
         return job
 
@@ -252,6 +269,9 @@ class MeetingPlace:
         for job in self._jobs:
             kept = job.keep(connection, process, incarnation)
             if kept is not None:
+                host_id, processes = kept
+                told = {"pid": header.get("pid"), "host": job.joining.hosts[process]}
+                self._on_news(keeper=host_id, processes=list(processes), **told)
                 self._connections.trust(connection, Keeper(job, *kept), max_body_bytes=0)
                 return
         raise FrameError("a keeper of a host of whose processes this is not the first")
@@ -295,6 +315,7 @@ def main(arguments: list[str] | None = None) -> int:
         limits=limits,
         near=listen_near(),
         on_leaving=_print_leaving if options.print_leaving else lambda *_: None,
+        on_news=_print_news if options.print_news else lambda **_: None,
     )
     print(json.dumps({"address": place.address}), flush=True)
     try:
@@ -315,6 +336,14 @@ def _print_leaving(has_notice: bool, has_saved: bool) -> None:
     """Say to who started us whether the job is about to leave, and has saved."""
     with contextlib.suppress(OSError):  # nobody reads any more
         print(json.dumps({"notice": has_notice, "saved": has_saved}), flush=True)
+
+
+def _print_news(**news: Any) -> None:
+    """Say to the process that started this one who joined the job, and who is gone."""
+    if "words" in news:  # not a whole traceback, so that a pipe nobody reads holds many of them
+        news["words"] = headline_of(str(news["words"]))
+    with contextlib.suppress(OSError):
+        print(json.dumps(news), flush=True)
 
 
 def _listen(host: str, port: int, patience_s: float) -> socket.socket:
@@ -339,6 +368,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--until-stdin-closes", action="store_true")
     parser.add_argument("--until-empty", action="store_true")
     parser.add_argument("--print-leaving", action="store_true", help="a line at each change")
+    parser.add_argument("--print-news", action="store_true", help="a line for each who comes, goes")
     parser.add_argument("--idle-s", type=float, default=300.0, metavar="SECONDS")
     options = parser.parse_args(arguments)
     if options.processes < 1:

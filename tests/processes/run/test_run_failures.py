@@ -76,6 +76,62 @@ def test_who_fails_of_anothers_failure_is_not_blamed(launch):
     assert "p0: exit code 72 (another process failed)" in finished.err
 
 
+def test_who_failed_first_is_blamed_though_it_comes_to_its_end_last(launch):
+    """Process 1 ends with 3 once process 0, which learned of it and ended with 9, is reaped."""
+    launch.env["SHOAL_AFTERMATH_S"] = "60"
+    finished = launch.run(
+        *("-n", "2", "--devices", "1"),
+        script=WAIT
+        + "import atexit, pathlib, shoal\n"
+        + "pid = pathlib.Path('pid')\n"
+        + "def last():\n"
+        + "    while not pid.exists() or os.path.exists('/proc/' + pid.read_text()): pass\n"
+        + "if me == 1: atexit.register(last)\n"
+        + "shoal.initialize(); shoal.barrier('here')\n"
+        + "if me == 1: sys.exit(3)\n"
+        + "try: shoal.barrier('never')\n"
+        + "except shoal.errors.PeerFailedError:\n"
+        + "    pathlib.Path('new').write_text(str(os.getpid())); os.rename('new', 'pid')\n"
+        + "    sys.exit(9)\n",
+    )
+    assert finished.code == 3, finished.err
+    assert "process 1 of 2 failed first" in finished.verdict
+    assert "shoal run: p0: exit code 9\n" in finished.err
+
+
+def test_the_death_of_the_hosts_keeper_is_not_blamed_on_a_process(launch):
+    launch.start(
+        *("-n", "2", "--devices", "1"),
+        script=WAIT + "import shoal; shoal.initialize(); print('ready'); time.sleep(600)\n",
+    )
+    launch.await_words("ready", 2)
+    (pid,) = launch.pids("shoal.runtime.host_keeper")
+    os.kill(pid, signal.SIGKILL)
+    finished = launch.finish()
+    assert finished.code == 71
+    assert finished.verdict.startswith("shoal run: the keeper of host ")
+    assert f" (pid {pid}), through which its processes reach JAX's service, " in finished.verdict
+    assert "killed by SIGKILL" in finished.verdict
+    assert finished.verdict.endswith(": without it JAX aborted processes 0-1")
+    assert launch.leaves_nobody()
+
+
+@pytest.mark.parametrize(
+    ("script", "end"),
+    [
+        ("x = 1\ny = = 2\n", "exit code 1: SyntaxError: invalid syntax (script.py, line 2)"),
+        ("import sys; sys.exit('no data')", "exit code 1; its last line on stderr: no data"),
+        ("import os; os._exit(5)", "exit code 5"),
+    ],
+)
+def test_the_last_line_says_why_a_program_ended_before_it_could_do_anything(launch, script, end):
+    finished = launch.run(script=script)
+    assert finished.verdict.endswith(f" s after the start: {end}")
+    if "Syntax" in end:
+        assert "shoal run: the end of what process 0 wrote to stderr:\n      File " in finished.err
+        assert "        y = = 2\n" in finished.err
+
+
 def test_a_process_that_raised_and_cannot_end_is_ended_and_blamed(launch):
     finished = launch.run(
         *("-n", "2"),

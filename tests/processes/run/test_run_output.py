@@ -5,8 +5,14 @@ from __future__ import annotations
 import json
 import os
 import pty
+import queue
 import subprocess
+import threading
 
+APART = (
+    "shoal run: no process joined the job, by shoal.initialize() or jax.distributed.initialize(): "
+    "unless they met by other means, these were 2 separate programs"
+)
 SPEAK = """
     import os, sys
     me = os.environ["RANK"]
@@ -21,7 +27,7 @@ def test_lines_are_led_by_their_process_and_all_are_logged(launch):
         "-n", "3", "--only", "0,2", "--log-dir", "logs", script=SPEAK, arguments=("-n", "--only")
     )
     assert finished.code == 0
-    assert sorted(finished.err.splitlines()) == ["p0| err 0", "p2| err 2"]
+    assert sorted(finished.err.splitlines()[:-1]) == ["p0| err 0", "p2| err 2"]
     assert finished.lines == sorted(
         line
         for me in (0, 2)
@@ -41,6 +47,30 @@ def test_lines_are_led_by_their_process_and_all_are_logged(launch):
 def test_lines_stand_alone_on_request(launch):
     finished = launch.run("-n", "2", "--no-prefix", script="print('well')")
     assert finished.lines == ["well", "well"]
+    assert finished.err == f"{APART}\n"
+    assert launch.run(script="print('alone')").err == ""
+
+
+def test_two_jobs_do_not_write_into_one_folder(launch):
+    """Both begin at the same moment; the one that is second does not begin."""
+    script = """
+        import pathlib, time
+        print("runs", flush=True)
+        while not pathlib.Path("go").exists():
+            time.sleep(0.01)
+    """
+    both = [launch.start("-n", "2", "--log-dir", "logs", script=script) for _ in range(2)]
+    ended = queue.SimpleQueue()
+    for popen in both:
+        threading.Thread(target=lambda p=popen: ended.put((p, *p.communicate(timeout=60)))).start()
+    second, out, err = ended.get(timeout=60)
+    (launch.folder / "go").touch()
+    first, out_of_first, _ = ended.get(timeout=60)
+    assert (first.returncode, second.returncode, out) == (0, 2, "")
+    assert out_of_first.count("runs") == 2
+    assert "shoal: run: --log-dir 'logs' holds the logs of `shoal run -n 2 --log-dir logs " in err
+    assert f"` (pid {first.pid}), which runs since 20" in err
+    assert launch.run("-n", "2", "--log-dir", "logs", script=script).code == 0
 
 
 def test_temporary_logs_go_when_all_is_well_and_stay_when_it_is_not(launch):
@@ -119,14 +149,19 @@ def show_on_terminal(launch, **env):
 def test_a_terminal_gets_colours(launch):
     shown, code = show_on_terminal(launch, TERM="xterm")
     assert (shown, code) == (
-        ["", "\x1b[33mp1|\x1b[0m \x1b[31mred\x1b[0m", "\x1b[36mp0|\x1b[0m \x1b[31mred\x1b[0m"],
+        [
+            "",
+            "\x1b[33mp1|\x1b[0m \x1b[31mred\x1b[0m",
+            "\x1b[36mp0|\x1b[0m \x1b[31mred\x1b[0m",
+            APART,
+        ],
         0,
     )
 
 
 def test_a_terminal_without_colours_gets_none_of_ours(launch):
     shown, code = show_on_terminal(launch, TERM="xterm", NO_COLOR="1")
-    assert (shown, code) == (["", "p0| \x1b[31mred\x1b[0m", "p1| \x1b[31mred\x1b[0m"], 0)
+    assert (shown, code) == (["", "p0| \x1b[31mred\x1b[0m", "p1| \x1b[31mred\x1b[0m", APART], 0)
 
 
 def test_where_the_job_meets_stands_beside_the_logs_as_long_as_it_runs(launch):

@@ -29,8 +29,10 @@ def test_jax_distributed_initialize_needs_no_arguments(launch):
     launch.env |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "1"}
     finished = launch.run("-n", "2", "--devices", "2", script=BODY, arguments=("jax",))
     assert (finished.code, results(launch)) == (0, ["0 2 2 3.0\n", "1 2 2 3.0\n"])
+    assert "joined the job" not in finished.err  # they did, though shoal saw nothing of it
 
 
 def test_shoal_initialize_needs_no_arguments(launch):
     finished = launch.run("-n", "2", "--devices", "2", script=BODY, arguments=("shoal",))
     assert (finished.code, results(launch)) == (0, ["0 2 2 3.0\n", "1 2 2 3.0\n"])
+    assert "joined the job" not in finished.err

@@ -1,0 +1,136 @@
+"""The directory of a job's logs: one job at a time writes there.
+
+The launcher holds a lock on `job.lock` there, and with it its keeper: the kernel gives it back
+when both have ended, however they do. The file says which job that is, and goes when the job ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shlex
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shoal.errors import UsageError
+from shoal.paths import local_path
+
+__all__ = ["open_log_dir"]
+
+_LOCK = "job.lock"
+_LETTERS = 200  # of a command that a message quotes
+_WRITTEN_S = 1.0  # the owner of a lock writes who it is as soon as it has it
+_PAUSE_S = 0.01
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+
+
+@contextlib.contextmanager
+def open_log_dir(asked: str | None, command: Sequence[str]) -> Iterator[str]:
+    """Give the absolute path of a directory that is this job's alone as long as the block runs.
+
+    Args:
+      asked: None: a new temporary one.
+      command: that of this job, for the message to another one that asks for the same.
+
+    Raises:
+      UsageError: it takes no files, or another job that runs writes there.
+    """
+    if asked is None:
+        try:
+            path = os.path.abspath(tempfile.mkdtemp(prefix="shoal-run-"))
+        except OSError as error:
+            words = f"no temporary directory for the logs ({error.strerror}); give --log-dir"
+            raise UsageError(f"run: {words}") from None
+        yield path
+        return
+    asked = local_path(asked, f"run: --log-dir {asked!r}")
+    try:
+        os.makedirs(asked, exist_ok=True)
+        tempfile.TemporaryFile(dir=asked).close()
+        lock_fd = _lock(asked, command)
+    except OSError as error:
+        raise UsageError(f"run: --log-dir {asked!r}: {error.strerror}") from None
+    path = os.path.abspath(asked)
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(OSError):  # it may have been removed, with all its logs
+            os.unlink(os.path.join(path, _LOCK))
+        os.close(lock_fd)
+
+
+def _lock(asked: str, command: Sequence[str]) -> int:
+    """Return a descriptor that holds the lock of a directory."""
+    path = os.path.join(asked, _LOCK)
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:  # a file system without locks has none to give
+                os.close(fd)
+                if not isinstance(error, BlockingIOError):
+                    raise
+                raise _refusal(asked, path) from None
+        if _is_at(path, fd):
+            break
+        os.close(fd)  # the job that had it has ended meanwhile, and removed it
+    owner = {
+        "command": shlex.join(command),
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, json.dumps(owner).encode() + b"\n", 0)
+    return fd
+
+
+def _is_at(path: str, fd: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _refusal(asked: str, path: str) -> UsageError:
+    """Return the error that names the job to which a directory belongs."""
+    owner = _owner(path)
+    told = "another job that runs"
+    if owner:
+        where = "" if owner["host"] == socket.gethostname() else f" on {owner['host']}"
+        quoted = str(owner["command"])
+        quoted = quoted if len(quoted) <= _LETTERS else f"{quoted[:_LETTERS]}…"
+        told = f"`{quoted}` (pid {owner['pid']}{where}), which runs since {owner['since']}"
+    advice = "give each job a folder of its own, or wait until that one has ended"
+    return UsageError(f"run: --log-dir {asked!r} holds the logs of {told}\n{advice}")
+
+
+def _owner(path: str) -> dict[str, Any]:
+    """Return what the owner of a lock wrote; one that has only just got it is about to."""
+    until_s = time.monotonic() + _WRITTEN_S
+    while time.monotonic() < until_s:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            with open(path, encoding="utf-8") as file:
+                owner: dict[str, Any] = json.load(file)
+            if owner["host"] != socket.gethostname() or _runs(owner["pid"]):
+                _ = owner["command"], owner["since"]
+                return owner
+        time.sleep(_PAUSE_S)
+    return {}
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,106 @@
+"""What the meeting place tells the launcher of its job: who joined, who is gone, who was first.
+
+The launcher hears of a failure twice: from the meeting place, in the order in which processes
+failed, and when it reaps a child, in the order in which they came to an end. The first order says
+which failure is the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from shoal.runtime.verdicts import listed
+
+__all__ = ["Gone", "HostKeeper", "News"]
+
+
+class Gone(NamedTuple):
+    """How a process left the job; it may live on."""
+
+    state: str  # "left" | "failed" | "lost"
+    words: str  # the headline of what it raised, or why it is lost
+    at_s: float  # of the monotonic clock, which all processes of a host share
+    is_dismissed: bool = False  # declared lost for its silence, while its connection stood
+    is_missed: bool = True  # others were in the job then, or had not left it in peace
+
+
+class HostKeeper(NamedTuple):
+    """The process that stands between JAX's service and JAX's clients of one host."""
+
+    pid: int
+    host: str
+    processes: tuple[int, ...]
+    gone_s: float | None = None  # when its connection ended, if that was before the job's end
+    code: int | None = None  # how it ended, as subprocess says it, if that is known
+
+
+class News:
+    """All that was told so far."""
+
+    def __init__(self, num_processes: int) -> None:
+        self.joined: set[int] = set()  # shoal's job, or that of JAX
+        self.gone: dict[int, Gone] = {}
+        self.host_keepers: dict[str, HostKeeper] = {}
+        self.lost_service = ""  # which service is lost, and why
+        self._dismissed: set[int] = set()
+        self._all = range(num_processes)
+
+    def hear(self, told: Mapping[str, Any]) -> None:
+        """Take one line.
+
+        Raises:
+          ValueError, KeyError, TypeError: it is not one of `meeting_place.MeetingPlace`.
+        """
+        if "joined" in told:
+            self._join(int(told["joined"]))
+        elif "dismissed" in told:
+            self._dismissed.add(int(told["dismissed"]))
+        elif "gone" in told:
+            self._go(int(told["gone"]), told)
+        elif "keeper" in told:
+            processes = tuple(map(int, told["processes"]))
+            pid, host = int(told["pid"] or 0), str(told["host"])
+            self.host_keepers[told["keeper"]] = HostKeeper(pid, host, processes)
+        elif "keeper_gone" in told:
+            kept = self.host_keepers[told["keeper_gone"]]
+            self.host_keepers[told["keeper_gone"]] = kept._replace(gone_s=float(told["at_s"]))
+        else:
+            self.lost_service = f"{told['service']} is lost ({told['words']})"
+
+    def absent_words(self) -> str:
+        """Say which processes never joined; empty if all did, or there is but one."""
+        absent = [process for process in self._all if process not in self.joined]
+        if len(self._all) == 1 or not absent:
+            return ""
+        by = "shoal.initialize() or jax.distributed.initialize()"
+        if self.joined:
+            return f"{listed(absent)} of {len(self._all)} never joined the job: each must call {by}"
+        return (
+            f"no process joined the job, by {by}: unless they met by other means, these were "
+            f"{len(self._all)} separate programs"
+        )
+
+    def note_end(self, pid: int, code: int) -> None:
+        """Note that a child ended: a keeper is one as soon as its starter has ended."""
+        for host, keeper in self.host_keepers.items():
+            if keeper.pid == pid:
+                self.host_keepers[host] = keeper._replace(code=code)
+
+    def _join(self, process: int) -> None:
+        """It may have left, or failed to join, an earlier job."""
+        if process in self._all:
+            self.joined.add(process)
+            self.gone.pop(process, None)
+            self._dismissed.discard(process)
+
+    def _go(self, process: int, told: Mapping[str, Any]) -> None:
+        others = self.joined - {process}
+        is_missed = any(p not in self.gone or self.gone[p].state != "left" for p in others)
+        self.gone[process] = Gone(
+            str(told["state"]),
+            str(told["words"]),
+            float(told["at_s"]),
+            process in self._dismissed,
+            is_missed,
+        )

@@ -1,0 +1,115 @@
+"""Processes that live on after others: lost to them, which ends the job, or merely longer at work.
+
+A process may rightly work longer than the others, or save after them: what is only slow is never
+ended. But a job must not wait without a word, nor for a process that the others have lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shoal.cli.descendants import is_frozen
+from shoal.cli.news import News
+from shoal.cli.processes import Process, Processes
+from shoal.runtime.verdicts import listed
+
+__all__ = ["Outliving"]
+
+_LATE_NEWS_S = 1.0  # what the meeting place says of a process may come after its end
+_LINES = 8
+
+
+class _Look(NamedTuple):
+    """What is to be done now, and when to look again."""
+
+    lost: Sequence[Process] = ()  # they live, and the others have lost them
+    lines: Sequence[str] = ()  # to be said
+    due_s: float = math.inf
+
+
+class Outliving:
+    """Looks at the processes that live while others are gone.
+
+    Args:
+      warn_after_s: so long after the others ended it is said, once, which processes still run.
+      lost_after_s: so long a process may live after its connection to the meeting place ended; a
+        process that is about to end closes it first.
+    """
+
+    def __init__(
+        self, processes: Processes, news: News, *, warn_after_s: float, lost_after_s: float
+    ) -> None:
+        self._processes, self._news = processes, news
+        self._warn_after_s, self._lost_after_s = warn_after_s, lost_after_s
+        self._has_said = False
+        self._absent: set[int] = set()  # of which was said that they ended without joining
+
+    def look(self, now_s: float) -> _Look:
+        """Look at all that live. In a job of one process there are no others."""
+        alive = self._processes.alive
+        if len(self._processes.all) < 2 or not alive:
+            return _Look()
+        lost_s = {process.index: self._lost_s(process) for process in alive}
+        lost = [process for process in alive if lost_s[process.index] <= now_s]
+        absent, absent_s = self._say_absent(now_s)
+        longer, longer_s = self._say_longer(now_s)
+        later = [at_s for at_s in (*lost_s.values(), absent_s, longer_s) if at_s > now_s]
+        return _Look(lost, [*absent, *longer], min(later, default=math.inf))
+
+    def _lost_s(self, process: Process) -> float:
+        """Return from when on a process that lives is lost to the others."""
+        gone = self._news.gone.get(process.index)
+        if gone is None or gone.state != "lost" or process.is_lost:
+            return math.inf
+        # Nobody waits for it; only what stands still will never end by itself.
+        if not gone.is_missed and not is_frozen(process.popen.pid):
+            return math.inf
+        return gone.at_s if gone.is_dismissed else gone.at_s + self._lost_after_s
+
+    def _say_absent(self, now_s: float) -> tuple[list[str], float]:
+        """Say which processes have ended well without joining, though others wait for them."""
+        joined = self._news.joined
+        waiting = [process.index for process in self._processes.alive if process.index in joined]
+        due_s, lines = math.inf, []
+        for process in self._processes.all:
+            index = process.index
+            if process.code == 0 and waiting and not {index} & (joined | self._absent):
+                at_s = process.ended_s + _LATE_NEWS_S
+                due_s = min(due_s, at_s)
+                if at_s <= now_s:
+                    self._absent.add(index)
+                    told = "ended with exit code 0 and never joined the job; it is waited for by"
+                    lines.append(f"process {index} {told} {listed(waiting)}")
+        return lines, due_s
+
+    def _say_longer(self, now_s: float) -> tuple[list[str], float]:
+        """Say once which processes still run, if most have ended a while ago."""
+        alive = self._processes.alive
+        ended = [process.ended_s for process in self._processes.all if process.code is not None]
+        if self._has_said or len(alive) > len(ended):
+            return [], math.inf
+        due_s = max(ended) + self._warn_after_s
+        if due_s > now_s:
+            return [], due_s
+        self._has_said = True
+        after_s = f"{now_s - max(ended):.0f} s after the others ended"
+        lines = [
+            f"process {process.index} (pid {process.popen.pid}) still runs, {after_s}: "
+            + self._standing(process)
+            for process in alive[:_LINES]
+        ]
+        more = len(alive) - len(lines)
+        return [*lines, *([f"and {more} more"] if more else [])], math.inf
+
+    def _standing(self, process: Process) -> str:
+        gone = self._news.gone.get(process.index)
+        if is_frozen(process.popen.pid):
+            return f"it is stopped by a signal; `kill -CONT {process.popen.pid}` lets it go on"
+        if gone is not None:
+            told = {"left": "it has left the job", "failed": "it told the others that it failed"}
+            return told.get(gone.state, f"the others have lost it ({gone.words})")
+        if process.index not in self._news.joined:
+            return "it has not joined the job"
+        return "`shoal stacks` shows what it does"

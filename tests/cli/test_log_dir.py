@@ -1,0 +1,103 @@
+"""A directory of logs belongs to one job at a time, and to nobody once that has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from shoal.cli import log_dir
+from shoal.cli.log_dir import open_log_dir
+from shoal.errors import UsageError
+
+COMMAND = ["shoal", "run", "-n", "2", "my train.py"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_second_is_refused_and_the_next_is_not(folder):
+    with open_log_dir("logs", COMMAND) as path:
+        assert path == str(folder / "logs")
+        os.symlink(path, "same")
+        for name in ("logs", "same"):
+            with pytest.raises(UsageError) as refused, open_log_dir(name, ["shoal"]):
+                pass
+            told = f"`shoal run -n 2 'my train.py'` (pid {os.getpid()}), which runs since 20"
+            assert str(refused.value).startswith(
+                f"run: --log-dir {name!r} holds the logs of {told}"
+            )
+            assert re.search(
+                r"since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d\ngive each job", str(refused.value)
+            )
+    assert os.listdir("logs") == []
+    with open_log_dir("logs", COMMAND):
+        pass
+
+
+def test_one_of_many_that_come_at_the_same_moment_gets_it():
+    together, done = threading.Barrier(8), threading.Barrier(8)
+    ways = []
+
+    def come(number):
+        together.wait()
+        try:
+            with open_log_dir("logs", [f"job-{number}"]):
+                ways.append(number)
+                done.wait()
+        except UsageError as error:
+            ways.append(str(error))
+            done.wait()
+
+    threads = [threading.Thread(target=come, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = [way for way in ways if isinstance(way, int)]
+    refusals = [way for way in ways if isinstance(way, str)]
+    assert len(refusals) == 7
+    assert all(f"`job-{winner}`" in words for words in refusals)
+
+
+def test_the_lock_of_a_killed_job_is_gone_with_it(folder, child_env):
+    script = (
+        "import sys, time; from shoal.cli.log_dir import open_log_dir\n"
+        "with open_log_dir('logs', ['first']): print('has it', flush=True); time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, env=child_env, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "has it\n"
+        with pytest.raises(UsageError, match=f"`first` \\(pid {first.pid}\\)"):
+            open_log_dir("logs", COMMAND).__enter__()
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    assert os.listdir("logs") == ["job.lock"]
+    with open_log_dir("logs", COMMAND):
+        owner = json.loads((folder / "logs/job.lock").read_text())
+        assert owner["pid"] == os.getpid()
+
+
+def test_a_folder_that_goes_while_the_job_runs_is_no_error(folder):
+    with open_log_dir("logs", COMMAND):
+        os.unlink("logs/job.lock")
+        os.rmdir("logs")
+    assert os.listdir(folder) == []
+
+
+def test_where_files_have_no_locks_a_job_runs_all_the_same(monkeypatch):
+    def flock(_fd, _operation):
+        raise OSError(log_dir._NO_LOCKS[0], "No locks available")
+
+    monkeypatch.setattr(log_dir.fcntl, "flock", flock)
+    with open_log_dir("logs", COMMAND) as path:
+        assert os.listdir(path) == ["job.lock"]

@@ -1,0 +1,117 @@
+"""Which processes that outlive the others are lost, and what is said of those that are not."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from shoal.cli import outliving
+from shoal.cli.news import News
+from shoal.cli.outliving import Outliving
+from shoal.cli.processes import Process, Processes
+
+
+@pytest.fixture
+def frozen(monkeypatch):
+    """Return a set: the pids that a signal has stopped."""
+    pids: set[int] = set()
+    monkeypatch.setattr(outliving, "is_frozen", pids.__contains__)
+    return pids
+
+
+class Watched:
+    """Processes with pids from 100 on, all of which have joined."""
+
+    def __init__(self, count):
+        self.processes, self.news = Processes(), News(count)
+        for index in range(count):
+            popen = SimpleNamespace(pid=100 + index)
+            self.processes.all.append(Process(index, popen, None, None))
+            self.news.hear({"joined": index})
+        self.outliving = Outliving(self.processes, self.news, warn_after_s=10, lost_after_s=5)
+
+    def go(self, process, state, at_s, *, is_dismissed=False):
+        if is_dismissed:
+            self.news.hear({"dismissed": process})
+        self.news.hear({"gone": process, "state": state, "words": "silent", "at_s": at_s})
+
+    def end(self, process, at_s):
+        self.processes.all[process].code, self.processes.all[process].ended_s = 0, at_s
+
+    def lost(self, now_s):
+        return [process.index for process in self.outliving.look(now_s).lost]
+
+
+def test_who_is_declared_lost_is_lost_at_once_whoever_else_has_ended(frozen):
+    watched = Watched(3)
+    watched.go(0, "left", 1.0)
+    watched.go(1, "lost", 2.0, is_dismissed=True)
+    watched.end(0, 1.0)
+    assert watched.lost(2.0) == [1]
+    watched.processes.all[1].is_lost = True
+    assert watched.lost(3.0) == []
+
+
+def test_a_connection_that_ended_may_be_the_begin_of_a_processs_end(frozen):
+    watched = Watched(2)
+    watched.go(1, "lost", 2.0)
+    assert watched.lost(2.0) == []
+    assert watched.outliving.look(2.0).due_s == 7.0
+    assert watched.lost(7.0) == [1]
+    watched.end(1, 7.5)
+    assert watched.lost(8.0) == []
+
+
+def test_who_works_on_alone_is_not_lost_unless_it_stands_still(frozen):
+    watched = Watched(2)
+    watched.go(0, "left", 1.0)
+    watched.end(0, 1.0)
+    watched.go(1, "lost", 70.0, is_dismissed=True)
+    assert watched.lost(1000.0) == []
+    frozen.add(101)
+    assert watched.lost(1000.0) == [1]
+
+
+def test_a_job_of_one_has_nobody_to_lose_it(frozen):
+    watched = Watched(1)
+    watched.go(0, "lost", 1.0, is_dismissed=True)
+    assert watched.outliving.look(1e9) == ((), (), math.inf)
+
+
+def test_who_runs_longer_than_most_is_named_once_with_what_is_known(frozen):
+    watched = Watched(8)
+    watched.news.joined.remove(4)
+    for process, state in ((5, "left"), (6, "failed"), (7, "lost")):
+        watched.go(process, state, 3.0)
+    frozen.add(107)
+    for process in range(3):
+        watched.end(process, 5.0)
+    assert watched.outliving.look(100.0).lines == []  # most still run
+    watched.end(3, 20.0)
+    watched.processes.all[7].is_lost = True
+    look = watched.outliving.look(20.5)
+    assert (look.lines, look.due_s) == ([], 30.0)
+    lines = watched.outliving.look(30.0).lines
+    head = "process {} (pid {}) still runs, 10 s after the others ended: "
+    assert lines == [
+        head.format(4, 104) + "it has not joined the job",
+        head.format(5, 105) + "it has left the job",
+        head.format(6, 106) + "it told the others that it failed",
+        head.format(7, 107) + "it is stopped by a signal; `kill -CONT 107` lets it go on",
+    ]
+    assert watched.outliving.look(99.0).lines == []
+
+
+def test_who_ended_without_joining_is_named_to_those_who_wait(frozen):
+    watched = Watched(4)
+    watched.news.joined -= {2, 3}
+    watched.end(3, 1.0)
+    look = watched.outliving.look(1.5)  # its HELLO may be on its way
+    assert (look.lines, look.due_s) == ([], 2.0)
+    assert watched.outliving.look(2.0).lines == [
+        "process 3 ended with exit code 0 and never joined the job; it is waited for by processes "
+        "0-1"
+    ]
+    assert watched.outliving.look(3.0).lines == []
