@@ -12,15 +12,17 @@ from collectives.jobs import PATIENCE_S, run_all
 from shoal.collectives import windows
 from shoal.collectives.flow import Flow
 from shoal.collectives.stream import spread
-from shoal.collectives.windows import WINDOW_BYTES, find_windows
+from shoal.collectives.windows import WINDOW_BYTES, Passing, meet_at_windows
 from shoal.runtime.agreement import Call
 from shoal.runtime.coordinator_local import LocalJob
 
 
-def found_by_all(num_processes):
-    def find(coordinator):
-        return find_windows(Flow(coordinator, Call("test", "test", ""), PATIENCE_S))
+def find(coordinator):
+    flow = Flow(coordinator, Call("test", "test", ""), PATIENCE_S)
+    return meet_at_windows(flow, Passing(None, {}, {0: 1}))
 
+
+def found_by_all(num_processes):
     return run_all(LocalJob(num_processes), find)
 
 
@@ -85,10 +87,22 @@ def test_it_is_looked_for_once():
     job = LocalJob(2)
 
     def find_twice(coordinator):
-        flow = Flow(coordinator, Call("test", "test", ""), PATIENCE_S)
-        return find_windows(flow) is find_windows(flow) is not None
+        return find(coordinator) is find(coordinator) is not None
 
     assert run_all(job, find_twice) == [True, True]
+
+
+@pytest.mark.parametrize("how", [None, switched_off])
+def test_all_look_again_if_one_was_interrupted_while_it_looked(how, monkeypatch):
+    if how is not None:
+        how(monkeypatch)
+    job = LocalJob(3)
+    before = run_all(job, find)
+    windows._known(job.coordinators[1]).clear()
+    after = run_all(job, find)
+    assert {type(seen) for seen in after} == {type(before[0])}
+    assert all(new is not old for new, old in zip(after, before, strict=True)) or how
+    assert run_all(job, find) == after
 
 
 def test_a_slow_process_finds_each_piece_as_it_was_laid_out(monkeypatch):
@@ -115,7 +129,7 @@ def test_a_slow_process_finds_each_piece_as_it_was_laid_out(monkeypatch):
         return spread(coordinator, 0, data, value.size, timeout_s=PATIENCE_S)
 
     job = LocalJob(2)
-    run_all(job, lambda c: find_windows(Flow(c, Call("test", "test", ""), PATIENCE_S)))
+    run_all(job, find)
     monkeypatch.setattr(windows.Bytes, "fill", fill_and_say)
     monkeypatch.setattr(windows.Bytes, "write", wait_and_write)
     _, came = run_all(job, go)

@@ -32,7 +32,7 @@ from shoal.collectives.ring import (
     rotation,
     tree,
 )
-from shoal.collectives.windows import Windows, find_windows
+from shoal.collectives.windows import Passing, meet_at_windows
 from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
@@ -90,9 +90,7 @@ def spread(
     if len(flow.members) > 1 and num_bytes:
         _move(
             flow,
-            lambda found: found.pass_on(
-                flow, value if is_source else None, {source: place}, {source: num_bytes}
-            ),
+            Passing(value if is_source else None, {source: place}, {source: num_bytes}),
             lambda: partial(
                 _spread, flow, source, Outgoing(value) if is_source else value, num_bytes
             ),
@@ -150,8 +148,7 @@ def collect(
     if len(members) > 1 and any(sizes):
         _move(
             flow,
-            lambda found: found.pass_on(
-                flow,
+            Passing(
                 own,
                 dict(zip(members, places, strict=False)),  # there are none where nothing is taken
                 dict(zip(members, sizes, strict=True)),
@@ -167,7 +164,7 @@ def collect(
 
 def _move(
     flow: Flow,
-    through: Callable[[Windows], object],
+    passing: Passing,
     over: Callable[[], Callable[[Ring], object]],
     relay: Callable[[], object],
     copy: Callable[[], object],
@@ -179,9 +176,9 @@ def _move(
     process could take what belongs to one lane for what belongs to the other. So they are for lane
     "main" alone.
     """
-    windows = find_windows(flow) if flow.lane == "main" else None
+    windows = meet_at_windows(flow, passing) if flow.lane == "main" else None
     if windows is not None:
-        through(windows)
+        windows.pass_on(flow, passing)
         return
     if flow.lane != "main" or flow.group is not None or not has_devices(flow.coordinator):
         copy()

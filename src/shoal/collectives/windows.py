@@ -15,7 +15,7 @@ import os
 import secrets
 from collections.abc import Hashable, Mapping
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call
 from shoal.runtime.hello import host_id
 
-__all__ = ["WINDOW_BYTES", "Windows", "find_windows"]
+__all__ = ["WINDOW_BYTES", "Passing", "Windows", "meet_at_windows"]
 
 _PIECE_BYTES = 4 << 20
 WINDOW_BYTES = 2 * _PIECE_BYTES
@@ -35,29 +35,47 @@ _MOST_PROCESSES = 64  # each opens the window of each
 _MOST_GROUPS = 4  # that have windows of their own, beside all processes of the job
 
 
+class Passing(NamedTuple):
+    """What passes between processes, as one of them sees it."""
+
+    value: Bytes | None  # its own
+    places: Mapping[int, Bytes]  # where what it wants goes, by the process that has it
+    sizes: Mapping[int, int]  # bytes, of each process that has a value
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all values together."""
+        return sum(self.sizes.values())
+
+
 class Windows:
     """The windows of all processes of a job, or of a group, as one of them sees them."""
 
     def __init__(self, process: int, windows: Mapping[int, ByteArray]) -> None:
         self._process, self._windows = process, windows
 
-    def pass_on(
-        self, flow: Flow, value: Bytes | None, places: dict[int, Bytes], sizes: dict[int, int]
-    ) -> None:
-        """Give the `value` of each process in `sizes` to all that have a place for it.
+    def lay_out(self, passing: Passing, begin: int) -> None:
+        """Put a piece of this process's value where the others read it."""
+        slot = begin % (2 * _PIECE_BYTES)
+        if passing.value is not None:
+            passing.value.fill(self._windows[self._process][slot : slot + _PIECE_BYTES], begin)
+
+    def pass_on(self, flow: Flow, passing: Passing) -> None:
+        """Give the value of each process to all that have a place for it, from the first piece on,
+        at which all have met.
 
         Slot 0 is written again when all have met at the piece in slot 1, for nobody comes there
         before it has copied the piece in slot 0.
         """
-        total = sum(sizes.values())
-        for begin in range(0, max(sizes.values()), _PIECE_BYTES):
+        total = passing.num_bytes
+        for begin in range(0, max(passing.sizes.values()), _PIECE_BYTES):
             fault_points.reach("stream.before_chunk", self._process)
+            if begin:
+                self.lay_out(passing, begin)
+                flow.meet(f"bytes from {begin} of {total}")
             slot = begin % (2 * _PIECE_BYTES)
-            if value is not None:
-                value.fill(self._windows[self._process][slot : slot + _PIECE_BYTES], begin)
-            flow.meet(f"bytes from {begin} of {total}")
-            for process, place in places.items():
-                count = max(0, min(_PIECE_BYTES, sizes[process] - begin))
+            for process, place in passing.places.items():
+                count = max(0, min(_PIECE_BYTES, passing.sizes[process] - begin))
                 place.write(begin, self._windows[process][slot : slot + count])
                 flow.moved_bytes += count
             flow.tell()
@@ -65,19 +83,30 @@ class Windows:
         flow.meet(f"the last bytes of {total}")
 
 
-def find_windows(flow: Flow) -> Windows | None:
-    """Return the windows of the processes of a flow, None if they do not see each other's memory.
+def meet_at_windows(flow: Flow, passing: Passing) -> Windows | None:
+    """Return the windows of the processes of a flow, with the first piece laid out in each; None if
+    they do not see each other's memory.
 
     The first time, these processes tell each other where their windows are, look, and tell whether
-    they saw. All of them remember the same.
+    they saw. A process that was interrupted in that does not know what the others remember; it says
+    so where all meet anyway, and they begin anew.
     """
     known = _known(cast(Hashable, flow.coordinator))
-    if flow.group not in known:
-        groups = sum(group is not None and found is not None for group, found in known.items())
-        has_room = len(flow.members) <= _MOST_PROCESSES
-        has_room = has_room and (flow.group is None or groups < _MOST_GROUPS)
-        known[flow.group] = _look(flow, has_room)
-    return known[flow.group]
+    windows = known.get(flow.group)
+    if windows is not None:
+        windows.lay_out(passing, 0)
+    stage = f"bytes from 0 of {passing.num_bytes}"
+    if not any(flow.meet(stage, b"" if flow.group in known else b"?").values()):
+        return windows
+    known.pop(flow.group, None)
+    groups = sum(group is not None and found is not None for group, found in known.items())
+    has_room = len(flow.members) <= _MOST_PROCESSES
+    has_room = has_room and (flow.group is None or groups < _MOST_GROUPS)
+    windows = known[flow.group] = _look(flow, has_room)
+    if windows is not None:
+        windows.lay_out(passing, 0)
+        flow.meet(f"{stage}, laid out")
+    return windows
 
 
 @lru_cache(maxsize=8)
