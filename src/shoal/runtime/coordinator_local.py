@@ -22,6 +22,8 @@ from shoal.runtime.messages import beat_of
 from shoal.runtime.points import checked_processes
 from shoal.runtime.progress import Progress
 from shoal.runtime.stacks import stacks
+from shoal.runtime.trail import Trails
+from shoal.runtime.trail_search import compares_trails
 from shoal.runtime.troubles import Troubles
 from shoal.runtime.verdicts import Self, waiting_line
 
@@ -182,6 +184,7 @@ class LocalCoordinator:
         self._lanes = Lanes(self._me)
         self._progress = Progress(job.clock)
         self._troubles = Troubles(self._me, job.clock)
+        self._trails = Trails(process, len(self._me.hosts))
         self._stop = Stop(process, job.clock)
 
     @property
@@ -219,6 +222,12 @@ class LocalCoordinator:
         """See `Coordinator.stop`."""
         return self._stop
 
+    @property
+    def trails(self) -> Trails:
+        """See `Coordinator.trails`."""
+        return self._trails
+
+    @compares_trails
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:

@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.coordinator import Point
 from shoal.runtime.differing import excerpts
+from shoal.runtime.trail import trail_facts, trails_differ
 
 __all__ = [
     "Answer",
@@ -18,6 +19,7 @@ __all__ = [
     "Reply",
     "Wait",
     "circle_facts",
+    "differ",
     "find_circle",
     "place_text",
     "sides_facts",
@@ -153,12 +155,19 @@ def what_of(point: Point) -> tuple[str, str, bool]:
     return point.name, point.fingerprint, point.survivors
 
 
+def differ(one: Point, other: Point) -> bool:
+    """Say whether two that came to one gathering came for different things, or differently."""
+    return what_of(one) != what_of(other) or trails_differ(one.trail, other.trail)
+
+
 def sides_facts(gathering: Gathering[Any]) -> dict[str, Any]:
     """Group who arrived by what they came for; the first to come speaks for its side.
 
     A row is name, fingerprint, site and processes. All are told at once of the first who differs,
-    so there are two.
+    so there are two. Where trails differ, that is what is told: the calls before are the cause.
     """
+    if facts := trail_facts((p, wait.point) for p, wait in gathering.arrived.items()):
+        return facts
     sides: dict[tuple[str, str, bool], tuple[Point, list[int]]] = {}
     for process, wait in gathering.arrived.items():
         sides.setdefault(what_of(wait.point), (wait.point, []))[1].append(process)

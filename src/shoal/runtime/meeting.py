@@ -27,9 +27,9 @@ from shoal.runtime.gathering import (
     Reply,
     Wait,
     circle_facts,
+    differ,
     find_circle,
     sides_facts,
-    what_of,
 )
 from shoal.runtime.losses import Losses
 from shoal.runtime.messages import Beat
@@ -268,7 +268,7 @@ class Meeting(Generic[To]):
                 return self._finish(now, gathering, self._losses.service_answer())
             if self._gone and len(arrived) == 1 and any(p in line.members for p in self._gone):
                 return self._finish(now, gathering, self._losses.answer(line.members))
-        if mine is not first and what_of(mine) != what_of(first):
+        if mine is not first and differ(mine, first):
             return self._finish(now, gathering, Answer("diverged", sides_facts(gathering)))
         if self._is_complete(gathering):
             return self._complete(now, gathering)

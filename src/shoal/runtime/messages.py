@@ -79,7 +79,7 @@ def _point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
     if not isinstance(row, list) or len(row) != len(Point._fields):
         raise FrameError("field 'point' is no point")
     point = Point(*row)
-    for text in (point.name, point.lane, point.fingerprint, point.site):
+    for text in (point.name, point.lane, point.fingerprint, point.site, point.trail):
         if type(text) is not str:
             raise FrameError("field 'point' has no text where it must")
     if type(point.survivors) is not bool:

@@ -30,6 +30,7 @@ class Point(NamedTuple):
     fingerprint: str = ""  # whatever else must be equal: operation, shapes, dtypes, options
     site: str = ""  # where the caller stands, "train.py:31 (main)"; shown, never compared
     survivors: bool = False  # who is gone is not waited for; else their loss is everybody's error
+    trail: str = ""  # of the calls before it, see `trail`; filled in by coordinators
 
     @property
     def place(self) -> str:
@@ -69,7 +70,7 @@ def checked(
         `timeout_s` is not positive; a text or the payload is too long. All offences at once.
     """
     offences = []
-    name, group, lane, fingerprint, site, _ = point
+    name, group, lane, fingerprint, site = point[:5]
     if len(name) + len(lane) + len(fingerprint) + len(site) > _MAX_TEXT:
         lengths = f"name {len(name)}, lane {len(lane)}, fingerprint {len(fingerprint)}"
         told = f"{lengths}, site {len(site)} characters; {_MAX_TEXT} together are allowed"
