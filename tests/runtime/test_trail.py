@@ -14,7 +14,7 @@ from shoal.runtime.coordinator_local import LocalJob
 from shoal.runtime.trail import Entry, Trail, Trails
 from shoal.testing.coordinator_contract import PATIENCE_S, Stage, meet, run_together
 
-SPEC = ("same=True", "['w']: float32[8,4], Layout(x, -)", "['b']: float32[4], Layout(-)")
+SPEC = ("same=True", "['w']: float32[8,4] as (x, -)", "['b']: float32[4] as (-)")
 
 
 def put(coordinator, values="3f2a\n77aa", site="train.py:12 (main)", spec=SPEC, **more):
@@ -72,8 +72,8 @@ def test_equal_calls_pass_and_cost_nothing_afterwards(make_job):
 
 def test_other_values_name_the_leaf_and_what_was_meant():
     assert differing(put, lambda c: put(c, "3f2a\n91bc")) == [
-        "  process 0: put at train.py:12 (main): ['b']: float32[4], Layout(-): values 77aa",
-        "  process 1: put at train.py:12 (main): ['b']: float32[4], Layout(-): values 91bc",
+        "  process 0: put at train.py:12 (main): ['b']: float32[4] as (-): values 77aa",
+        "  process 1: put at train.py:12 (main): ['b']: float32[4] as (-): values 91bc",
         "put takes equal values on all processes, and does not join each process's own rows",
         "if only the values that own devices hold shall count, say put(..., same=False)",
     ]
@@ -82,8 +82,8 @@ def test_other_values_name_the_leaf_and_what_was_meant():
 def test_another_shape():
     other = (*SPEC[:2], SPEC[2].replace("[4]", "[6]"))
     assert differing(put, lambda c: put(c, spec=other)) == [
-        "  process 0: put at train.py:12 (main): ['b']: float32[4], Layout(-): values 77aa",
-        "  process 1: put at train.py:12 (main): ['b']: float32[6], Layout(-): values 77aa",
+        "  process 0: put at train.py:12 (main): ['b']: float32[4] as (-): values 77aa",
+        "  process 1: put at train.py:12 (main): ['b']: float32[6] as (-): values 77aa",
     ]
 
 
@@ -257,8 +257,8 @@ def test_what_cannot_be_found_out_does_not_hide_that_they_differ():
     assert type(stray()) is DivergenceError
     for error in errors:
         assert type(error) is DivergenceError
-        assert "process 0: 1 calls, digest" in str(error)
-        assert "process 1: no call: it comes to 'go' (train.py:20 (main))" in str(error)
+        assert "process 0: 1 call, digest" in str(error)
+        assert "process 1: no call; then it comes to 'go' (train.py:20 (main))" in str(error)
 
 
 def test_a_job_of_one_leaves_nothing():

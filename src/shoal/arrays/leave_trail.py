@@ -92,8 +92,13 @@ def _mesh_line(mesh: Mesh) -> str:
 def _line(
     path: str, shape: tuple[int, ...], dtype: Any, layout: Layout, mesh: int, several: bool
 ) -> str:
-    where = f" (mesh {mesh})" if several else ""
-    return f"{path}: {dtype}{list(shape)}, {layout!r}{where}"
+    """Say what a leaf is and where it lies; of the mesh, which has a line of its own, the number.
+
+    `['w']: float32[8,4] as (x, -)`, and with several meshes `... on mesh 1`.
+    """
+    dims = layout.text.removesuffix(f" @ {layout.mesh.text}")
+    sizes = ",".join(map(str, shape))
+    return f"{path}: {dtype}[{sizes}] as ({dims})" + (f" on mesh {mesh}" if several else "")
 
 
 def _facts(leaf: Leaf) -> tuple[str, tuple[int, ...], Any, Layout]:

@@ -60,7 +60,7 @@ class _Side(NamedTuple):
 
     @property
     def end(self) -> str:
-        """In words, where its calls ended."""
+        """Where its calls ended, in words."""
         return f"it comes to {self.name!r}" + (f" ({self.site})" if self.site else "")
 
 
@@ -159,5 +159,5 @@ class _Calls:
 
 def _unexplained(side: _Side) -> str:
     count, _, digest = side.text.partition(":")
-    made = f"{count} calls, digest {digest[:8]}" if count else "no call"
-    return f"{made}: {side.end}"
+    made = f"{count} call{'' if count == '1' else 's'}, digest {digest[:8]}" if count else "no call"
+    return f"{made}; then {side.end}"
