@@ -52,20 +52,7 @@ def differ_in_every_way(path):
         shoal.put(value, Layout(shoal.make_mesh({"y": 2}, devices=[0, 1]), "y", None))
     told.meet("equal")
 
-    for _ in range(1 + odd):
-        shoal.put(value, rows)
-    told.meet("once more", lambda: shoal.broadcast({"secret": 1}))
-
-    if odd:
-        shoal.put(value, rows)
-    else:
-        shoal.put(value, rows)
-    told.meet("elsewhere", lambda: shoal.assert_same(3))
-
-    shoal.pack([value[: 2 + 2 * odd]] * 2, rows)
-    told.meet("shape", lambda: shoal.save(path, {"step": 1}))
-    assert not os.path.exists(path)
-
+    differ_in_calls(path, told, value, rows, odd=odd)
     large = np.zeros((3 << 16, 4), np.float32)
     large[-1] = odd
     shoal.put(large, rows)
@@ -81,6 +68,23 @@ def differ_in_every_way(path):
     shoal.put(value + odd, rows)
     told.meet("at the end", shoal.shutdown, again=None)
     return told.by_name
+
+
+def differ_in_calls(path, told, value, rows, *, odd):
+    """Another number of calls, another place, another shape."""
+    for _ in range(1 + odd):
+        shoal.put(value, rows)
+    told.meet("once more", lambda: shoal.broadcast({"secret": 1}))
+
+    if odd:
+        shoal.put(value, rows)
+    else:
+        shoal.put(value, rows)
+    told.meet("elsewhere", lambda: shoal.assert_same(3))
+
+    shoal.pack([value[: 2 + 2 * odd]] * 2, rows)
+    told.meet("shape", lambda: shoal.save(path, {"step": 1}))
+    assert not os.path.exists(path)
 
 
 def come_late(index, told, put):
