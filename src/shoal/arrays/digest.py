@@ -7,6 +7,7 @@ https://xxhash.com): fast, not cryptographic.
 from __future__ import annotations
 
 import mmap
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -20,9 +21,10 @@ __all__ = ["digest"]
 HostArray = np.ndarray[Any, Any]
 
 WHOLE_BYTES = 1 << 20  # arrays up to this size are read as a whole
-PLACES, PLACE_BYTES = 1024, 64  # of larger ones so many places, evenly spaced, ends included
+PLACES, PLACE_BYTES = 256, 64  # of larger ones so many places, evenly spaced, ends included
 # Of a mapped file, whatever is not in memory yet must be read from disk: a few pages.
 MAPPED_PLACES, MAPPED_PLACE_BYTES = 8, 512
+MAPPED_WHOLE_BYTES = MAPPED_PLACES * MAPPED_PLACE_BYTES
 
 
 def digest(value: HostArray) -> str:
@@ -36,18 +38,14 @@ def digest(value: HostArray) -> str:
     True
     """
     array = np.asarray(value)
-    is_mapped = _is_mapped(array)
-    places, place_bytes = (
-        (MAPPED_PLACES, MAPPED_PLACE_BYTES) if is_mapped else (PLACES, PLACE_BYTES)
-    )
-    limit = places * place_bytes if is_mapped else WHOLE_BYTES
-    kind = " (a sample of a mapped file)" if is_mapped else ""
-    if array.nbytes <= limit:
+    if array.nbytes > MAPPED_WHOLE_BYTES and _is_mapped(array):
+        # Each item of a strided array may lie in a page of its own.
+        items = MAPPED_PLACE_BYTES // array.itemsize if array.flags.c_contiguous else 1
+        sample = _sample(array, MAPPED_PLACES, max(1, items))
+        return f"{_hash(sample)} (a sample of a mapped file)"
+    if array.nbytes <= WHOLE_BYTES:
         return _hash(np.ascontiguousarray(array))
-    if is_mapped and not array.flags.c_contiguous:
-        place_bytes = 1  # each item may lie in a page of its own
-    kind = kind or " (a sample)"
-    return _hash(_sample(array, places, max(1, place_bytes // array.itemsize))) + kind
+    return f"{_hash(_sample(array, PLACES, max(1, PLACE_BYTES // array.itemsize)))} (a sample)"
 
 
 def _sample(array: HostArray, places: int, items: int) -> HostArray:
@@ -63,12 +61,16 @@ def _sample(array: HostArray, places: int, items: int) -> HostArray:
 
 
 def _hash(array: HostArray) -> str:
-    array = native(array)
-    bits = jax.dtypes.itemsize_bits(array.dtype)
-    data = array.reshape(-1).view(np.uint8)
+    data = native(array).reshape(-1).view(np.uint8)
+    bits = _bits(array.dtype)
     if bits < 8:  # in memory a byte each; the rest of it is no part of the value
         data = data & np.uint8((1 << bits) - 1)
     return xxhash.xxh3_64_hexdigest(data.data)
+
+
+@lru_cache(maxsize=64)
+def _bits(dtype: np.dtype[Any]) -> int:
+    return int(jax.dtypes.itemsize_bits(dtype.newbyteorder("=")))
 
 
 def _is_mapped(array: HostArray) -> bool:

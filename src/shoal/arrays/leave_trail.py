@@ -55,7 +55,7 @@ def leave_trail(
     lines = [_line(*_facts(leaf), meshes.index(leaf.layout.mesh) if several else 0, several)
              for leaf in leaves]  # fmt: skip
     spec = (*options, *map(_mesh_line, meshes), *lines)
-    told = "\n".join(map(_digest, leaves)) if values and leaves else ""
+    told = "\n".join(map(_digest, leaves)) if values else ""
     entry = Entry(operation, callsite(), spec, told)
     coordinator.trails.record(entry, group=None if is_all else owners, lane=lane)
 
@@ -97,8 +97,9 @@ def _line(
     `['w']: float32[8,4] as (x, -)`, and with several meshes `... on mesh 1`.
     """
     dims = layout.text.removesuffix(f" @ {layout.mesh.text}")
+    split = dims if dims.startswith("(") else f"({dims})"  # of no dims it is "()"
     sizes = ",".join(map(str, shape))
-    return f"{path}: {dtype}[{sizes}] as ({dims})" + (f" on mesh {mesh}" if several else "")
+    return f"{path}: {dtype}[{sizes}] as {split}" + (f" on mesh {mesh}" if several else "")
 
 
 def _facts(leaf: Leaf) -> tuple[str, tuple[int, ...], Any, Layout]:

@@ -8,7 +8,8 @@
 * How a process stays one, and ends: `watcher` (the thread that speaks for it), `progress` (how far
   it came), `troubles` (who is gone), `stacks`, `ending` (when it hangs), `exit_guard`.
 * Meeting: `coordinator` is the seam, about `points`; `joining`, `meeting` (with `gathering`,
-  `losses`, `asking`, `record`) and `liveness` are the rules, pure state machines; `answers` and
+  `losses`, `asking`, `record`) and `liveness` are the rules, pure state machines; `trail` is what
+  calls that send nothing bring there, `trail_search` finds where it differs; `answers` and
   `verdicts` put answers into words; `callsite` and `lanes` say where and in which line one waits.
 * Two ways to meet: `coordinator_local` in one process; `coordinator_tcp` (with `hello`, `channel`,
   `calls`) at the `meeting_place` (with `jobs`, `roles`, `messages`, `connections`), which speak in
