@@ -28,7 +28,7 @@ def conclude(
         troubles.acknowledge(name for name, _ in facts["services"])
         return dict.fromkeys(facts["alive"], b"")
     if "trails" in facts:
-        raise TrailsDiffer(facts["trails"])
+        raise TrailsDiffer(facts["trails"], facts.get("lane"))
     if point.lane == "main" and answer.kind in ("lost", "failed"):
         troubles.tell(process for process, _ in facts["gone"])
         troubles.tell(name for name, _ in facts.get("services", ()))

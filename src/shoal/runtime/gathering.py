@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from shoal.runtime.coordinator import Point
 from shoal.runtime.differing import excerpts
 from shoal.runtime.trail import trail_facts, trails_differ
+from shoal.runtime.trail_marks import SharedMarks
 
 __all__ = [
     "Answer",
@@ -60,7 +61,9 @@ class Wait(NamedTuple, Generic[To]):
 class Gathering(Generic[To]):
     """One meeting of a line: open while `answer` is None, afterwards a tombstone."""
 
-    __slots__ = ("answer", "arrived", "deadline", "limit", "line", "owing", "question", "survivors")
+    __slots__ = (
+        "answer", "arrived", "deadline", "limit", "line", "marks", "owing", "question", "survivors"
+    )  # fmt: skip
 
     def __init__(self, line: Line[To], survivors: bool) -> None:
         self.line = line
@@ -70,6 +73,7 @@ class Gathering(Generic[To]):
         self.owing: set[int] = set()  # living members that must still be told
         self.deadline = math.inf
         self.limit = (-1, math.inf)  # whose deadline that is, and its time-out in seconds
+        self.marks = SharedMarks()  # what the trails of other lanes have in common
         self.question: int | None = None  # past the deadline, where the others are is asked
 
     def expects(self, process: int) -> bool:

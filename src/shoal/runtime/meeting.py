@@ -270,6 +270,8 @@ class Meeting(Generic[To]):
                 return self._finish(now, gathering, self._losses.answer(line.members))
         if mine is not first and differ(mine, first):
             return self._finish(now, gathering, Answer("diverged", sides_facts(gathering)))
+        if "\n" in mine.trail and (facts := gathering.marks.add(process, mine.trail)):
+            return self._finish(now, gathering, Answer("diverged", facts))
         if self._is_complete(gathering):
             return self._complete(now, gathering)
         waiting = self._open[line.lane]

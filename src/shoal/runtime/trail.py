@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError
 from shoal.runtime.points import Point
+from shoal.runtime.trail_marks import Lane, Marks, exact_of, lanes_of
 
 __all__ = ["Entry", "Trail", "Trails", "TrailsDiffer", "trail_facts", "trails_differ"]
 
@@ -85,9 +86,11 @@ _of_long = lru_cache(maxsize=8)(_computed)  # each takes megabytes
 class Trail:
     """The calls of one group in one lane, by number, from 0; the last of them are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, base: str = "") -> None:
+        self.base = base  # which first call it is that it counts from
         self.count = 0
         self.digest = b""  # of all calls so far
+        self.marks = Marks()
         self.is_unknown = False  # processes may have counted from different calls
         self._before = b""  # the digest of all calls before those that are kept
         self._kept: deque[tuple[Entry, bytes, int]] = deque()  # entry, digest so far, size
@@ -109,6 +112,7 @@ class Trail:
         """Take a call."""
         self.digest = entry.chained(self.digest)
         self.count += 1
+        self.marks.add(self.count, self.digest)
         is_same = bool(self._kept) and self._kept[-1][0].spec == entry.spec
         size = len(entry.values) + len(entry.site)
         size += 0 if is_same else _spec_of(entry.spec).num_bytes
@@ -121,6 +125,14 @@ class Trail:
         """All have agreed on the first `count` calls."""
         while self._kept and self.first_kept < count:
             self._forget_oldest()
+
+    def first(self, count: int) -> Trail:
+        """Return the trail of the first calls alone, of which `count` were made."""
+        trail = Trail(self.base)
+        trail._before, trail.count = self._before, count
+        trail._kept = deque(list(self._kept)[: max(0, count - self.first_kept)])
+        trail.digest = self.digest_of(count)
+        return trail
 
     def entry(self, number: int) -> Entry | None:
         """Return a call, or None if it was not made."""
@@ -183,10 +195,12 @@ class Trails:
         self._note(point.lane)
         if not self._trails or point.survivors:
             return point
-        key = (self._group(point.group), point.lane)
+        group = self._group(point.group)
         with self._lock:
-            trail = self._trails.get(key)
+            trail = self._trails.get((group, point.lane))
             text = "" if trail is None else trail.text
+            if point.lane == "main":
+                text += lanes_of(self._beside(group))
         return point._replace(trail=text) if text else point
 
     def agree(self, point: Point) -> None:
@@ -197,13 +211,32 @@ class Trails:
         with self._lock:
             if point.survivors:
                 self._start_again(*key)
-            elif (trail := self._trails.get(key)) is not None and point.trail != _UNKNOWN:
+            elif (trail := self._trails.get(key)) is not None and not trail.is_unknown:
                 trail.forget(_count_of(point.trail))
 
-    def start_anew(self, point: Point) -> Trail:
+    def start_anew(self, point: Point, base: str) -> Trail:
         """All know that the trail of this point differs: begin another; return the old one."""
+        key = (self._group(point.group), point.lane)
         with self._lock:
-            return self._trails.pop((self._group(point.group), point.lane), Trail())
+            old = self._trails.get(key, Trail())
+            self._trails[key] = Trail(base)
+            return old
+
+    def stop_comparing(self, point: Point, lane: str, count: int) -> Trail:
+        """All know that another lane differs in its first calls, which nobody can begin anew for
+        all at once: return these calls."""
+        with self._lock:
+            trail = self._trails.setdefault((self._group(point.group), lane), Trail())
+            trail.is_unknown = True
+            return trail.first(min(count, trail.count))
+
+    def _beside(self, group: Group) -> list[Lane]:
+        """Return what is to be told of the group's lanes beside the main line."""
+        return [
+            Lane(name, trail.base, trail.marks.text)
+            for (members, name), trail in self._trails.items()
+            if members == group and name != "main" and trail.count and not trail.is_unknown
+        ]
 
     def _start_again(self, group: Group, lane: str) -> None:
         """The survivors of a group stand at one point of this lane: it starts there. Where they
@@ -244,15 +277,19 @@ class TrailsDiffer(DivergenceError):
     """The trails of those that met differ; where they do, is not known yet.
 
     `rows` holds, for each version: its text, the name and the call site of the point, processes.
+    `lane` names the one beside the main line that it is about; None: that of the point.
     """
 
-    def __init__(self, rows: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, rows: Sequence[Sequence[Any]], lane: str | None = None) -> None:
         super().__init__("processes disagree on an earlier call")
-        self.rows = rows
+        self.rows, self.lane = rows, lane
 
 
 def trails_differ(one: str, other: str) -> bool:
     """Say whether two trails, as arrivals tell them, show that calls differed."""
+    if one == other:  # nearly always
+        return False
+    one, other = exact_of(one), exact_of(other)
     return one != other and _UNKNOWN not in (one, other)
 
 
@@ -260,18 +297,19 @@ def trail_facts(points: Iterable[tuple[int, Point]]) -> dict[str, Any]:
     """Group who arrived by trail, as an answer tells it; empty if the trails do not differ."""
     sides: dict[str, tuple[Point, list[int]]] = {}
     for process, point in points:
-        if not point.survivors and point.trail != _UNKNOWN:
-            sides.setdefault(point.trail, (point, []))[1].append(process)
+        text = exact_of(point.trail)
+        if not point.survivors and text != _UNKNOWN:
+            sides.setdefault(text, (point, []))[1].append(process)
     if len(sides) < 2:
         return {}
     rows = sorted((sorted(processes), point) for point, processes in sides.values())
     return {
         "trails": [
-            [point.trail[:_TEXT], point.name[:_TEXT], point.site[:_TEXT], processes]
+            [exact_of(point.trail)[:_TEXT], point.name[:_TEXT], point.site[:_TEXT], processes]
             for processes, point in rows
         ]
     }
 
 
 def _count_of(text: str) -> int:
-    return int(text.partition(":")[0] or 0)
+    return int(exact_of(text).partition(":")[0] or 0)

@@ -1,0 +1,99 @@
+"""Trails that are not at one point: compared as far as both have come.
+
+Beside the main line, threads make their calls at their own pace, so two processes rarely have the
+same number of them when their main lines meet. Each brings digests of its first n calls for a few
+n, its *marks*, chosen so that two processes always share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+__all__ = ["Lane", "Marks", "SharedMarks", "exact_of", "lanes_of"]
+
+_DIGEST_BYTES = 8  # of a mark: a chance of 2^-64 to overlook what differs
+_MOST_LANES = 8  # of which an arrival tells
+_MOST_TEXT = 200  # characters of the name of a lane that is told of
+
+
+class Marks:
+    """The marks of one trail: every power of two, and the last two multiples of each.
+
+    Two trails of a ≥ b calls share a mark that is at least the largest power of two ≤ b, and more
+    than b - 2(a - b): with 1,000 and 993 calls they share that of 992.
+    """
+
+    def __init__(self) -> None:
+        self._powers: list[tuple[int, str]] = []
+        self._levels: list[tuple[tuple[int, str], ...]] = []  # [n]: multiples of 2^n, ascending
+
+    def add(self, count: int, digest: bytes) -> None:
+        """The first `count` calls have this digest; every count comes once, in order, from 1."""
+        mark = (count, digest[:_DIGEST_BYTES].hex())
+        level = 0
+        while count % (1 << level) == 0:
+            if level == len(self._levels):
+                self._levels.append(())
+                self._powers.append(mark)
+            self._levels[level] = (*self._levels[level][-1:], mark)
+            level += 1
+
+    @property
+    def text(self) -> str:
+        """All marks, ascending: `1:… 2:… 4:…`."""
+        marks = sorted({*self._powers, *(mark for level in self._levels for mark in level)})
+        return " ".join(f"{count}:{digest}" for count, digest in marks)
+
+
+class Lane(NamedTuple):
+    """The trail of one lane beside the main line, as an arrival in the main line tells of it."""
+
+    name: str
+    base: str  # the calls are counted from there: only trails of one base can be compared
+    marks: str
+
+    @property
+    def text(self) -> str:
+        """A line without line breaks."""
+        name = self.name[:_MOST_TEXT].encode("unicode_escape").decode()
+        return f"{name}\t{self.base}\t{self.marks}"
+
+
+def lanes_of(lanes: list[Lane]) -> str:
+    """Return what an arrival says of them, after what it says of its own lane."""
+    return "".join(f"\n{lane.text}" for lane in lanes[-_MOST_LANES:])
+
+
+def exact_of(text: str) -> str:
+    """Return what an arrival says of the calls of its own lane: they must be equal."""
+    return text.partition("\n")[0]
+
+
+class SharedMarks:
+    """The marks that those have brought who have come to one gathering."""
+
+    def __init__(self) -> None:
+        self._versions: dict[tuple[str, str, str], dict[str, list[int]]] = {}
+
+    def add(self, process: int, text: str) -> dict[str, Any]:
+        """Take what a process brings; return, as an answer tells it, where it differs from what
+        others brought, or nothing."""
+        for lane, base, count, digest in _marks_in(text):
+            versions = self._versions.setdefault((lane, base, count), {})
+            versions.setdefault(digest, []).append(process)
+            if len(versions) > 1:
+                sides = sorted((who, f"{count}:{digest}") for digest, who in versions.items())
+                return {"trails": [[told, "", "", who] for who, told in sides], "lane": lane}
+        return {}
+
+
+def _marks_in(text: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield lane, base, count and digest of each mark; what is none is passed over."""
+    for line in text.split("\n")[1:][:_MOST_LANES]:
+        lane, _, rest = line.partition("\t")
+        base, _, marks = rest.partition("\t")
+        for mark in marks.split(" "):
+            count, colon, digest = mark.partition(":")
+            if colon and count.isdecimal():
+                yield lane, base, count, digest

@@ -1,0 +1,143 @@
+"""Trails that are not at one point are compared as far as both have come."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import DivergenceError
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.trail import Entry
+from shoal.runtime.trail_marks import Lane, Marks, SharedMarks, exact_of, lanes_of
+from shoal.testing.coordinator_contract import Stage, meet, run_together
+
+LONGEST = 160
+
+
+def texts():
+    """Return the text of the marks after each of LONGEST calls; the digest of n calls says n."""
+    marks, after = Marks(), [""]
+    for count in range(1, LONGEST + 1):
+        marks.add(count, count.to_bytes(16, "big")[8:])
+        after.append(marks.text)
+    return after
+
+
+TEXTS = texts()
+COUNTS = [[int(mark.split(":")[0]) for mark in text.split()] for text in TEXTS]
+
+
+def test_any_two_share_a_mark_not_far_behind():
+    for fewer in range(1, LONGEST + 1):
+        assert COUNTS[fewer] == sorted({*COUNTS[fewer]})
+        assert COUNTS[fewer][-1] == fewer
+        assert len(COUNTS[fewer]) <= 3 * fewer.bit_length()
+        for more in range(fewer, LONGEST + 1):
+            shared = max({*COUNTS[fewer]} & {*COUNTS[more]})
+            assert shared >= 1 << fewer.bit_length() - 1
+            assert shared > fewer - 2 * (more - fewer) or more == fewer == shared
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=2, max_size=5),
+    st.sampled_from(["data", "a\tlane\n", "ä" * 300]),
+)
+def test_a_difference_is_seen_if_and_only_if_a_shared_mark_lies_behind_it(histories, name):
+    """Each has made so many calls, of which those from some number on are its own."""
+    shared, known = SharedMarks(), {}
+    for process, (count, own_from) in enumerate(histories):
+        marks = Marks()
+        for number in range(1, count + 1):
+            version = process + 1 if number > own_from else 0
+            marks.add(number, bytes([number, version]) * 8)
+
+        text = "5:abc" + lanes_of([Lane(name, "", marks.text)])
+        assert exact_of(text) == "5:abc"
+        facts = shared.add(process, text)
+        versions = {n: process + 1 if n > own_from else 0 for n in COUNTS[count]}
+        differs = [n for n, version in versions.items() if known.setdefault(n, version) != version]
+        assert bool(facts) == bool(differs)
+        if differs:
+            assert {int(row[0].partition(":")[0]) for row in facts["trails"]} == {min(differs)}
+            assert any(process in row[3] for row in facts["trails"])
+            return
+
+
+@pytest.mark.parametrize(
+    "text", ["\n", "\ndata", "\ndata\t\t", "\ndata\tb\tx:y :: 3 4:", "\n\t\t-1:a", "\n" * 100]
+)
+def test_what_no_process_of_ours_would_say_is_passed_over(text):
+    shared = SharedMarks()
+    for process in range(3):
+        assert shared.add(process, text.replace("y", str(process))) == {}
+
+
+def feed(coordinator, count, own_from=1000, first=0, **more):
+    """Make calls in a lane beside the main line; from some number on they are this one's own."""
+    for number in range(first, count):
+        value = str(number) if number < own_from else f"own {coordinator.process}"
+        entry = Entry("put", f"feed.py:{number} (f)", ("same=True", "x: f4[8]"), value)
+        coordinator.trails.record(entry, **{"group": None, "lane": "data", **more})
+
+
+def test_threads_that_are_not_equally_far_are_no_divergence(make_job):
+    job = make_job(3)
+    for first, count in ((0, 0), (0, 3), (3, 17)):
+        for coordinator in job.coordinators:
+            process = coordinator.process
+            feed(coordinator, count * process, first=first * process)
+        assert job.on_all(lambda c: len(meet(c, "go"))) == [3] * 3
+
+
+def test_a_difference_beside_the_main_line_is_told_once_where_main_lines_meet(make_job):
+    job = make_job(2)
+    for coordinator in job.coordinators:
+        feed(coordinator, 40 + coordinator.process, own_from=20)
+    errors = job.on_all(lambda c: meet(c, "go", site="train.py:9 (main)"))
+    for error in errors:
+        assert type(error) is DivergenceError
+        heading, *_ = str(error).splitlines()
+        assert heading.endswith("a call before 'go' (train.py:9 (main)) (lane 'data')")
+        assert error.sides == {
+            f"put at feed.py:20 (f): x: f4[8]: values own {process}": (process,)
+            for process in range(2)
+        }
+    for coordinator in job.coordinators:
+        feed(coordinator, 10, own_from=0)
+        feed(coordinator, 10, lane="other")
+    assert job.on_all(lambda c: len(meet(c, "go"))) == [2, 2]
+    assert job.on_all(lambda c: len(meet(c, "go", lane="data"))) == [2, 2]
+    feed(job.coordinators[0], 1, own_from=0, lane="new")
+    feed(job.coordinators[1], 1, own_from=0, lane="new")
+    assert [type(e) for e in job.on_all(lambda c: meet(c, "go"))] == [DivergenceError] * 2
+
+
+def test_a_lane_is_compared_where_the_same_processes_meet():
+    job = LocalJob(3)
+    for coordinator in job.coordinators:
+        feed(coordinator, 3, own_from=0, group=(0, 1))
+    everybody = [lambda c=c: len(meet(c)) for c in job.coordinators]
+    assert run_together(*everybody) == [3] * 3
+    pair = [lambda c=c: len(meet(c, group=(0, 1))) for c in job.coordinators[:2]]
+    assert [type(error) for error in run_together(*pair)] == [DivergenceError] * 2
+    assert run_together(*pair) == [2, 2]
+
+
+def test_who_knows_nothing_of_the_difference_has_the_error_too():
+    job = LocalJob(3)
+    for coordinator in job.coordinators[1:]:
+        feed(coordinator, 3, own_from=0)
+    stage = Stage(job.coordinators, job.lose)
+    errors = stage.on_all(lambda c: meet(c, "go"))
+    assert [type(error) for error in errors] == [DivergenceError] * 3
+    assert "which call differs first is told on processes 1-2" in str(errors[0])
+    assert stage.on_all(lambda c: len(meet(c, "go"))) == [3] * 3
+
+
+def test_a_lane_that_began_anew_is_compared_with_such_ones_alone():
+    shared = SharedMarks()
+    assert shared.add(0, lanes_of([Lane("data", "", "1:aa")])) == {}
+    assert shared.add(1, lanes_of([Lane("data", "after", "1:bb")])) == {}
+    assert shared.add(2, lanes_of([Lane("data", "after", "1:cc")])) == {
+        "lane": "data",
+        "trails": [["1:bb", "", "", [1]], ["1:cc", "", "", [2]]],
+    }
