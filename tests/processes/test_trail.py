@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 
@@ -164,3 +165,25 @@ def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
         "float32[4,4] as (x, -)",
     ]
     assert "which call differs first is told on processes 0-1" in told[2]["late"][0]
+
+
+def never_meet():
+    """Make steps, and no call that waits for others."""
+    layout = Layout(shoal.make_mesh({"x": -1}), "x")
+    shoal.put(np.full(8, shoal.process_index(), np.int32), layout)
+    try:
+        for number in itertools.count():
+            with shoal.step(number):
+                pass
+    except DivergenceError as error:
+        return [str(error), {side: [*who] for side, who in error.sides.items()}]
+
+
+def test_processes_that_only_make_steps_are_told_by_their_signs_of_life():
+    with Cluster(2, env={**os.environ, "SHOAL_HEARTBEAT_S": "0.1"}) as cluster:
+        told = cluster.run(never_meet)
+    for process, (text, sides) in enumerate(told):
+        assert text.startswith(f"process {process} of 2 (")
+        assert "): processes disagree on a call before 'step " in text
+        assert text.endswith(MEANT)
+        assert [*sides.values()] == [[0], [1]]

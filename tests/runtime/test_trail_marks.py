@@ -6,8 +6,20 @@ from hypothesis import strategies as st
 
 from shoal.errors import DivergenceError
 from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.frames import FrameError
+from shoal.runtime.messages import trails_of
+from shoal.runtime.preemption import preempted_with
+from shoal.runtime.step import step_with
 from shoal.runtime.trail import Entry
-from shoal.runtime.trail_marks import Lane, Marks, SharedMarks, exact_of, lanes_of
+from shoal.runtime.trail_marks import (
+    Lane,
+    LatestMarks,
+    Marks,
+    SharedMarks,
+    TrailMarks,
+    exact_of,
+    lanes_of,
+)
 from shoal.testing.coordinator_contract import Stage, meet, run_together
 
 LONGEST = 160
@@ -141,3 +153,103 @@ def test_a_lane_that_began_anew_is_compared_with_such_ones_alone():
         "lane": "data",
         "trails": [["1:bb", "", "", [1]], ["1:cc", "", "", [2]]],
     }
+
+
+class TestSignsOfLife:
+    """Marks of all trails, the main line's too, ride in signs of life."""
+
+    @given(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 12)), max_size=12)
+    )
+    def test_the_last_marks_of_each_are_compared_and_told_once(self, history):
+        """Against brute force: each entry is a process that tells again how far it has come."""
+        latest, last, found = LatestMarks(), {}, False
+        for process, count, own_from in history:
+            marks = Marks()
+            for number in range(1, count + 1):
+                marks.add(number, bytes([number, process if number > own_from else 9]) * 8)
+            told = latest.hear(process, TrailMarks(None, "main", "", marks.text))
+            last[process] = set(marks.text.split())
+            everything = set().union(*last.values())
+            counts = [mark.split(":")[0] for mark in everything]
+            differs = len(counts) > len({*counts})
+            assert (told is not None) == (differs and not found)
+            found = found or differs
+
+    def test_what_began_anew_is_another_trail(self):
+        latest = LatestMarks()
+        trails = [
+            (0, None, "main", ""),
+            (1, None, "main", "after"),
+            (2, (1, 2), "main", "after"),
+            (3, None, "side", "after"),
+            (4, None, "main", "after"),
+        ]
+        found = [latest.hear(p, TrailMarks(*key, f"1:{p}")) for p, *key in trails]
+        assert found[:4] == [None] * 4
+        assert found[4].rows == [["1:1", "", "", [1]], ["1:4", "", "", [4]]]
+
+    def told_by_steps(self, job):
+        """Let signs of life travel, and each begin a step; return what each raised."""
+
+        def begin(coordinator):
+            with step_with(coordinator, 7):
+                return "went on"
+
+        job.members()
+        return Stage(job.coordinators, job.lose).on_all(begin)
+
+    def test_processes_that_never_meet_are_told_at_a_step(self):
+        job = LocalJob(2, hosts=["h0", "h1"])
+        for coordinator in job.coordinators:
+            feed(coordinator, 9, own_from=5, lane="main")
+        errors = self.told_by_steps(job)
+        for process, error in enumerate(errors):
+            assert type(error) is DivergenceError
+            start = (
+                f"process {process} of 2 (h{process}): processes disagree on a call before 'step 7'"
+            )
+            assert str(error).startswith(start)
+            assert error.sides == {
+                f"put at feed.py:5 (f): x: f4[8]: values own {p}": (p,) for p in range(2)
+            }
+        assert self.told_by_steps(job) == ["went on"] * 2
+        meets = [lambda c=c: len(meet(c)) for c in job.coordinators]
+        assert run_together(*meets) == [2, 2]
+
+    def test_what_a_meeting_has_told_is_not_told_again(self):
+        job = LocalJob(2)
+        for coordinator in job.coordinators:
+            feed(coordinator, 1, own_from=0, lane="main")
+        job.members()
+        assert all(c.trails.found for c in job.coordinators)
+        meets = [lambda c=c: meet(c) for c in job.coordinators]
+        assert [type(error) for error in run_together(*meets)] == [DivergenceError] * 2
+        assert self.told_by_steps(job) == ["went on"] * 2
+        assert preempted_with(job.coordinators[0], 3) is False
+
+    def test_equal_calls_of_unequal_number_are_no_difference(self):
+        job = LocalJob(3)
+        for coordinator in job.coordinators:
+            feed(coordinator, 5 * coordinator.process, lane="main", group=(0, 1, 2))
+        assert self.told_by_steps(job) == ["went on"] * 3
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [3, [3], [[None, "main", "", "", ""]], [[None, "main", "", 3]], [[[1], "main", "", ""]],
+         [[[0, 9], "main", "", ""]], [["01", "main", "", ""]]],
+    )  # fmt: skip
+    def test_a_sign_of_life_that_tells_no_trails_is_refused(self, wrong):
+        with pytest.raises(FrameError):
+            trails_of({"trails": wrong}, 0, 3)
+
+    def test_a_sign_of_life_tells_what_has_grown_since_the_last(self):
+        (first, _) = LocalJob(2).coordinators
+        assert first.trails.beat() == []
+        feed(first, 3)
+        (told,) = first.trails.beat()
+        assert told[:3] == (None, "data", "")
+        assert trails_of({"trails": [[*told]]}, 0, 2) == [told]
+        assert first.trails.beat() == []
+        feed(first, 1, lane="main")
+        assert [told.lane for told in first.trails.beat()] == ["main"]

@@ -23,6 +23,7 @@ from shoal.runtime.points import checked_processes
 from shoal.runtime.progress import Progress
 from shoal.runtime.stacks import stacks
 from shoal.runtime.trail import Trails
+from shoal.runtime.trail_marks import LatestMarks
 from shoal.runtime.trail_search import compares_trails
 from shoal.runtime.troubles import Troubles
 from shoal.runtime.verdicts import Self, waiting_line
@@ -65,6 +66,7 @@ class LocalJob:
         self._lock = threading.Lock()
         self._meeting: Meeting[_Mailbox] = Meeting(hosts, clock())
         self._rounds = Rounds(num_processes)
+        self._marks = LatestMarks()
         self.tell_launcher: Callable[[Given | Told], None] = lambda said: None
         self.coordinators = tuple(LocalCoordinator(self, i) for i in range(num_processes))
 
@@ -159,6 +161,10 @@ class LocalJob:
         for coordinator in self.coordinators:
             beat = beat_of(coordinator.progress.beat())
             self._meeting.beat(self.clock(), coordinator.process, beat)
+            found = [self._marks.hear(coordinator.process, t) for t in coordinator.trails.beat()]
+            for one in filter(None, found):
+                for process in one.group or range(len(self.hosts)):
+                    self.coordinators[process].trails.hear(one)
 
     def _warn(self, process: int, point: Point, since: float) -> None:
         with self._lock:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError
 from shoal.runtime.points import Point
-from shoal.runtime.trail_marks import Lane, Marks, exact_of, lanes_of
+from shoal.runtime.trail_marks import Found, Lane, Marks, TrailMarks, exact_of, lanes_of
 
 __all__ = ["Entry", "Trail", "Trails", "TrailsDiffer", "trail_facts", "trails_differ"]
 
@@ -28,6 +28,7 @@ _LOG = logging.getLogger("shoal")
 _MOST_ENTRIES = 1024  # of a trail are kept, so that the first difference can be named
 _MOST_BYTES = 1 << 20  # the same, of all their texts
 _UNKNOWN = "?"  # the text of a trail that cannot be compared any more
+_MOST_TOLD = 8  # trails of which one sign of life tells
 _TEXT = 1000  # characters of a name and of a call site that an answer carries
 _SPEC_LINES = 50  # a specification is short up to here
 
@@ -164,6 +165,9 @@ class Trails:
         self._main_line = object()  # the mark of the thread that runs the main line
         self._here.mark = self._main_line
         self._has_warned = False
+        self._base = ""  # of trails that begin now
+        self._told: dict[tuple[Group, str], int] = {}  # of so many calls signs of life have told
+        self.found: Found | None = None  # what was found by signs of life, until it is raised
 
     def record(self, entry: Entry, *, group: Iterable[int] | None, lane: str | None = None) -> None:
         """Take a call that all of `group` make; nothing if this process is alone or not of them.
@@ -181,7 +185,7 @@ class Trails:
             self._warn(entry)
             return
         with self._lock:
-            self._trails.setdefault((key, lane), Trail()).add(entry)
+            self._trails.setdefault((key, lane), Trail(self._base)).add(entry)
 
     @property
     def lane(self) -> str | None:
@@ -203,13 +207,15 @@ class Trails:
                 text += lanes_of(self._beside(group))
         return point._replace(trail=text) if text else point
 
-    def agree(self, point: Point) -> None:
-        """All have met at this point, as `come` returned it: their calls before it were equal."""
-        if not point.trail and not (point.survivors and self._trails):
+    def agree(self, point: Point, members: Iterable[int]) -> None:
+        """These have met at this point, as `come` returned it: their calls before it were equal."""
+        if not point.trail and not point.survivors:
             return
         key = (self._group(point.group), point.lane)
         with self._lock:
             if point.survivors:
+                text = f"{self._base} {sorted(members)}"
+                self._base = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
                 self._start_again(*key)
             elif (trail := self._trails.get(key)) is not None and not trail.is_unknown:
                 trail.forget(_count_of(point.trail))
@@ -220,6 +226,7 @@ class Trails:
         with self._lock:
             old = self._trails.get(key, Trail())
             self._trails[key] = Trail(base)
+            self._told.pop(key, None)
             return old
 
     def stop_comparing(self, point: Point, lane: str, count: int) -> Trail:
@@ -229,6 +236,34 @@ class Trails:
             trail = self._trails.setdefault((self._group(point.group), lane), Trail())
             trail.is_unknown = True
             return trail.first(min(count, trail.count))
+
+    def beat(self) -> list[TrailMarks]:
+        """Return what a sign of life tells: of the trails that have grown since the last."""
+        if not self._trails:
+            return []
+        with self._lock:
+            grown = [
+                (key, trail)
+                for key, trail in self._trails.items()
+                if trail.count != self._told.get(key, 0) and not trail.is_unknown
+            ][:_MOST_TOLD]
+            self._told.update({key: trail.count for key, trail in grown})
+            return [TrailMarks(*key, trail.base, trail.marks.text) for key, trail in grown]
+
+    def hear(self, found: Found) -> None:
+        """Signs of life have shown a difference: it is raised where the main line looks next."""
+        with self._lock:
+            trail = self._trails.get((found.group, found.lane))
+            if trail is not None and trail.base == found.base and not trail.is_unknown:
+                self.found = found
+
+    def take_found(self) -> Found | None:
+        """Return what was found, once, unless a meeting has told it meanwhile."""
+        found, self.found = self.found, None
+        with self._lock:
+            trail = None if found is None else self._trails.get((found.group, found.lane))
+            is_new = found is not None and trail is not None and trail.base == found.base
+            return found if is_new and trail is not None and not trail.is_unknown else None
 
     def _beside(self, group: Group) -> list[Lane]:
         """Return what is to be told of the group's lanes beside the main line."""
@@ -246,6 +281,7 @@ class Trails:
                 continue
             if key[1] == lane:
                 del self._trails[key]
+                self._told.pop(key, None)
             else:
                 trail.is_unknown = True
 

@@ -2,19 +2,32 @@
 
 Beside the main line, threads make their calls at their own pace, so two processes rarely have the
 same number of them when their main lines meet. Each brings digests of its first n calls for a few
-n, its *marks*, chosen so that two processes always share one.
+n, its *marks*, chosen so that two processes always share one. Marks of all trails ride in signs of
+life, too, so that processes are compared that never meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Lane", "Marks", "SharedMarks", "exact_of", "lanes_of"]
+__all__ = [
+    "Found",
+    "Lane",
+    "LatestMarks",
+    "Marks",
+    "SharedMarks",
+    "TrailMarks",
+    "exact_of",
+    "lanes_of",
+]
 
 _DIGEST_BYTES = 8  # of a mark: a chance of 2^-64 to overlook what differs
 _MOST_LANES = 8  # of which an arrival tells
 _MOST_TEXT = 200  # characters of the name of a lane that is told of
+
+
+Key = tuple[tuple[int, ...] | None, str, str]  # group, lane, base
 
 
 class Marks:
@@ -60,6 +73,24 @@ class Lane(NamedTuple):
         return f"{name}\t{self.base}\t{self.marks}"
 
 
+class TrailMarks(NamedTuple):
+    """The trail of one group in one lane, as a sign of life tells of it."""
+
+    group: tuple[int, ...] | None
+    lane: str
+    base: str
+    marks: str
+
+
+class Found(NamedTuple):
+    """A difference that signs of life have shown."""
+
+    group: tuple[int, ...] | None
+    lane: str
+    base: str
+    rows: Sequence[Sequence[Any]]  # as in an answer
+
+
 def lanes_of(lanes: list[Lane]) -> str:
     """Return what an arrival says of them, after what it says of its own lane."""
     return "".join(f"\n{lane.text}" for lane in lanes[-_MOST_LANES:])
@@ -74,7 +105,7 @@ class SharedMarks:
     """The marks that those have brought who have come to one gathering."""
 
     def __init__(self) -> None:
-        self._versions: dict[tuple[str, str, str], dict[str, list[int]]] = {}
+        self._versions: dict[tuple[str, str, int], dict[str, list[int]]] = {}
 
     def add(self, process: int, text: str) -> dict[str, Any]:
         """Take what a process brings; return, as an answer tells it, where it differs from what
@@ -88,12 +119,57 @@ class SharedMarks:
         return {}
 
 
-def _marks_in(text: str) -> Iterator[tuple[str, str, str, str]]:
+class LatestMarks:
+    """The marks that the last sign of life of each process told, and what is wrong with them."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[Any, str, int], tuple[Key, list[tuple[int, str]]]] = {}
+        self._holders: dict[Key, dict[int, dict[str, set[int]]]] = {}  # count → digest → processes
+        self._found: set[Key] = set()  # is told once
+
+    def hear(self, process: int, told: TrailMarks) -> Found | None:
+        """Take what a process tells; return the first difference that it shows, once."""
+        key, marks = told[:3], sorted({*_marks(told.marks)})
+        self._forget(process, told)
+        if key in self._found:
+            return None
+        self._last[told.group, told.lane, process] = key, marks
+        holders = self._holders.setdefault(key, {})
+        for count, digest in marks:
+            holders.setdefault(count, {}).setdefault(digest, set()).add(process)
+        for count, _ in marks:
+            if len(versions := holders[count]) > 1:
+                self._found.add(key)
+                sides = sorted((sorted(who), digest) for digest, who in versions.items())
+                return Found(*key, [[f"{count}:{digest}", "", "", who] for who, digest in sides])
+        return None
+
+    def _forget(self, process: int, told: TrailMarks) -> None:
+        """What a process told before of this trail, or of the one that it had before, is over."""
+        key, marks = self._last.pop((told.group, told.lane, process), ((None, "", ""), []))
+        holders = self._holders.get(key, {})
+        for count, digest in marks:
+            holders[count][digest].discard(process)
+            if not holders[count][digest]:
+                del holders[count][digest]
+            if not holders[count]:
+                del holders[count]
+        if not holders:
+            self._holders.pop(key, None)
+
+
+def _marks(text: str) -> Iterator[tuple[int, str]]:
+    """Yield count and digest of each mark; what is none is passed over."""
+    for mark in text.split(" "):
+        count, colon, digest = mark.partition(":")
+        if colon and count.isdecimal() and len(count) < 20:
+            yield int(count), digest
+
+
+def _marks_in(text: str) -> Iterator[tuple[str, str, int, str]]:
     """Yield lane, base, count and digest of each mark; what is none is passed over."""
     for line in text.split("\n")[1:][:_MOST_LANES]:
         lane, _, rest = line.partition("\t")
         base, _, marks = rest.partition("\t")
-        for mark in marks.split(" "):
-            count, colon, digest = mark.partition(":")
-            if colon and count.isdecimal():
-                yield lane, base, count, digest
+        for count, digest in _marks(marks):
+            yield lane, base, count, digest

@@ -19,7 +19,7 @@ from shoal.runtime.differing import DIGEST_BYTES, MAX_SPEAKERS, Meet, find_first
 from shoal.runtime.trail import Trail, TrailsDiffer
 from shoal.runtime.verdicts import Self, disagreement, listed
 
-__all__ = ["compares_trails"]
+__all__ = ["compares_trails", "raise_found"]
 
 Arrive = Callable[..., Mapping[int, bytes]]
 
@@ -44,11 +44,23 @@ def compares_trails(arrive: Arrive) -> Arrive:
         except TrailsDiffer as error:
             known = error
         else:
-            self.trails.agree(brought)
+            self.trails.agree(brought, answers)
             return answers
         raise _explained(self, point, known, min(timeout_s, _SEARCH_S))
 
     return arrive_with_trail
+
+
+def raise_found(coordinator: Coordinator, asked: str, site: str) -> None:
+    """Raise what signs of life have shown, unless a meeting has told it meanwhile.
+
+    Raises:
+      DivergenceError: processes have made different calls.
+    """
+    found = coordinator.trails.take_found()
+    if found is not None:
+        point = Point(asked, found.group, site=site)
+        raise _explained(coordinator, point, TrailsDiffer(found.rows, found.lane), _SEARCH_S)
 
 
 class _Side(NamedTuple):
