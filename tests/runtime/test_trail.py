@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.errors import DeadlineError, DivergenceError
+from shoal.errors import DeadlineError, DivergenceError, UsageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.barrier import barrier_with
 from shoal.runtime.coordinator import Point
@@ -259,6 +259,14 @@ def test_what_cannot_be_found_out_does_not_hide_that_they_differ():
         assert type(error) is DivergenceError
         assert "process 0: 1 call, digest" in str(error)
         assert "process 1: no call; then it comes to 'go' (train.py:20 (main))" in str(error)
+
+
+@pytest.mark.parametrize("group", [[0, "1"], [0, [1]], [0, 0, 1], [0, 1.5]])
+def test_what_is_no_group_is_refused_as_ever(group):
+    first, _ = local_job().coordinators
+    put(first)
+    with pytest.raises(UsageError):
+        meet(first, group=group)
 
 
 def test_a_job_of_one_leaves_nothing():

@@ -18,7 +18,7 @@ from shoal.runtime.verdicts import listed
 
 __all__ = ["PROTOCOL", "Hello", "JoinReply", "Joining", "parse_hello"]
 
-PROTOCOL = 3
+PROTOCOL = 4
 _STANDS_S = 10.0  # a refusal is told to those who come within this time
 
 To = TypeVar("To", bound=Hashable)

@@ -293,10 +293,13 @@ class Trails:
             self._here.lane = lane
 
     def _group(self, group: Iterable[int] | None) -> Group:
-        """Return a group as the key of a trail."""
+        """Return a group as the key of a trail; of what is none, which is refused later, ()."""
         if group is None:
             return None
-        members = tuple(sorted({*group}))
+        try:
+            members = tuple(sorted({*group}))
+        except TypeError:
+            return ()
         return None if len(members) == self._everybody else members
 
     def _warn(self, entry: Entry) -> None:
