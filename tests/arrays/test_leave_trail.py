@@ -29,7 +29,7 @@ def left(monkeypatch):
         coordinator = LocalJob(3).coordinators[here]
         monkeypatch.setattr(process, "coordinator", lambda: coordinator)
         leave_trail("put", leaves, lane=lane, **options)
-        return coordinator.trails.start_anew(Point("x", group, lane)).entry(0)
+        return coordinator.trails.start_anew(Point("x", group, lane), "").entry(0)
 
     return leave
 
