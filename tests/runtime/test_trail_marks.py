@@ -75,7 +75,8 @@ def test_a_difference_is_seen_if_and_only_if_a_shared_mark_lies_behind_it(histor
 
 
 @pytest.mark.parametrize(
-    "text", ["\n", "\ndata", "\ndata\t\t", "\ndata\tb\tx:y :: 3 4:", "\n\t\t-1:a", "\n" * 100]
+    "text",
+    ["\n", "\n3\t\t1:y", '\n"data"\t\t', '\n"data"\tb\tx:y :: 3 4:', "\ndata\t\t1:y", "\n" * 100],
 )
 def test_what_no_process_of_ours_would_say_is_passed_over(text):
     shared = SharedMarks()
@@ -100,24 +101,25 @@ def test_threads_that_are_not_equally_far_are_no_divergence(make_job):
         assert job.on_all(lambda c: len(meet(c, "go"))) == [3] * 3
 
 
-def test_a_difference_beside_the_main_line_is_told_once_where_main_lines_meet(make_job):
+@pytest.mark.parametrize("lane", ["data", "a\tlane\nof 'Ä'\\"])
+def test_a_difference_beside_the_main_line_is_told_once_where_main_lines_meet(make_job, lane):
     job = make_job(2)
     for coordinator in job.coordinators:
-        feed(coordinator, 40 + coordinator.process, own_from=20)
+        feed(coordinator, 40 + coordinator.process, own_from=20, lane=lane)
     errors = job.on_all(lambda c: meet(c, "go", site="train.py:9 (main)"))
     for error in errors:
         assert type(error) is DivergenceError
         heading, *_ = str(error).splitlines()
-        assert heading.endswith("a call before 'go' (train.py:9 (main)) (lane 'data')")
+        assert heading.endswith(f"a call before 'go' (train.py:9 (main)) (lane {lane!r})")
         assert error.sides == {
             f"put at feed.py:20 (f): x: f4[8]: values own {process}": (process,)
             for process in range(2)
         }
     for coordinator in job.coordinators:
-        feed(coordinator, 10, own_from=0)
+        feed(coordinator, 10, own_from=0, lane=lane)
         feed(coordinator, 10, lane="other")
     assert job.on_all(lambda c: len(meet(c, "go"))) == [2, 2]
-    assert job.on_all(lambda c: len(meet(c, "go", lane="data"))) == [2, 2]
+    assert job.on_all(lambda c: len(meet(c, "go", lane=lane))) == [2, 2]
     feed(job.coordinators[0], 1, own_from=0, lane="new")
     feed(job.coordinators[1], 1, own_from=0, lane="new")
     assert [type(e) for e in job.on_all(lambda c: meet(c, "go"))] == [DivergenceError] * 2

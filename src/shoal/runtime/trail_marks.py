@@ -8,6 +8,7 @@ life, too, so that processes are compared that never meet.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ __all__ = [
 
 _DIGEST_BYTES = 8  # of a mark: a chance of 2^-64 to overlook what differs
 _MOST_LANES = 8  # of which an arrival tells
-_MOST_TEXT = 200  # characters of the name of a lane that is told of
+_MOST_TEXT = 1000  # characters of the name of a lane; a lane of a longer one is not compared
 
 
 Key = tuple[tuple[int, ...] | None, str, str]  # group, lane, base
@@ -68,9 +69,8 @@ class Lane(NamedTuple):
 
     @property
     def text(self) -> str:
-        """A line without line breaks."""
-        name = self.name[:_MOST_TEXT].encode("unicode_escape").decode()
-        return f"{name}\t{self.base}\t{self.marks}"
+        """A line: the name as JSON, which has neither line breaks nor tabs, base, marks."""
+        return f"{json.dumps(self.name)}\t{self.base}\t{self.marks}"
 
 
 class TrailMarks(NamedTuple):
@@ -93,7 +93,8 @@ class Found(NamedTuple):
 
 def lanes_of(lanes: list[Lane]) -> str:
     """Return what an arrival says of them, after what it says of its own lane."""
-    return "".join(f"\n{lane.text}" for lane in lanes[-_MOST_LANES:])
+    told = [lane for lane in lanes if len(lane.name) <= _MOST_TEXT][-_MOST_LANES:]
+    return "".join(f"\n{lane.text}" for lane in told)
 
 
 def exact_of(text: str) -> str:
@@ -169,7 +170,12 @@ def _marks(text: str) -> Iterator[tuple[int, str]]:
 def _marks_in(text: str) -> Iterator[tuple[str, str, int, str]]:
     """Yield lane, base, count and digest of each mark; what is none is passed over."""
     for line in text.split("\n")[1:][:_MOST_LANES]:
-        lane, _, rest = line.partition("\t")
+        name, _, rest = line.partition("\t")
         base, _, marks = rest.partition("\t")
-        for count, digest in _marks(marks):
-            yield lane, base, count, digest
+        try:
+            lane = json.loads(name)
+        except ValueError:
+            continue
+        if isinstance(lane, str):
+            for count, digest in _marks(marks):
+                yield lane, base, count, digest

@@ -103,7 +103,7 @@ def _explained(
         meet = _rounds(coordinator, point, group, limit_s)
         try:
             found, advice = _search(meet, mine, sides, speakers)
-        except ShoalError:
+        except (ShoalError, ValueError, LookupError):  # that they differ is known all the same
             found = None
     told = found or [_unexplained(side) for side in sides]
     rows: dict[str, list[int]] = {}
