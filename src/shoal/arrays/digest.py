@@ -21,7 +21,7 @@ __all__ = ["digest"]
 HostArray = np.ndarray[Any, Any]
 
 WHOLE_BYTES = 1 << 20  # arrays up to this size are read as a whole
-PLACES, PLACE_BYTES = 256, 64  # of larger ones so many places, evenly spaced, ends included
+PLACES, PLACE_BYTES = 128, 64  # of larger ones so many places, evenly spaced, ends included
 # Of a mapped file, whatever is not in memory yet must be read from disk: a few pages.
 MAPPED_PLACES, MAPPED_PLACE_BYTES = 8, 512
 MAPPED_WHOLE_BYTES = MAPPED_PLACES * MAPPED_PLACE_BYTES
