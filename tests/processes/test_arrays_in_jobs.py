@@ -53,7 +53,7 @@ def refused(call):
 
 # put sends nothing: process 1 puts only after process 0 has what it put
 if index == 1:
-    shoal.barrier("process 0 has put")
+    shoal.barrier("process 0 has put", lane="beside the main line")
 layouts = [rows, whole, Layout(mesh, ("model", "data"), None), Layout(mixed, "rows", None)]
 for layout in layouts:
     assert holds(shoal.put(value, layout), value, layout) == 4
@@ -66,12 +66,12 @@ holds(jax.random.key_data(placed), np.asarray(jax.random.key_data(keys)), rows)
 assert holds(shoal.put(value, Layout(first, "x", None)), value, Layout(first, "x", None)) == (
     4 if index == 0 else 0)
 if index == 0:
-    shoal.barrier("process 0 has put")
+    shoal.barrier("process 0 has put", lane="beside the main line")
 
 # what only part of a process's data says: its own rows are right, the others are never read
 mine = np.full_like(value, np.nan)
 mine[8 * index : 8 * index + 8] = value[8 * index : 8 * index + 8]
-holds(shoal.put(mine, rows), value, rows)
+holds(shoal.put(mine, rows, same=False), value, rows)
 
 array = shoal.put(value, rows)
 assert shoal.put(array, rows) is array

@@ -5,8 +5,7 @@ import pytest
 from runtime.bare import BEAT, TOKEN, Place
 from shoal.runtime.frames import pack_frame
 from shoal.runtime.joining import PROTOCOL
-
-POINT = ["x", None, "main", "", "", False, False]
+from shoal.runtime.points import Point
 
 
 @pytest.fixture
@@ -65,10 +64,7 @@ def test_a_wrong_token_is_refused_whatever_comes_with_it(place, verb):
         ("stacks", {"ticket": 1, "processes": [True]}),
         ("stacks", {"ticket": 1, "processes": 0}),
         ("stacks", {"processes": None}),
-        (
-            "arrive",
-            {"ticket": 1, "timeout_s": 1, "point": ["x", None, "main", "", "", False, False]},
-        ),
+        ("arrive", {"ticket": 1, "timeout_s": 1, "point": Point("x")}),
         ("failed", {}),
         ("bye", {}),
         ("beat", BEAT),
@@ -187,11 +183,12 @@ def test_a_beat_before_all_have_come_breaks_the_joining(place):
 def test_an_arrival_must_say_its_step_and_whether_survivors_meet(place):
     job = place.job()
     for wrong in (
-        {"step": "3", "point": ["x", None, "main", "", "", False, False]},
-        {"step": 3, "point": ["x", None, "main", "", "", 0, False]},
-        {"step": 3, "point": ["x", None, "main", "", "", "yes", False]},
-        {"step": 3, "point": ["x", None, "main", "", "", False, 1]},
-        {"step": 3, "point": ["x", None, "main", "", ""]},
+        {"step": "3", "point": Point("x")},
+        {"step": 3, "point": Point("x", survivors=0)},
+        {"step": 3, "point": Point("x", survivors="yes")},
+        {"step": 3, "point": Point("x", follows=1)},
+        {"step": 3, "point": Point("x", trail=5)},
+        {"step": 3, "point": Point("x")[:-1]},
     ):
         lane = place.lane(job[0])
         lane.say("arrive", ticket=1, timeout_s=1, **wrong)

@@ -8,6 +8,7 @@ import pytest
 
 from runtime.bare import BEAT, LIMITS, PATIENCE_S, TOKEN, Place, Process
 from shoal.runtime.meeting_place import MeetingPlace
+from shoal.runtime.points import Point
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_a_disaster_is_no_flood_and_survivors_are_told_again(open_place):
     second.close()
     place.until_states("here", *["lost"] * 68, "here")
     lane = place.lane(first)
-    live = ["live", [0, 1], "main", "", "", True, False]
+    live = Point("live", (0, 1), survivors=True)
     lane.say("arrive", ticket=1, timeout_s=9, point=live)
     assert lane.told()["is"] == "live"
     others[-1].close()
@@ -95,13 +96,7 @@ def test_who_is_silent_is_named_to_those_who_wait_and_lost_much_later(open_place
     place = open_place(3)
     first, second, third = place.job()
     lane = place.lane(third)
-    lane.say(
-        "arrive",
-        ticket=1,
-        step=4,
-        timeout_s=None,
-        point=["x", [1, 2], "main", "", "", False, False],
-    )
+    lane.say("arrive", ticket=1, step=4, timeout_s=None, point=Point("x", (1, 2)))
     place.turn(1.0, beating=(first, third))
     silent = {"is": "silent", "process": 1, "body": "silent for 1 s; it may hold the interpreter"}
     for process in (first, third):
@@ -212,7 +207,7 @@ def test_a_service_that_is_killed_is_told_to_all_and_ends_their_waits(open_place
     service.say("beat")
     assert service.told()["is"] == "beat"
     lane = place.lane(first)
-    lane.say("arrive", ticket=5, timeout_s=9, point=["x", None, "main", "", "", False, False])
+    lane.say("arrive", ticket=5, timeout_s=9, point=Point("x"))
     assert place.ask("members")["services"] == [["JAX's service", "far", "here", "serves"]]
     service.close()
     words = "its connection closed (killed?)"
@@ -282,7 +277,7 @@ def test_a_deadline_brings_the_stacks_of_who_is_late(open_place):
     place = open_place(2)
     first, second = place.job()
     lane = place.lane(first)
-    lane.say("arrive", ticket=1, timeout_s=0.5, point=["x", None, "main", "", "", False, False])
+    lane.say("arrive", ticket=1, timeout_s=0.5, point=Point("x"))
     while "waits at" not in place.ask("members")["members"][0][3]:
         continue
     place.turn(0.5)

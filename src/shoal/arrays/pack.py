@@ -11,6 +11,7 @@ import numpy as np
 from shoal.arrays.devices import jax_mesh
 from shoal.arrays.host_values import as_numpy, deleted, native
 from shoal.arrays.layouts import Layouts, Leaf, leaf_layouts, shown
+from shoal.arrays.leave_trail import lane_offences, leave_trail
 from shoal.arrays.put import dtype_offences
 from shoal.arrays.sharding import layout_of_sharding, sharding
 from shoal.arrays.upload import refuse_inside_jit, upload
@@ -23,7 +24,9 @@ __all__ = ["pack", "unpack"]
 
 
 @logically_collective("shapes and dtypes of pieces, and layouts,")
-def pack(pieces: Sequence[Any], layouts: Layouts, *, like: Any = None) -> Any:
+def pack(
+    pieces: Sequence[Any], layouts: Layouts, *, like: Any = None, lane: str | None = None
+) -> Any:
     """Return one array of which each device holds one piece.
 
     Logically collective: shapes and dtypes of pieces, and layouts, must be equal.
@@ -31,6 +34,8 @@ def pack(pieces: Sequence[Any], layouts: Layouts, *, like: Any = None) -> Any:
     Nothing is sent. A piece that lies on its device already is not copied. It is impossible that
     replicas in this process differ if they were given as host values: their bits are compared
     (so that NaN equals NaN). Pieces on devices, and those of other processes, are not compared.
+    Whether shapes, dtypes and layouts were the same on all is found out where the processes of
+    the mesh meet next, as for `put`.
 
     Args:
       pieces: for each device of the mesh that this process owns, in mesh order, one piece: a host
@@ -38,6 +43,7 @@ def pack(pieces: Sequence[Any], layouts: Layouts, *, like: Any = None) -> Any:
       layouts: the layout of the result, or a prefix tree of them, as for `put`. Along an axis with
         a pending sum the pieces are the terms.
       like: one piece, as `jax.ShapeDtypeStruct`s; needed only where this process owns no device.
+      lane: the line of execution, as for `put`.
 
     Returns:
       the array, or the tree of arrays, whose shards are the pieces.
@@ -58,7 +64,7 @@ def pack(pieces: Sequence[Any], layouts: Layouts, *, like: Any = None) -> Any:
         raise UsageTypeError(f"pack: the pieces must be a list, not a {type(pieces).__name__}")
     if not pieces and like is None:
         raise UsageError(_nothing(layouts))
-    offences = _structure_offences(pieces)
+    offences = _structure_offences(pieces) + lane_offences(lane)
     raise_all("pack", offences)
     first = pieces[0] if pieces else like
     leaves, treedef = leaf_layouts(first, layouts, offences)
@@ -68,6 +74,7 @@ def pack(pieces: Sequence[Any], layouts: Layouts, *, like: Any = None) -> Any:
         offences += _offences(leaf, column)
     raise_all("pack", offences)
     refuse_inside_jit()
+    leave_trail("pack", leaves, lane=lane)
     packed = [_pack(leaf, column) for leaf, column in zip(leaves, columns, strict=True)]
     return jax.tree.unflatten(treedef, packed)
 

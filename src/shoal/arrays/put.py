@@ -17,11 +17,12 @@ from shoal.arrays.layouts import (
     leaf_layouts,
     must_divide,
 )
+from shoal.arrays.leave_trail import lane_offences, leave_trail
 from shoal.arrays.move import Move, move, relabelled
 from shoal.arrays.sharding import sharding
 from shoal.arrays.upload import refuse_inside_jit, spread
 from shoal.colour import logically_collective
-from shoal.errors import raise_all
+from shoal.errors import WrongType, raise_all
 from shoal.plan.layout import Layout
 
 __all__ = ["dtype_offences", "put"]
@@ -29,16 +30,21 @@ __all__ = ["dtype_offences", "put"]
 X64 = "turn 64-bit values on: JAX_ENABLE_X64=1 or jax.config.update('jax_enable_x64', True)"
 
 
-@logically_collective("shapes, dtypes and layouts")
-def put(tree: Any, layouts: Layouts) -> Any:
+@logically_collective("values, shapes, dtypes and layouts")
+def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = None) -> Any:
     """Return a tree of host values as sharded arrays.
 
-    Logically collective: shapes, dtypes and layouts must be equal.
+    Logically collective: values, shapes, dtypes and layouts must be equal.
 
     Nothing is sent: each process cuts what its own devices hold and moves that, each distinct
     piece cut once. It is impossible that a value changes its dtype, or that the result changes
-    when the host value is changed afterwards. A process's values count only where its own devices
-    hold them; whether processes that hold replicas gave equal values is not checked.
+    when the host value is changed afterwards.
+
+    Whether the call was the same on all processes that own devices of the mesh is found out where
+    these meet next (`barrier`, `broadcast`, `save`, `shutdown`, …): its place in the program and
+    all that must be equal travel there as a digest, and a difference is a DivergenceError on all,
+    which names the first call that differed. Of values over 1 MiB the digest is that of 128
+    places of 64 bytes, of a memory-mapped file that of eight, evenly spaced.
 
     Args:
       tree: numpy arrays (memory-mapped ones are read only where needed), numpy and Python scalars,
@@ -48,6 +54,11 @@ def put(tree: Any, layouts: Layouts) -> Any:
       layouts: one layout, or a prefix tree of them: Layouts, NamedShardings, PartitionSpecs;
         inside `use_mesh` also tuples of axis names and None, a name, or None (split nothing); or a
         function of (path such as "params/w", leaf) that returns one.
+      same: False: values may differ between processes, and count only where a process's own
+        devices hold them; shapes, dtypes and layouts must be equal all the same.
+      lane: the line of execution whose calls this one is compared with, see `barrier`. None: the
+        one in which this thread last met others; what a thread does that never met others is not
+        compared.
 
     Returns:
       the tree, with jax.Arrays.
@@ -75,7 +86,11 @@ def put(tree: Any, layouts: Layouts) -> Any:
         (jax.tree_util.keystr(path) or "the array", value)
         for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]
     )
+    offences += lane_offences(lane)
+    if not isinstance(same, bool):
+        offences.append(WrongType(f"same={same!r} must be True or False"))
     raise_all("put", offences)
+    leave_trail("put", leaves, lane=lane, options=(f"same={same}",), values=same)
     return jax.tree.unflatten(treedef, place(leaves))
 
 

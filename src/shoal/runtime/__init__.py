@@ -10,7 +10,8 @@
   and `main_program` (how it ended), `failure_words` (how that is said).
 * Meeting: `coordinator` is the seam, about `points`; `joining`, `meeting` (with `lines`,
   `gathering`, `roster`, `record`, `losses`, `asking`) and `liveness` are the rules, pure state
-  machines; `answers` and `verdicts` put answers into words; `callsite` says where a call is made,
+  machines; `trail` is what calls that send nothing bring there, `trail_search` finds where it
+  differs; `answers` and `verdicts` put answers into words; `callsite` says where a call is made,
   `lanes` which calls are under way, and what happens when an exception leaves one; `allowance`
   how long one waits.
 * Two ways to meet: `coordinator_local` in one process; `coordinator_tcp` (with `hello`, `channel`,

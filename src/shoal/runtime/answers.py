@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from shoal.runtime.meeting import Answer
 from shoal.runtime.points import Point
+from shoal.runtime.trail import TrailsDiffer
 from shoal.runtime.troubles import Troubles
 from shoal.runtime.verdicts import Self, error_of
 
@@ -26,6 +27,8 @@ def conclude(
         troubles.acknowledge(process for process, _, _ in facts["gone"])
         troubles.acknowledge(name for name, _ in facts["services"])
         return dict.fromkeys(facts["alive"], b"")
+    if "trails" in facts:
+        raise TrailsDiffer(facts["trails"], facts.get("lane"))
     if point.lane == "main" and answer.kind in ("lost", "failed"):
         troubles.tell(process for process, _ in facts["gone"])
         troubles.tell(name for name, _ in facts.get("services", ()))

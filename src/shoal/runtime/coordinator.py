@@ -14,6 +14,7 @@ from typing import Protocol
 from shoal.runtime.leaving import Given, Stop, Told
 from shoal.runtime.points import MAX_PAYLOAD_BYTES, Member, Point, checked
 from shoal.runtime.progress import Progress
+from shoal.runtime.trail import Trails
 from shoal.runtime.troubles import Troubles
 
 __all__ = ["MAX_PAYLOAD_BYTES", "Coordinator", "Member", "Point", "checked"]
@@ -50,6 +51,10 @@ class Coordinator(Protocol):
     def stop(self) -> Stop:
         """Which notices are open, and from which step on all processes stop."""
 
+    @property
+    def trails(self) -> Trails:
+        """What the calls of this process that send nothing said must be equal."""
+
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:
@@ -61,7 +66,8 @@ class Coordinator(Protocol):
         MAX_PAYLOAD_BYTES.
 
         Raises, on all that arrived or on none:
-          DivergenceError: names or fingerprints differ, or members wait for each other in a cycle.
+          DivergenceError: names or fingerprints differ, or the trails of the calls before, or
+            members wait for each other in a cycle.
           DeadlineError: somebody did not come in time.
           ProcessLostError: somebody is dead or unreachable.
           PeerFailedError: somebody raised, or left before coming here; or left this call by an

@@ -22,6 +22,9 @@ from shoal.runtime.messages import Abandoned, beat_of
 from shoal.runtime.points import checked_processes
 from shoal.runtime.progress import Progress
 from shoal.runtime.stacks import stacks
+from shoal.runtime.trail import Trails
+from shoal.runtime.trail_marks import LatestMarks
+from shoal.runtime.trail_search import compares_trails
 from shoal.runtime.troubles import Troubles
 from shoal.runtime.verdicts import Self, waiting_line
 
@@ -63,6 +66,7 @@ class LocalJob:
         self._lock = threading.Lock()
         self._meeting: Meeting[_Mailbox] = Meeting(hosts, clock())
         self._rounds = Rounds(num_processes)
+        self._marks = LatestMarks()
         self.tell_launcher: Callable[[Given | Told], None] = lambda said: None
         self.coordinators = tuple(LocalCoordinator(self, i) for i in range(num_processes))
 
@@ -162,6 +166,10 @@ class LocalJob:
         for coordinator in self.coordinators:
             beat = beat_of(coordinator.progress.beat())
             self._meeting.beat(self.clock(), coordinator.process, beat)
+            found = [self._marks.hear(coordinator.process, t) for t in coordinator.trails.beat()]
+            for one in filter(None, found):
+                for process in one.group or range(len(self.hosts)):
+                    self.coordinators[process].trails.hear(one)
 
     def _warn(self, process: int, point: Point, since: float) -> None:
         with self._lock:
@@ -187,6 +195,7 @@ class LocalCoordinator:
         self._lanes = Lanes(self._me, lambda left: job.abandon(process, left))
         self._progress = Progress(job.clock)
         self._troubles = Troubles(self._me, job.clock)
+        self._trails = Trails(process, len(self._me.hosts))
         self._stop = Stop(process, job.clock)
 
     @property
@@ -224,6 +233,12 @@ class LocalCoordinator:
         """See `Coordinator.stop`."""
         return self._stop
 
+    @property
+    def trails(self) -> Trails:
+        """See `Coordinator.trails`."""
+        return self._trails
+
+    @compares_trails
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:

@@ -42,6 +42,8 @@ from shoal.runtime.messages import (
 )
 from shoal.runtime.points import checked_processes
 from shoal.runtime.progress import Progress
+from shoal.runtime.trail import Trails
+from shoal.runtime.trail_search import compares_trails
 from shoal.runtime.troubles import Troubles
 from shoal.runtime.verdicts import Self, waiting_line
 from shoal.runtime.watcher import Rhythm, Watcher
@@ -122,6 +124,7 @@ class TcpCoordinator:
         self._lanes = Lanes(self._me, self._tell_abandoned)
         self._progress = Progress()
         self._troubles = Troubles(self._me)
+        self._trails = Trails(process, len(self._me.hosts))
         self._stop = Stop(process)
         self._tickets = itertools.count(1)
         lane = {"do": "lane", "token": token, "process": process}
@@ -183,6 +186,12 @@ class TcpCoordinator:
         """See `Coordinator.stop`."""
         return self._stop
 
+    @property
+    def trails(self) -> Trails:
+        """See `Coordinator.trails`."""
+        return self._trails
+
+    @compares_trails
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:

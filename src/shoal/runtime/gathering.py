@@ -10,6 +10,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.coordinator import Point
 from shoal.runtime.differing import excerpts
+from shoal.runtime.trail import trail_facts, trails_differ
+from shoal.runtime.trail_marks import SharedMarks
 
 __all__ = [
     "Answer",
@@ -18,6 +20,7 @@ __all__ = [
     "Reply",
     "Wait",
     "circle_facts",
+    "differ",
     "find_circle",
     "place_text",
     "sides_facts",
@@ -72,6 +75,7 @@ class Gathering(Generic[To]):
         "follows",
         "limit",
         "line",
+        "marks",
         "owing",
         "question",
         "restarts",
@@ -89,6 +93,7 @@ class Gathering(Generic[To]):
         self.owing: set[int] = set()  # living members that must still be told
         self.deadline = math.inf
         self.limit = (-1, math.inf)  # whose deadline that is, and its time-out in seconds
+        self.marks = SharedMarks()  # what the trails of other lanes have in common
         self.question: int | None = None  # past the deadline, where the others are is asked
 
     def expects(self, process: int) -> bool:
@@ -174,12 +179,19 @@ def what_of(point: Point) -> tuple[str, str, bool]:
     return point.name, point.fingerprint, point.survivors
 
 
+def differ(one: Point, other: Point) -> bool:
+    """Say whether two that came to one gathering came for different things, or differently."""
+    return what_of(one) != what_of(other) or trails_differ(one.trail, other.trail)
+
+
 def sides_facts(gathering: Gathering[Any]) -> dict[str, Any]:
     """Group who arrived by what they came for; the first to come speaks for its side.
 
     A row is name, fingerprint, site and processes. All are told at once of the first who differs,
-    so there are two.
+    so there are two. Where trails differ, that is what is told: the calls before are the cause.
     """
+    if facts := trail_facts((p, wait.point) for p, wait in gathering.arrived.items()):
+        return facts
     sides: dict[tuple[str, str, bool], tuple[Point, list[int]]] = {}
     for process, wait in gathering.arrived.items():
         sides.setdefault(what_of(wait.point), (wait.point, []))[1].append(process)

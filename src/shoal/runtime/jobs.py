@@ -16,6 +16,7 @@ from shoal.runtime.leaving import Given, Rounds, Settled, Told
 from shoal.runtime.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.meeting import Answer, Meeting, Reply
 from shoal.runtime.messages import Beat, given_words, step_text
+from shoal.runtime.trail_marks import LatestMarks, TrailMarks
 
 __all__ = ["Job", "Life"]
 
@@ -63,6 +64,7 @@ class Job:
         self._running = running  # the time that silence is counted in
         self._keepers: dict[str, Connection] = {}
         self._told_gone = 0
+        self._marks = LatestMarks()
         self.near = ""  # see `near.listen_near`
         self.service_rows: Callable[[], list[list[str]]] = list
         self.rounds = Rounds(joining.num_processes)
@@ -157,6 +159,15 @@ class Job:
             self.meeting.beat(now, process, beat)
             if self._liveness.beat(self._running.read(now), process):
                 self.meeting.hush(process, None)
+
+    def hear_trails(self, process: int, trails: Iterable[TrailMarks]) -> None:
+        """A process says how far its calls have come: all are told where they differ."""
+        for told in trails:
+            found = self._marks.hear(process, told)
+            if found is not None:
+                header = {"is": "trail", "group": found.group, "lane": found.lane}
+                frame = pack_frame({**header, "base": found.base}, json.dumps(found.rows).encode())
+                self._push(found.group or range(self.num_processes), frame)
 
     def depart(self, process: int, state: str, words: str) -> None:
         """A process is gone: "left", "failed" or "lost". Only the first such word counts."""

@@ -27,11 +27,11 @@ from shoal.runtime.gathering import (
     Reply,
     Wait,
     circle_facts,
+    differ,
     find_circle,
     place_text,
     sides_facts,
     went_on,
-    what_of,
 )
 from shoal.runtime.lines import Lines
 from shoal.runtime.messages import Abandoned
@@ -250,8 +250,10 @@ class Meeting(Roster[To]):
                 return self._finish(now, gathering, self._losses.service_answer())
             if self._gone and len(arrived) == 1 and any(p in line.members for p in self._gone):
                 return self._finish(now, gathering, self._losses.answer(line.members))
-        if mine is not first and what_of(mine) != what_of(first):
+        if mine is not first and differ(mine, first):
             return self._finish(now, gathering, Answer("diverged", sides_facts(gathering)))
+        if "\n" in mine.trail and (facts := gathering.marks.add(process, mine.trail)):
+            return self._finish(now, gathering, Answer("diverged", facts))
         if self._is_complete(gathering):
             return self._complete(now, gathering)
         waiting = self._lines.open_in(line.lane)

@@ -10,6 +10,7 @@ from shoal.runtime.allowance import Allowance
 from shoal.runtime.coordinator import Point
 from shoal.runtime.frames import Frame, FrameError, number_field, text_field, whole_field
 from shoal.runtime.leaving import Given, Settled, Told
+from shoal.runtime.trail_marks import TrailMarks
 
 __all__ = [
     "Abandoned",
@@ -26,6 +27,7 @@ __all__ = [
     "step_text",
     "told_of",
     "told_words",
+    "trails_of",
 ]
 
 _MOST_TEXT = 1000  # characters of a place
@@ -60,6 +62,23 @@ def beat_of(header: Mapping[str, Any]) -> Beat:
 def _step_of(header: Mapping[str, Any]) -> int | None:
     """Return the step that a process says it is in; None: in none yet."""
     return None if header.get("step") is None else whole_field(header, "step")
+
+
+def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[TrailMarks]:
+    """Return what a sign of life of `process`, in a job of `count`, tells of its trails."""
+    rows = header.get("trails", [])
+    if not isinstance(rows, list):
+        raise FrameError("field 'trails' is no list")
+    told = []
+    for row in rows:
+        if not isinstance(row, list) or len(row) != len(TrailMarks._fields):
+            raise FrameError("field 'trails' holds what is no trail")
+        group, *texts = row
+        if not all(type(text) is str for text in texts):
+            raise FrameError("field 'trails' has no text where it must")
+        members = None if group is None else _group(group, process, count)
+        told.append(TrailMarks(members, *texts))
+    return told
 
 
 class Arrival(NamedTuple):
@@ -116,7 +135,7 @@ def _point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
     if not isinstance(row, list) or len(row) != len(Point._fields):
         raise FrameError("field 'point' is no point")
     point = Point(*row)
-    for text in (point.name, point.lane, point.fingerprint, point.site):
+    for text in (point.name, point.lane, point.fingerprint, point.site, point.trail):
         if type(text) is not str:
             raise FrameError("field 'point' has no text where it must")
     if type(point.survivors) is not bool or type(point.follows) is not bool:

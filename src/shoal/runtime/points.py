@@ -40,6 +40,7 @@ class Point(NamedTuple):
     site: str = ""  # where the caller stands, "train.py:31 (main)"; shown, never compared
     survivors: bool = False  # who is gone is not waited for; else their loss is everybody's error
     follows: bool = False  # a later point of the call that the process is in; else it begins one
+    trail: str = ""  # of the calls before it, see `trail`; filled in by coordinators
 
     @property
     def place(self) -> str:

@@ -17,6 +17,7 @@ from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator, Point
 from shoal.runtime.lanes import one_call
 from shoal.runtime.leaving import REQUEUE, Notice
+from shoal.runtime.trail_search import raise_found
 from shoal.runtime.verdicts import Self, listed
 
 __all__ = [
@@ -63,6 +64,7 @@ def preempted(step: int) -> bool:
     Raises:
       ProcessLostError: a process is dead or unreachable, or the meeting place is.
       PeerFailedError: another process raised.
+      DivergenceError: on each process, once: they have made different calls that send nothing.
       DeadlineError: a process did not say how far it is within SHOAL_TIMEOUT_S: it is frozen.
       UsageError: on this process: `step` is negative or no whole number.
 
@@ -84,6 +86,8 @@ def preempted_with(coordinator: Coordinator, step: int, *, timeout_s: float | No
         step = _checked("preempted", step)
     if coordinator.troubles.any():
         coordinator.check(f"preempted({_shown(step)}) ({callsite()})")
+    if coordinator.trails.found is not None:
+        raise_found(coordinator, f"preempted({_shown(step)})", callsite())
     answer = coordinator.stop.ask(step)
     return _wait(coordinator, step, timeout_s) if answer is None else answer
 

@@ -35,6 +35,7 @@ from shoal.runtime.messages import (
     given_of,
     processes_of,
     told_of,
+    trails_of,
 )
 
 __all__ = ["ECHO", "Keeper", "Lane", "Observer", "Process", "Service"]
@@ -64,6 +65,8 @@ class Process:
             raise FrameError(f"{verb[:40]!r} before everybody had joined")
         elif verb == "beat":
             job.beat(process, beat_of(header))
+            if "trails" in header:
+                job.hear_trails(process, trails_of(header, process, job.num_processes))
             job.send(connection, ECHO)
         elif verb == "stacks":
             ticket = whole_field(header, "ticket")

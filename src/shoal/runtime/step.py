@@ -11,6 +11,7 @@ from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime import fault_points
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.trail_search import raise_found
 
 __all__ = ["step", "step_with"]
 
@@ -32,7 +33,9 @@ def step(number: int) -> AbstractContextManager[None]:
     line of the program, not in threads beside it.
 
     It also tells a program that waits for nobody what it must know: at its beginning it raises
-    once somebody of the job is gone, and again at every step until the survivors called `live`.
+    once somebody of the job is gone, and again at every step until the survivors called `live`;
+    and once if processes have made different calls that send nothing (`put`, `pack`), as their
+    signs of life have shown.
 
     Args:
       number: any whole number of 64 bits; it need not grow.
@@ -44,6 +47,8 @@ def step(number: int) -> AbstractContextManager[None]:
       ProcessLostError: on this process, at the beginning of the block: a process is dead or
         unreachable, or the meeting place is, or the others have gone on without this one.
       PeerFailedError: on this process, at the beginning of the block: another one raised.
+      DivergenceError: on each process, at the beginning of the next block: they have made
+        different calls.
       UsageError: on this process: `number` is none.
 
     >>> for i in range(3):
@@ -85,6 +90,8 @@ class _Step:
         began = progress.begin(number, place)
         if coordinator.troubles.any():
             coordinator.check(f"step {number} ({site})")
+        if coordinator.trails.found is not None:
+            raise_found(coordinator, f"step {number}", site)
         progress.outer = number
         self._entered.append((began, before, ended, place))
 

@@ -8,6 +8,7 @@ of the interpreter than a moment now and then; a program that hangs in native co
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import threading
@@ -22,6 +23,8 @@ from shoal.runtime.leaving import Stop, Told
 from shoal.runtime.messages import given_of, settled_of
 from shoal.runtime.progress import Progress
 from shoal.runtime.stacks import stacks
+from shoal.runtime.trail import Trails
+from shoal.runtime.trail_marks import Found
 from shoal.runtime.troubles import Troubles
 from shoal.runtime.verdicts import Self
 
@@ -81,6 +84,10 @@ class Watched(Protocol):
         """What it tells this process."""
 
     @property
+    def trails(self) -> Trails:
+        """What it tells the others of the calls of this process, and what it hears of them."""
+
+    @property
     def stop(self) -> Stop:
         """What it knows of notices."""
 
@@ -137,7 +144,9 @@ class Watcher:
         beat_at = now if self._rhythm.heartbeat_s < math.inf else math.inf
         while True:
             if now >= beat_at:
-                self._watched.say({"do": "beat", **self._watched.progress.beat()})
+                trails = self._watched.trails.beat()
+                more = {"trails": trails} if trails else {}
+                self._watched.say({"do": "beat", **self._watched.progress.beat(), **more})
                 self._echo.sent(now)
                 beat_at = now + self._rhythm.heartbeat_s
             in_trouble = self._watched.troubles.open()
@@ -180,6 +189,11 @@ class Watcher:
                 self._watched.tell_stop(told)
         elif kind == "stop":
             self._watched.stop.settle(settled_of(frame))
+        elif kind == "trail":
+            group, lane = frame.header.get("group"), text_field(frame.header, "lane")
+            members = None if group is None else tuple(group)
+            rows = json.loads(frame.body)
+            self._watched.trails.hear(Found(members, lane, text_field(frame.header, "base"), rows))
         elif kind == "silent":
             silent = self._me.name(whole_field(frame.header, "process"))
             with contextlib.suppress(Exception):  # what handlers and filters raise is not ours

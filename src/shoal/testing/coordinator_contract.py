@@ -32,6 +32,7 @@ from shoal.errors import (
 )
 from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES, Coordinator, Member, Point
 from shoal.runtime.leaving import Given, Notice
+from shoal.runtime.trail import Entry
 
 __all__ = ["PATIENCE_S", "CoordinatorContract", "MakeStage", "Stage", "meet", "run_together"]
 
@@ -175,6 +176,27 @@ class CoordinatorContract:
             assert other == (1,)
             assert set(one) <= {0, 2}  # it is told at the first difference: not all need have come
         assert job.on_all(lambda c: len(meet(c, "next"))) == [3] * 3
+
+    @pytest.mark.parametrize("lane", ["main", "side"])
+    @pytest.mark.parametrize("meets_in", ["main", "side"])
+    def test_trails_that_differ_are_told_once_to_all(
+        self, stage: MakeStage, lane: str, meets_in: str
+    ) -> None:
+        job = stage(3)
+        for coordinator in job.coordinators:
+            for value, here in (("equal", meets_in), (str(coordinator.process == 1), lane)):
+                entry = Entry("put", "train.py:12 (main)", ("x: float32[8]",), value)
+                coordinator.trails.record(entry, group=None, lane=here)
+        told = job.on_all(lambda c: meet(c, "go", lane=meets_in))
+        if (lane, meets_in) == ("main", "side"):
+            assert [len(answers) for answers in told] == [3] * 3  # the main line has yet to meet
+            return
+        for error in told:
+            assert type(error) is DivergenceError
+            one, other = sorted(error.sides.values(), key=lambda side: 1 in side)
+            assert other == (1,)
+            assert set(one) <= {0, 2}
+        assert job.on_all(lambda c: len(meet(c, "go", lane=meets_in))) == [3] * 3
 
     def test_a_circle_of_waits_is_told_at_once(self, stage: MakeStage) -> None:
         job = stage(3)

@@ -1,0 +1,85 @@
+"""A digest of a host value, cheap beside moving it: of all of it, or of an even sample.
+
+It depends on the values alone: not on memory order, strides or byte order. xxh3-64 (XXH3,
+https://xxhash.com): fast, not cryptographic.
+"""
+
+from __future__ import annotations
+
+import mmap
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+import xxhash
+
+from shoal.arrays.host_values import native
+
+__all__ = ["digest"]
+
+HostArray = np.ndarray[Any, Any]
+
+WHOLE_BYTES = 1 << 20  # arrays up to this size are read as a whole
+PLACES, PLACE_BYTES = 128, 64  # of larger ones so many places, evenly spaced, ends included
+# Of a mapped file, whatever is not in memory yet must be read from disk: a few pages.
+MAPPED_PLACES, MAPPED_PLACE_BYTES = 8, 512
+MAPPED_WHOLE_BYTES = MAPPED_PLACES * MAPPED_PLACE_BYTES
+
+
+def digest(value: HostArray) -> str:
+    """Return a text that is equal for equal values of one shape and dtype.
+
+    Arrays over WHOLE_BYTES, and memory-mapped files over eight places of 512 bytes, are sampled;
+    the text says so, for a sample is never equal to another kind of sample. NaNs are equal if
+    their bits are, and -0.0 differs from 0.0.
+
+    >>> digest(np.arange(3)) == digest(np.arange(6)[::2] // 2)
+    True
+    """
+    array = np.asarray(value)
+    if array.nbytes > MAPPED_WHOLE_BYTES and _is_mapped(array):
+        # Each item of a strided array may lie in a page of its own.
+        items = MAPPED_PLACE_BYTES // array.itemsize if array.flags.c_contiguous else 1
+        sample = _sample(array, MAPPED_PLACES, max(1, items))
+        return f"{_hash(sample)} (a sample of a mapped file)"
+    if array.nbytes <= WHOLE_BYTES:
+        return _hash(np.ascontiguousarray(array))
+    return f"{_hash(_sample(array, PLACES, max(1, PLACE_BYTES // array.itemsize)))} (a sample)"
+
+
+def _sample(array: HostArray, places: int, items: int) -> HostArray:
+    """Return `items` items, in C order, at each of so many places, the first and last included.
+
+    Of 10 items, 2 at each of 3 places: items 0, 1, 4, 5, 8, 9.
+    """
+    starts = (array.size - items) * np.arange(places) // (places - 1)
+    numbers = (starts[:, None] + np.arange(items)).ravel()
+    if array.flags.c_contiguous:
+        return np.asarray(array.reshape(-1)[numbers])
+    return np.asarray(array[np.unravel_index(numbers, array.shape)])
+
+
+def _hash(array: HostArray) -> str:
+    data = native(array).reshape(-1).view(np.uint8)
+    bits = _bits(array.dtype)
+    if bits < 8:  # in memory a byte each; the rest of it is no part of the value
+        data = data & np.uint8((1 << bits) - 1)
+    return xxhash.xxh3_64_hexdigest(data.data)
+
+
+@lru_cache(maxsize=64)
+def _bits(dtype: np.dtype[Any]) -> int:
+    return int(jax.dtypes.itemsize_bits(dtype.newbyteorder("=")))
+
+
+def _is_mapped(array: HostArray) -> bool:
+    """True for an array whose memory is that of a mapped file."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if isinstance(owner, np.memmap):
+            return True
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    return isinstance(owner, mmap.mmap)

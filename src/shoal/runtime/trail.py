@@ -1,0 +1,354 @@
+"""What the calls that send nothing said must be equal: compared where processes meet anyway.
+
+`put` and `pack` are called by all processes with equal arguments, and send nothing. Each such call
+leaves an `Entry` in the trail of its processes and its lane; the entries are chained into one
+digest, which rides along with the next arrival of that group in that lane. Entries are numbered
+from the beginning and the chain is never cut at a meeting, so a process whose wait was interrupted
+still says the same as the others. Only after a difference that all know of, and after survivors
+have met, a trail starts anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from shoal.errors import DivergenceError
+from shoal.runtime.points import Point
+from shoal.runtime.trail_marks import Found, Lane, Marks, TrailMarks, exact_of, lanes_of
+
+__all__ = ["Entry", "Trail", "Trails", "TrailsDiffer", "trail_facts", "trails_differ"]
+
+_LOG = logging.getLogger("shoal")
+_MOST_ENTRIES = 1024  # of a trail are kept, so that the first difference can be named
+_MOST_BYTES = 1 << 20  # the same, of all their texts
+_UNKNOWN = "?"  # the text of a trail that cannot be compared any more
+_MOST_TOLD = 8  # trails of which one sign of life tells
+_TEXT = 1000  # characters of a name and of a call site that an answer carries
+_SPEC_LINES = 50  # a specification is short up to here
+
+Group = tuple[int, ...] | None  # sorted; None: all processes
+
+
+class Entry(NamedTuple):
+    """One call: what must be equal of it."""
+
+    operation: str  # "put"
+    site: str  # where the caller stands
+    spec: tuple[str, ...]  # options, then a line for each leaf
+    values: str = ""  # a line for each leaf, for the last lines of `spec`: a digest, or empty
+
+    @property
+    def place(self) -> str:
+        """What is called and where: `put at train.py:12 (main)`."""
+        return f"{self.operation} at {self.site}" if self.site else self.operation
+
+    @property
+    def lines(self) -> list[str]:
+        """The specification, with what is known of the values."""
+        values = self.values.split("\n") if self.values else []
+        first = len(self.spec) - len(values)
+        told = [f": values {value}" if value else "" for value in values]
+        leaves = zip(self.spec[first:], told, strict=True)
+        return [*self.spec[:first], *(f"{line}{value}" for line, value in leaves)]
+
+    def chained(self, before: bytes) -> bytes:
+        """Return the digest of all calls so far, if `before` is that of all before this one."""
+        digest = hashlib.blake2b(before, digest_size=16)
+        for part in (self.operation, self.site, _spec_of(self.spec).digest, self.values):
+            data = part.encode(errors="surrogatepass")
+            digest.update(b"%d:" % len(data) + data)
+        return digest.digest()
+
+
+class _Spec(NamedTuple):
+    digest: str
+    num_bytes: int
+
+
+def _spec_of(spec: tuple[str, ...]) -> _Spec:
+    return (_of_short if len(spec) <= _SPEC_LINES else _of_long)(spec)
+
+
+def _computed(spec: tuple[str, ...]) -> _Spec:
+    data = "\n".join([str(len(spec)), *spec]).encode(errors="surrogatepass")
+    return _Spec(hashlib.blake2b(data, digest_size=16).hexdigest(), len(data))
+
+
+_of_short = lru_cache(maxsize=256)(_computed)
+_of_long = lru_cache(maxsize=8)(_computed)  # each takes megabytes
+
+
+class Trail:
+    """The calls of one group in one lane, by number, from 0; the last of them are kept."""
+
+    def __init__(self, base: str = "") -> None:
+        self.base = base  # which first call it is that it counts from
+        self.count = 0
+        self.digest = b""  # of all calls so far
+        self.marks = Marks()
+        self.is_unknown = False  # processes may have counted from different calls
+        self._before = b""  # the digest of all calls before those that are kept
+        self._kept: deque[tuple[Entry, bytes, int]] = deque()  # entry, digest so far, size
+        self._kept_bytes = 0
+
+    @property
+    def text(self) -> str:
+        """What an arrival says of it; empty if there was no call."""
+        if self.is_unknown:
+            return _UNKNOWN
+        return f"{self.count}:{self.digest.hex()}" if self.count else ""
+
+    @property
+    def first_kept(self) -> int:
+        """The number of the oldest call that is kept."""
+        return self.count - len(self._kept)
+
+    def add(self, entry: Entry) -> None:
+        """Take a call."""
+        self.digest = entry.chained(self.digest)
+        self.count += 1
+        self.marks.add(self.count, self.digest)
+        is_same = bool(self._kept) and self._kept[-1][0].spec == entry.spec
+        size = len(entry.values) + len(entry.site)
+        size += 0 if is_same else _spec_of(entry.spec).num_bytes
+        self._kept.append((entry, self.digest, size))
+        self._kept_bytes += size
+        while len(self._kept) > 1 and self._is_full():
+            self._forget_oldest()
+
+    def forget(self, count: int) -> None:
+        """All have agreed on the first `count` calls."""
+        while self._kept and self.first_kept < count:
+            self._forget_oldest()
+
+    def first(self, count: int) -> Trail:
+        """Return the trail of the first calls alone, of which `count` were made."""
+        trail = Trail(self.base)
+        trail._before, trail.count = self._before, count
+        trail._kept = deque(list(self._kept)[: max(0, count - self.first_kept)])
+        trail.digest = self.digest_of(count)
+        return trail
+
+    def entry(self, number: int) -> Entry | None:
+        """Return a call, or None if it was not made."""
+        return self._kept[number - self.first_kept][0] if number < self.count else None
+
+    def digest_of(self, count: int) -> bytes:
+        """Return the digest of the first `count` calls, of which the last is kept or goes before
+        the first that is."""
+        first = self.first_kept
+        return self._before if count <= first else self._kept[count - first - 1][1]
+
+    def _is_full(self) -> bool:
+        return len(self._kept) > _MOST_ENTRIES or self._kept_bytes > _MOST_BYTES
+
+    def _forget_oldest(self) -> None:
+        _, self._before, size = self._kept.popleft()
+        self._kept_bytes -= size
+
+
+class Trails:
+    """All trails of a process. Safe to call from several threads."""
+
+    def __init__(self, process: int, num_processes: int) -> None:
+        self._process = process
+        self._everybody = num_processes
+        self._lock = threading.Lock()
+        self._trails: dict[tuple[Group, str], Trail] = {}
+        self._here = threading.local()
+        self._main_line = object()  # the mark of the thread that runs the main line
+        self._here.mark = self._main_line
+        self._has_warned = False
+        self._base = ""  # of trails that begin now
+        self._told: dict[tuple[Group, str], int] = {}  # of so many calls signs of life have told
+        self.found: Found | None = None  # what was found by signs of life, until it is raised
+
+    def record(self, entry: Entry, *, group: Iterable[int] | None, lane: str | None = None) -> None:
+        """Take a call that all of `group` make; nothing if this process is alone or not of them.
+
+        Args:
+          group: the processes; None: all of the job.
+          lane: the line of execution; None: the one in which this thread meets others. A thread
+            that never did so makes calls that cannot be compared.
+        """
+        key = self._group(group)
+        if self._everybody == 1 or (key is not None and (len(key) < 2 or self._process not in key)):
+            return
+        lane = self.lane if lane is None else lane
+        if lane is None:
+            self._warn(entry)
+            return
+        with self._lock:
+            self._trails.setdefault((key, lane), Trail(self._base)).add(entry)
+
+    @property
+    def lane(self) -> str | None:
+        """The line of execution of this thread: "main", or the lane in which it last met others."""
+        if getattr(self._here, "mark", None) is self._main_line:
+            return "main"
+        return getattr(self._here, "lane", None)
+
+    def come(self, point: Point) -> Point:
+        """Return a point with what this process says of its calls before it."""
+        self._note(point.lane)
+        if not self._trails or point.survivors:
+            return point
+        group = self._group(point.group)
+        with self._lock:
+            trail = self._trails.get((group, point.lane))
+            text = "" if trail is None else trail.text
+            if point.lane == "main":
+                text += lanes_of(self._beside(group))
+        return point._replace(trail=text) if text else point
+
+    def agree(self, point: Point, members: Iterable[int]) -> None:
+        """These have met at this point, as `come` returned it: their calls before it were equal."""
+        if not point.trail and not point.survivors:
+            return
+        key = (self._group(point.group), point.lane)
+        with self._lock:
+            if point.survivors:
+                text = f"{self._base} {sorted(members)}"
+                self._base = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+                self._start_again(*key)
+            elif (trail := self._trails.get(key)) is not None and not trail.is_unknown:
+                trail.forget(_count_of(point.trail))
+
+    def start_anew(self, point: Point, base: str) -> Trail:
+        """All know that the trail of this point differs: begin another; return the old one."""
+        key = (self._group(point.group), point.lane)
+        with self._lock:
+            old = self._trails.get(key, Trail())
+            self._trails[key] = Trail(base)
+            self._told.pop(key, None)
+            return old
+
+    def stop_comparing(self, point: Point, lane: str, count: int) -> Trail:
+        """All know that another lane differs in its first calls, which nobody can begin anew for
+        all at once: return these calls."""
+        with self._lock:
+            trail = self._trails.setdefault((self._group(point.group), lane), Trail())
+            trail.is_unknown = True
+            return trail.first(min(count, trail.count))
+
+    def beat(self) -> list[TrailMarks]:
+        """Return what a sign of life tells: of the trails that have grown since the last."""
+        if not self._trails:
+            return []
+        with self._lock:
+            grown = [
+                (key, trail)
+                for key, trail in self._trails.items()
+                if trail.count != self._told.get(key, 0) and not trail.is_unknown
+            ][:_MOST_TOLD]
+            self._told.update({key: trail.count for key, trail in grown})
+            return [TrailMarks(*key, trail.base, trail.marks.text) for key, trail in grown]
+
+    def hear(self, found: Found) -> None:
+        """Signs of life have shown a difference: it is raised where the main line looks next."""
+        with self._lock:
+            trail = self._trails.get((found.group, found.lane))
+            if trail is not None and trail.base == found.base and not trail.is_unknown:
+                self.found = found
+
+    def take_found(self) -> Found | None:
+        """Return what was found, once, unless a meeting has told it meanwhile."""
+        found, self.found = self.found, None
+        with self._lock:
+            trail = None if found is None else self._trails.get((found.group, found.lane))
+            is_new = found is not None and trail is not None and trail.base == found.base
+            return found if is_new and trail is not None and not trail.is_unknown else None
+
+    def _beside(self, group: Group) -> list[Lane]:
+        """Return what is to be told of the group's lanes beside the main line."""
+        return [
+            Lane(name, trail.base, trail.marks.text)
+            for (members, name), trail in self._trails.items()
+            if members == group and name != "main" and trail.count and not trail.is_unknown
+        ]
+
+    def _start_again(self, group: Group, lane: str) -> None:
+        """The survivors of a group stand at one point of this lane: it starts there. Where they
+        are in other lanes nobody knows: what they do there cannot be compared any more."""
+        for key, trail in list(self._trails.items()):
+            if group is not None and (key[0] is None or not set(key[0]) <= set(group)):
+                continue
+            if key[1] == lane:
+                del self._trails[key]
+                self._told.pop(key, None)
+            else:
+                trail.is_unknown = True
+
+    def _note(self, lane: str) -> None:
+        """This thread meets others in a lane. In that lane's own "lane: ..." it only clears up."""
+        if lane == "main":
+            self._here.mark = self._main_line = getattr(self._here, "mark", None) or object()
+        if not lane.startswith(f"{getattr(self._here, 'lane', '')}: "):
+            self._here.lane = lane
+
+    def _group(self, group: Iterable[int] | None) -> Group:
+        """Return a group as the key of a trail; of what is none, which is refused later, ()."""
+        if group is None:
+            return None
+        try:
+            members = tuple(sorted({*group}))
+        except TypeError:
+            return ()
+        return None if len(members) == self._everybody else members
+
+    def _warn(self, entry: Entry) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "process %d of %d: %s: this thread has never met other processes, so its calls are "
+                "not compared with theirs; lane= names its line of execution (said once)",
+                self._process, self._everybody, entry.place,
+            )  # fmt: skip
+
+
+class TrailsDiffer(DivergenceError):
+    """The trails of those that met differ; where they do, is not known yet.
+
+    `rows` holds, for each version: its text, the name and the call site of the point, processes.
+    `lane` names the one beside the main line that it is about; None: that of the point.
+    """
+
+    def __init__(self, rows: Sequence[Sequence[Any]], lane: str | None = None) -> None:
+        super().__init__("processes disagree on an earlier call")
+        self.rows, self.lane = rows, lane
+
+
+def trails_differ(one: str, other: str) -> bool:
+    """Say whether two trails, as arrivals tell them, show that calls differed."""
+    if one == other:  # nearly always
+        return False
+    one, other = exact_of(one), exact_of(other)
+    return one != other and _UNKNOWN not in (one, other)
+
+
+def trail_facts(points: Iterable[tuple[int, Point]]) -> dict[str, Any]:
+    """Group who arrived by trail, as an answer tells it; empty if the trails do not differ."""
+    sides: dict[str, tuple[Point, list[int]]] = {}
+    for process, point in points:
+        text = exact_of(point.trail)
+        if not point.survivors and text != _UNKNOWN:
+            sides.setdefault(text, (point, []))[1].append(process)
+    if len(sides) < 2:
+        return {}
+    rows = sorted((sorted(processes), point) for point, processes in sides.values())
+    return {
+        "trails": [
+            [exact_of(point.trail)[:_TEXT], point.name[:_TEXT], point.site[:_TEXT], processes]
+            for processes, point in rows
+        ]
+    }
+
+
+def _count_of(text: str) -> int:
+    return int(exact_of(text).partition(":")[0] or 0)

@@ -1,0 +1,190 @@
+"""Arrivals bring the trail; where trails differ, those that know it find the first call that does.
+
+Only after a difference: a few rounds in a lane of their own, bounded in time, as for a long
+specification (see `agreement`). If they cannot be had, the error says what is known without them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import NamedTuple
+
+from shoal.errors import DivergenceError, ShoalError
+from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.differing import DIGEST_BYTES, MAX_SPEAKERS, Meet, find_first, find_line
+from shoal.runtime.trail import Trail, TrailsDiffer
+from shoal.runtime.verdicts import Self, disagreement, listed
+
+__all__ = ["compares_trails", "raise_found"]
+
+Arrive = Callable[..., Mapping[int, bytes]]
+
+_SEARCH_S = 10.0  # how long the first difference is looked for, after all know that there is one
+_OWN_ROWS = (
+    "put takes equal values on all processes, and does not join each process's own rows\n"
+    "if only the values that own devices hold shall count, say put(..., same=False)"
+)
+_ELSEWHERE = "all processes must make the same calls of put and pack, in one order, at one place"
+
+
+def compares_trails(arrive: Arrive) -> Arrive:
+    """Let a coordinator's `arrive` bring the trail, and say which call differs if one does."""
+
+    @wraps(arrive)
+    def arrive_with_trail(
+        self: Coordinator, point: Point, payload: bytes = b"", *, timeout_s: float
+    ) -> Mapping[int, bytes]:
+        brought = self.trails.come(point)
+        try:
+            answers = arrive(self, brought, payload, timeout_s=timeout_s)
+        except TrailsDiffer as error:
+            known = error
+        else:
+            self.trails.agree(brought, answers)
+            return answers
+        raise _explained(self, point, known, min(timeout_s, _SEARCH_S))
+
+    return arrive_with_trail
+
+
+def raise_found(coordinator: Coordinator, asked: str, site: str) -> None:
+    """Raise what signs of life have shown, unless a meeting has told it meanwhile.
+
+    Raises:
+      DivergenceError: processes have made different calls.
+    """
+    found = coordinator.trails.take_found()
+    if found is not None:
+        point = Point(asked, found.group, site=site)
+        raise _explained(coordinator, point, TrailsDiffer(found.rows, found.lane), _SEARCH_S)
+
+
+class _Side(NamedTuple):
+    """One version of the trail."""
+
+    text: str
+    name: str
+    site: str
+    processes: Sequence[int]
+
+    @property
+    def end(self) -> str:
+        """Where its calls ended, in words."""
+        if not self.name:
+            return "it has gone on since"
+        return f"it comes to {self.name!r}" + (f" ({self.site})" if self.site else "")
+
+
+def _explained(
+    coordinator: Coordinator, point: Point, known: TrailsDiffer, limit_s: float
+) -> DivergenceError:
+    """Return the error that names the first call that differs; if it cannot be found, without it.
+
+    From here on the trails of all that know are equal again: they begin anew.
+    """
+    trail = _taken(coordinator, point, known)
+    sides = [_Side(*row) for row in known.rows]
+    me = Self(coordinator.process, coordinator.hosts)
+    name = known.lane or point.lane
+    lane = "" if name == "main" else f" (lane {name!r})"
+    heading = f"{me}: processes disagree on a call before {point.place}{lane}"
+    group = tuple(sorted(process for side in sides for process in side.processes))
+    advice = ""
+    found: Sequence[str] | None = None
+    if me.process not in group:
+        advice = f"the errors on {listed(group)} name the first call that differs"
+    else:
+        speakers = [side.processes[0] for side in sides][:MAX_SPEAKERS]
+        mine = trail if me.process in speakers else None
+        meet = _rounds(coordinator, point, group, limit_s)
+        try:
+            with coordinator.call("the trail", f"{point.lane}: the trail", group):
+                found, advice = _search(meet, mine, sides, speakers)
+        except (ShoalError, ValueError, LookupError):  # that they differ is known all the same
+            found = None
+    told = found or [_unexplained(side) for side in sides]
+    rows: dict[str, list[int]] = {}
+    for text, side in zip(told, sides, strict=False):
+        rows.setdefault(text, []).extend(side.processes)
+    return disagreement(heading, rows.items(), advice)
+
+
+def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail:
+    """Return the calls that differ; they are not compared again."""
+    if known.lane is not None:
+        count = int(str(known.rows[0][0]).partition(":")[0])
+        return coordinator.trails.stop_comparing(point, known.lane, count)
+    told = json.dumps(known.rows).encode()
+    base = hashlib.blake2b(told, digest_size=DIGEST_BYTES).hexdigest()
+    return coordinator.trails.start_anew(point, base)
+
+
+def _rounds(coordinator: Coordinator, point: Point, group: tuple[int, ...], limit_s: float) -> Meet:
+    deadline = time.monotonic() + limit_s
+    here = Point("the trail", group, f"{point.lane}: the trail", "first difference", point.site)
+
+    def meet(payload: bytes) -> Mapping[int, bytes]:
+        left_s = max(0.001, deadline - time.monotonic())
+        return coordinator.arrive(here, payload, timeout_s=left_s)
+
+    return meet
+
+
+def _search(
+    meet: Meet, mine: Trail | None, sides: Sequence[_Side], speakers: Sequence[int]
+) -> tuple[Sequence[str] | None, str]:
+    """Return what each speaker has where the trails differ first, in words, and advice."""
+    told = meet(b"" if mine is None else b"%d" % mine.first_kept)
+    first = max(int(told[process]) for process in speakers)
+    number = find_first(meet, None if mine is None else _Calls(mine, first), speakers)
+    if number is None:
+        return None, ""
+    if number < first:
+        return None, f"they differ before call {first}: no call before that is kept on all"
+    entry = None if mine is None else mine.entry(number)
+    told = meet(b"" if entry is None else entry.place.encode(errors="replace"))
+    places = [told[process].decode(errors="replace") for process in speakers]
+    if len({*places}) > 1:
+        ended = [f"(no call: {side.end} before)" for side in sides]
+        return [place or end for place, end in zip(places, ended, strict=False)], _ELSEWHERE
+    lines = find_line(meet, None if entry is None else entry.lines, speakers)
+    if lines is None:
+        return places, ""
+    shown = [lines[1][process] for process in speakers]
+    before = {line.rpartition(": values ")[0] for line in shown}
+    advice = _OWN_ROWS if len(before) == 1 and "" not in before else ""
+    return [f"{place}: {line}" for place, line in zip(places, shown, strict=True)], advice
+
+
+class _Calls:
+    """The calls of a trail from `first` on; of those before it is known whether all are equal, and
+    a difference among them shows at the last. `Items`."""
+
+    def __init__(self, trail: Trail, first: int) -> None:
+        self._trail, self._first = trail, first
+
+    def __len__(self) -> int:
+        return self._trail.count
+
+    def digest(self, low: int, high: int) -> bytes:
+        """See `Items.digest`. Of all calls so far: those before `low` are known to be equal."""
+        if high < self._first:
+            return bytes(DIGEST_BYTES)
+        end = min(high, self._trail.count)
+        text = b"%d:" % end + self._trail.digest_of(end)
+        return hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
+
+    def show(self, index: int) -> str:
+        """See `Items.show`."""
+        entry = self._trail.entry(index)
+        return "" if entry is None else entry.place
+
+
+def _unexplained(side: _Side) -> str:
+    count, _, digest = side.text.partition(":")
+    made = f"{count} call{'' if count == '1' else 's'}, digest {digest[:8]}" if count else "no call"
+    return f"{made}; then {side.end}"

@@ -1,0 +1,118 @@
+"""What put and pack leave in the trail, and of whom."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shoal.arrays.layouts import Leaf
+from shoal.arrays.leave_trail import leave_trail
+from shoal.arrays.pack import pack
+from shoal.arrays.put import put
+from shoal.errors import InitializeError, UsageTypeError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.runtime import process
+from shoal.runtime.coordinator import Point
+from shoal.runtime.coordinator_local import LocalJob
+
+BOTH = Mesh({"x": 4}, [0, 1, 2, 3], [0, 0, 1, 1])  # as two of three processes would see it
+ALL = Mesh({"x": 3}, [0, 2, 4], [0, 1, 2])
+ONE = Mesh({"x": 2}, [0, 1], [0, 0])
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """Return a function: what a process leaves, as one of three; None if it leaves nothing."""
+
+    def leave(*leaves, here=0, group=(0, 1), lane="main", **options):
+        coordinator = LocalJob(3).coordinators[here]
+        monkeypatch.setattr(process, "coordinator", lambda: coordinator)
+        leave_trail("put", leaves, lane=lane, **options)
+        return coordinator.trails.start_anew(Point("x", group, lane), "").entry(0)
+
+    return leave
+
+
+def leaf(value, mesh=BOTH, *dims, path="['w']"):
+    return Leaf(path, value, Layout(mesh, *(dims or [None] * np.ndim(value))))
+
+
+def test_the_call_its_place_its_leaves_and_their_values(left):
+    rows = np.zeros((8, 4), np.float32)
+    entry = left(leaf(rows, BOTH, "x", None), leaf(3, path="['n']"),
+                 options=("same=True",), values=True)  # fmt: skip
+    assert entry.place.startswith("put at ")
+    assert "arrays/test_leave_trail.py:" in entry.site
+    assert entry.spec == (
+        "same=True",
+        f"mesh: {BOTH.text}",
+        "['w']: float32[8,4] as (x, -)",
+        "['n']: int32[] as ()",
+    )
+    assert entry.lines[2].startswith("['w']: float32[8,4] as (x, -): values ")
+    again = left(leaf(rows.copy(), BOTH, "x", None), leaf(np.int32(3), path="['n']"), here=1,
+                 options=("same=True",), values=True)  # fmt: skip
+    assert again[2:] == entry[2:]
+
+
+def test_only_the_processes_of_the_meshes_are_asked(left):
+    value = leaf(np.zeros(4), BOTH)
+    assert left(value, here=1) is not None
+    assert left(value, here=2) is None
+    assert left(value, here=2, group=None) is None
+    assert left(leaf(np.zeros(3), ALL), here=2, group=None) is not None
+    assert left(value, leaf(np.zeros(3), ALL), here=2, group=None) is not None
+    assert left(leaf(np.zeros(4), ONE), group=(0,)) is None
+    assert left(group=None) is None
+
+
+def test_several_meshes_are_told_apart(left):
+    entry = left(leaf(np.zeros(4, "f4")), leaf(np.zeros(4, "f4"), ONE), group=(0, 1), values=True)
+    assert entry.spec[:2] == (f"mesh: {BOTH.text}", f"mesh: {ONE.text}")
+    assert [line.rpartition(" on ")[2] for line in entry.spec[2:]] == ["mesh 0", "mesh 1"]
+    first, second = entry.values.split("\n")
+    assert first
+    assert second == ""  # one process owns it all: no value of another can get in
+
+
+def test_values_of_every_kind_count_as_what_they_become(left):
+    def value_of(value):
+        return left(leaf(value), values=True).values
+
+    assert value_of(jnp.arange(5)) == value_of(np.arange(5, dtype=np.int32))
+    assert value_of(jax.device_put(jnp.arange(4), jax.devices()[3])) == value_of(
+        np.arange(4, dtype="i4")
+    )
+    assert value_of(2.5) == value_of(np.float32(2.5))
+    assert value_of(jax.random.key(1)) != value_of(jax.random.key(2))
+    spread = put(np.arange(8, dtype="f4"), Layout(Mesh({"x": 8}), "x"))
+    assert value_of(spread) == value_of(np.arange(8, dtype="f4"))
+
+
+def test_nothing_is_left_where_it_cannot_be_known_who_takes_part(left, monkeypatch):
+    pod = Mesh({"x": 2}, [0, 1], [0, 1], kind="tpu")
+    assert left(leaf(np.zeros(4), pod)) is None
+    whole = Mesh({"x": 3}, [0, 1, 2], [0, 1, 2], kind="tpu")
+    assert left(leaf(np.zeros(4), whole), group=None) is not None
+
+    def nobody():
+        raise InitializeError("not yet")
+
+    monkeypatch.setattr(process, "coordinator", nobody)
+    leave_trail("put", [leaf(np.zeros(4))], lane=None)
+
+
+def test_an_alone_process_pays_nothing(monkeypatch):
+    monkeypatch.setattr(process, "coordinator", lambda: pytest.fail("it was asked"))
+    put(np.zeros(8, np.float32), Layout(Mesh({"x": 8}), "x"))
+    pack([np.zeros(1, np.float32)] * 8, Layout(Mesh({"x": 8}), "x"))
+
+
+@pytest.mark.parametrize("wrong", [{"lane": 3}, {"same": 1}, {"lane": b"x", "same": "no"}])
+def test_wrong_options_are_named(wrong):
+    with pytest.raises(UsageTypeError) as error:
+        put(np.zeros(8, np.float32), Layout(Mesh({"x": 8}), "x"), **wrong)
+    assert len(error.value.offences) == len(wrong)
+    with pytest.raises(UsageTypeError):
+        pack([np.zeros(1, np.float32)] * 8, Layout(Mesh({"x": 8}), "x"), lane=wrong.get("lane", 1))

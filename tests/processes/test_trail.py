@@ -1,0 +1,189 @@
+"""Calls that send nothing, over real processes: what differs is told where these meet next."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+
+import jax
+import numpy as np
+
+import shoal
+from shoal import Layout
+from shoal.errors import DivergenceError
+from shoal.testing.cluster import Cluster
+
+
+class Told:
+    """What each meeting of a process told it."""
+
+    def __init__(self):
+        self.by_name = {}
+
+    def meet(self, name, meeting=None, again=()):
+        """Meet, and note what comes of it; `again`: who must be in step afterwards; (): all."""
+        try:
+            meeting() if meeting else shoal.barrier("go")
+        except DivergenceError as error:
+            self.by_name[name] = [str(error), {side: [*who] for side, who in error.sides.items()}]
+        else:
+            self.by_name[name] = "equal"
+        if again is not None:
+            shoal.barrier("again", processes=again or None)
+
+
+def differ_in_every_way(path):
+    """Run in each of three processes with two devices each; process 1 differs from the others."""
+    index, told = shoal.process_index(), Told()
+    odd = index % 2
+    mesh = shoal.make_mesh({"x": -1})
+    rows, whole = Layout(mesh, "x", None), Layout(mesh, None, None)
+    value = np.arange(144, dtype=np.float32).reshape(36, 4)
+    own = value[12 * odd : 12 * odd + 12]
+
+    shoal.put({"w": own, "b": value}, {"w": rows, "b": whole})
+    told.meet("own rows")
+
+    shoal.put(own, rows, same=False)
+    shoal.put(value[::2], rows)
+    shoal.put(np.asfortranarray(value) if odd else value, rows)
+    shoal.pack([value[2 * index : 2 * index + 2]] * 2, rows)
+    if index == 0:  # what one process holds alone is its own affair
+        shoal.put(value, Layout(shoal.make_mesh({"y": 2}, devices=[0, 1]), "y", None))
+    told.meet("equal")
+
+    differ_in_calls(path, told, value, rows, odd=odd)
+    large = np.zeros((3 << 16, 4), np.float32)
+    large[-1] = odd
+    shoal.put(large, rows)
+    told.meet("large")
+
+    come_late(index, told, lambda: shoal.put(own, rows))
+    beside_the_main_line(told, lambda: shoal.put(own, rows))
+    told.meet("the main line")
+    if index < 2:
+        two = shoal.make_mesh({"x": 4}, devices=jax.devices()[:4])
+        shoal.put(value + odd, Layout(two, "x", None))
+        told.meet("two", lambda: shoal.barrier("two", processes=[0, 1]), again=[0, 1])
+    shoal.put(value + odd, rows)
+    told.meet("at the end", shoal.shutdown, again=None)
+    return told.by_name
+
+
+def differ_in_calls(path, told, value, rows, *, odd):
+    """Another number of calls, another place, another shape."""
+    for _ in range(1 + odd):
+        shoal.put(value, rows)
+    told.meet("once more", lambda: shoal.broadcast({"secret": 1}))
+
+    if odd:
+        shoal.put(value, rows)
+    else:
+        shoal.put(value, rows)
+    told.meet("elsewhere", lambda: shoal.assert_same(3))
+
+    shoal.pack([value[: 2 + 2 * odd]] * 2, rows)
+    told.meet("shape", lambda: shoal.save(path, {"step": 1}))
+    assert not os.path.exists(path)
+
+
+def come_late(index, told, put):
+    """Process 2 comes when the others have been told."""
+    put()
+    beside = {"processes": [0, 2], "lane": "beside"}
+    if index == 2:
+        shoal.barrier("the others know", **beside)
+
+    def meeting():
+        try:
+            shoal.barrier("go")
+        finally:
+            if index == 0:
+                shoal.barrier("the others know", **beside)
+
+    told.meet("late", meeting)
+
+
+def beside_the_main_line(told, put):
+    """A thread's calls belong to the lane in which it meets others."""
+
+    def behind():
+        shoal.barrier("begin", lane="data")
+        put()
+        told.meet("lane", lambda: shoal.barrier("go", lane="data"))
+        shoal.barrier("end", lane="data")
+
+    thread = threading.Thread(target=behind)
+    thread.start()
+    thread.join()
+
+
+MEANT = "if only the values that own devices hold shall count, say put(..., same=False)"
+HERE = "put at tests/processes/test_trail.py:"
+
+
+def explained(told, name):
+    """Check what all were told; return what the others did, and what process 1 did."""
+    versions = {}
+    for process, one in enumerate(told):
+        text, sides = one.get(name, ["", {}])
+        heading, *lines = text.splitlines() or [""]
+        if not text:
+            continue
+        assert heading.startswith(f"process {process} of 3 (")
+        assert "): processes disagree on a call before '" in heading
+        if "which call differs first is told on" in lines[-1]:
+            continue
+        assert (lines[-1] == MEANT) == (name not in ("once more", "elsewhere", "shape"))
+        assert {side.split(": ", 1)[1] for side in lines[:2]} == {*sides}
+        versions = {processes == [1]: side for side, processes in sides.items()}
+    return versions[False], versions[True]
+
+
+def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
+    with Cluster(3, devices=2) as cluster:
+        told = cluster.run(differ_in_every_way, str(tmp_path / "model.ckpt"))
+    for name in ("equal", "the main line"):
+        assert [one.pop(name) for one in told] == ["equal"] * 3
+    assert [len(one) for one in told] == [9, 9, 8]  # process 2 is none of the two
+    pairs = {name: explained(told, name) for name in told[0]}
+    for name in ("own rows", "large", "late", "lane", "two", "at the end"):
+        texts = [text.rpartition(": values ") for text in pairs[name]]
+        assert texts[0][0] == texts[1][0] != ""
+        assert texts[0][2] != texts[1][2]
+        assert all(text.startswith(HERE) for text in pairs[name])
+    assert "): ['w']: float32[12,4] as (x, -): values " in pairs["own rows"][0]
+    assert pairs["large"][1].endswith(" (a sample)")
+    nothing, once = pairs["once more"]
+    assert nothing.startswith("(no call: it comes to 'broadcast' (tests/processes/test_trail.py:")
+    assert once.startswith(HERE)
+    first, second = (int(text.removeprefix(HERE).split()[0]) for text in pairs["elsewhere"])
+    assert first == second + 2
+    assert [text.rpartition(": ")[2] for text in pairs["shape"]] == [
+        "float32[2,4] as (x, -)",
+        "float32[4,4] as (x, -)",
+    ]
+    assert "which call differs first is told on processes 0-1" in told[2]["late"][0]
+
+
+def never_meet():
+    """Make steps, and no call that waits for others."""
+    layout = Layout(shoal.make_mesh({"x": -1}), "x")
+    shoal.put(np.full(8, shoal.process_index(), np.int32), layout)
+    try:
+        for number in itertools.count():
+            with shoal.step(number):
+                pass
+    except DivergenceError as error:
+        return [str(error), {side: [*who] for side, who in error.sides.items()}]
+
+
+def test_processes_that_only_make_steps_are_told_by_their_signs_of_life():
+    with Cluster(2, env={**os.environ, "SHOAL_HEARTBEAT_S": "0.1"}) as cluster:
+        told = cluster.run(never_meet)
+    for process, (text, sides) in enumerate(told):
+        assert text.startswith(f"process {process} of 2 (")
+        assert "): processes disagree on a call before 'step " in text
+        assert text.endswith(MEANT)
+        assert [*sides.values()] == [[0], [1]]

@@ -1,0 +1,343 @@
+"""The trail: calls that send nothing are compared where their processes meet anyway."""
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import DeadlineError, DivergenceError, UsageError
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.barrier import barrier_with
+from shoal.runtime.coordinator import Point
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.trail import Entry, Trail, Trails
+from shoal.testing.coordinator_contract import PATIENCE_S, Stage, meet, run_together
+
+SPEC = ("same=True", "['w']: float32[8,4] as (x, -)", "['b']: float32[4] as (-)")
+
+
+def put(coordinator, values="3f2a\n77aa", site="train.py:12 (main)", spec=SPEC, **more):
+    """Leave what `put` leaves."""
+    more = {"group": None, "lane": "main", **more}
+    coordinator.trails.record(Entry("put", site, spec, values), **more)
+
+
+def local_job(processes=2):
+    return LocalJob(processes, hosts=[f"h{p}" for p in range(processes)])
+
+
+def meet_all(job, name="go", **more):
+    """Let all meet at one point after the other; return what each got or raised."""
+    more = {"site": "train.py:20 (main)", "timeout_s": PATIENCE_S, **more}
+    return run_together(*(lambda c=c: len(meet(c, name, **more)) for c in job.coordinators))
+
+
+def texts(errors):
+    """Check that all have the same error but for who speaks; return its lines after the first."""
+    assert [type(error) for error in errors] == [DivergenceError] * len(errors)
+    for process, error in enumerate(errors):
+        first, *lines = str(error).splitlines()
+        me = f"process {process} of {len(errors)} (h{process})"
+        assert first == f"{me}: processes disagree on a call before 'go' (train.py:20 (main))"
+        assert lines == str(errors[0]).splitlines()[1:]
+        assert error.sides == errors[0].sides
+    return lines
+
+
+def differing(*leave):
+    """Let each process leave what its function does, and meet; return the error's lines."""
+    job = local_job(len(leave))
+    for one, coordinator in zip(leave, job.coordinators, strict=True):
+        one(coordinator)
+    lines = texts(meet_all(job))
+    assert meet_all(job) == [len(leave)] * len(leave)  # all are in step again
+    return lines
+
+
+def test_equal_calls_pass_and_cost_nothing_afterwards(make_job):
+    job = make_job(3)
+    for coordinator in job.coordinators:
+        for number in range(5):
+            put(coordinator, str(number) + "\n")
+    for _ in range(3):
+        assert job.on_all(lambda c: len(meet(c, "go"))) == [3] * 3
+    first = job.coordinators[0].trails.come(Point("go"))
+    put(job.coordinators[0])
+    assert first.trail.startswith("5:")
+    assert job.coordinators[0].trails.come(Point("go")).trail.startswith("6:")
+    assert job.coordinators[0].trails.come(Point("go", lane="other")).trail == ""
+    assert job.coordinators[0].trails.come(Point("go", group=(0, 1))).trail == ""
+
+
+def test_other_values_name_the_leaf_and_what_was_meant():
+    assert differing(put, lambda c: put(c, "3f2a\n91bc")) == [
+        "  process 0: put at train.py:12 (main): ['b']: float32[4] as (-): values 77aa",
+        "  process 1: put at train.py:12 (main): ['b']: float32[4] as (-): values 91bc",
+        "put takes equal values on all processes, and does not join each process's own rows",
+        "if only the values that own devices hold shall count, say put(..., same=False)",
+    ]
+
+
+def test_another_shape():
+    other = (*SPEC[:2], SPEC[2].replace("[4]", "[6]"))
+    assert differing(put, lambda c: put(c, spec=other)) == [
+        "  process 0: put at train.py:12 (main): ['b']: float32[4] as (-): values 77aa",
+        "  process 1: put at train.py:12 (main): ['b']: float32[6] as (-): values 77aa",
+    ]
+
+
+def test_the_promise_about_values_must_be_equal_too():
+    assert differing(put, lambda c: put(c, "", spec=("same=False", *SPEC[1:]))) == [
+        "  process 0: put at train.py:12 (main): same=True",
+        "  process 1: put at train.py:12 (main): same=False",
+    ]
+
+
+def test_another_place():
+    assert differing(put, lambda c: put(c, site="train.py:14 (main)")) == [
+        "  process 0: put at train.py:12 (main)",
+        "  process 1: put at train.py:14 (main)",
+        "all processes must make the same calls of put and pack, in one order, at one place",
+    ]
+
+
+def test_a_call_that_one_side_does_not_make():
+    assert differing(lambda c: None, put) == [
+        "  process 0: (no call: it comes to 'go' (train.py:20 (main)) before)",
+        "  process 1: put at train.py:12 (main)",
+        "all processes must make the same calls of put and pack, in one order, at one place",
+    ]
+
+
+@pytest.mark.parametrize("number", [0, 1, 63, 64, 500, 999])
+def test_the_first_of_many_calls_is_found(number):
+    def calls(at):
+        return lambda c: [
+            put(c, "\n", site=f"a.py:{n + 1000 * (n >= at)} (f)") for n in range(1000)
+        ]
+
+    first, second, _ = differing(calls(10_000), calls(number))
+    assert first == f"  process 0: put at a.py:{number} (f)"
+    assert second == f"  process 1: put at a.py:{number + 1000} (f)"
+
+
+def test_a_difference_before_what_is_kept_is_said_as_such():
+    def calls(first):
+        return lambda c: [put(c, "\n", site=s) for s in [first, *["a.py:1 (f)"] * 2000]]
+
+    first, second, advice = differing(calls("b.py:1 (f)"), calls("c.py:1 (f)"))
+    assert first.startswith("  process 0: 2001 calls, digest ")
+    assert second.startswith("  process 1: 2001 calls, digest ")
+    assert advice == "they differ before call 977: no call before that is kept on all"
+
+
+def test_where_one_has_forgotten_more_the_first_difference_is_found_all_the_same():
+    sites = ["same"] * 1500
+
+    def calls(more):
+        return lambda c: [put(c, "\n", site=site) for site in [*sites, *more]]
+
+    first, second, _ = differing(calls(["x"]), calls([*["y"] * 600]))
+    assert (first, second) == ("  process 0: put at x", "  process 1: put at y")
+
+
+def test_calls_on_which_all_agreed_are_forgotten_and_counted():
+    job = local_job()
+    for coordinator in job.coordinators:
+        put(coordinator)
+    assert meet_all(job) == [2, 2]
+    put(job.coordinators[1], site="late.py:1 (f)")
+    first, second, _ = texts(meet_all(job))
+    assert first == "  process 0: (no call: it comes to 'go' (train.py:20 (main)) before)"
+    assert second == "  process 1: put at late.py:1 (f)"
+
+
+def test_it_is_told_before_the_difference_of_names_that_it_causes():
+    job = local_job()
+    put(job.coordinators[1])
+    errors = run_together(*(lambda c=c: meet(c, f"point {c.process}") for c in job.coordinators))
+    for error in errors:
+        assert list(error.sides) == ["(no call: it comes to 'point 0' before)",
+                                     "put at train.py:12 (main)"]  # fmt: skip
+
+
+def test_the_rest_is_told_late_and_is_in_step(make_job):
+    job = make_job(3)
+    for process, coordinator in enumerate(job.coordinators):
+        put(coordinator, f"{process}\n")
+    first = [job.start(lambda c=c: meet(c, "go")) for c in job.coordinators[:2]]
+    errors = [wait() for wait in first]
+    errors.append(run_together(lambda: meet(job.coordinators[2], "go"))[0])
+    assert [type(error) for error in errors] == [DivergenceError] * 3
+    sides = [f"put at train.py:12 (main): {SPEC[1]}: values {p}" for p in (0, 1)]
+    assert errors[0].sides == errors[1].sides == {sides[0]: (0,), sides[1]: (1,)}
+    assert str(errors[2]).endswith("which call differs first is told on processes 0-1")
+    for coordinator in job.coordinators:
+        put(coordinator)
+    assert job.on_all(lambda c: len(meet(c, "go"))) == [3] * 3
+
+
+def test_every_way_of_meeting_says_it(make_job):
+    job = make_job(2)
+    call = Call("allgather", "x", "a.py:1 (f)", tuple(map(str, range(100))))
+    ways = [
+        lambda c: barrier_with(c, "go"),
+        lambda c: agree(c, call, b"secret", timeout_s=PATIENCE_S),
+    ]
+    for way in ways:
+        put(job.coordinators[1])
+        for error in job.on_all(way):
+            assert type(error) is DivergenceError
+            assert error.sides["put at train.py:12 (main)"] == (1,)
+        assert not any(isinstance(result, Exception) for result in job.on_all(way))
+
+
+def test_only_the_group_and_the_lane_of_a_call_are_compared(make_job):
+    job = make_job(3)
+    put(job.coordinators[0], group=(1, 0))
+    put(job.coordinators[0], group=(0, 2), lane="data")
+    put(job.coordinators[1], group=(0, 2))  # it is none of them
+    put(job.coordinators[1], group=(1,))
+    assert job.on_all(lambda c: len(meet(c, "all"))) == [3] * 3
+    for lane, members in (("main", (0, 1)), ("data", (2, 0))):
+        coordinators = [job.coordinators[p] for p in members]
+        calls = [lambda c=c, m=members, n=lane: meet(c, group=m, lane=n) for c in coordinators]
+        assert [type(error) for error in run_together(*calls)] == [DivergenceError] * 2
+        assert [len(answers) for answers in run_together(*calls)] == [2, 2]
+
+
+def test_other_errors_leave_the_trail_as_it_is(make_job):
+    job = make_job(2)
+    first, second = job.coordinators
+    for coordinator in job.coordinators:
+        put(coordinator)
+    with pytest.raises(DeadlineError):
+        meet(first, "go", timeout_s=0.05)
+    with pytest.raises(DeadlineError):
+        meet(second, "go")
+    names = job.on_all(lambda c: meet(c, f"name {c.process}"))
+    assert [type(error) for error in names] == [DivergenceError] * 2
+    assert "comes next" in str(names[0])
+    put(second)
+    assert [type(error) for error in job.on_all(lambda c: meet(c, "go"))] == [DivergenceError] * 2
+    assert job.on_all(lambda c: len(meet(c, "go"))) == [2, 2]
+
+
+def test_survivors_start_again(make_job):
+    job = make_job(3)
+    first, _, third = job.coordinators
+    for lane in ("main", "data"):
+        put(first, lane=lane, group=(0, 2))
+    put(first)
+    job.kill(1)
+    pair = {"group": (0, 2)}
+    for name, more in (
+        ("who", {"survivors": True}),
+        ("on", pair),
+        ("on", {"lane": "data", **pair}),
+    ):
+        other = job.start(lambda n=name, m=more: meet(first, n, **m))
+        assert meet(third, name, **more).keys() == other().keys() == {0, 2}
+    put(third, group=(0, 2))
+    errors = run_together(lambda: meet(first, **pair), lambda: meet(third, **pair))
+    assert [type(error) for error in errors] == [DivergenceError] * 2
+
+
+def test_what_cannot_be_found_out_does_not_hide_that_they_differ():
+    """Another process is elsewhere in the lane in which the cause is looked for."""
+    job = local_job()
+    first, second = job.coordinators
+    put(first)
+    stage = Stage(job.coordinators, job.lose)
+    elsewhere = Point("elsewhere", (0, 1), "main: the trail")
+    stray = stage.start(lambda: second.arrive(elsewhere, timeout_s=PATIENCE_S))
+    stage.until_waiting(1)
+    errors = meet_all(job)
+    assert type(stray()) is DivergenceError
+    for error in errors:
+        assert type(error) is DivergenceError
+        assert "process 0: 1 call, digest" in str(error)
+        assert "process 1: no call; then it comes to 'go' (train.py:20 (main))" in str(error)
+
+
+@pytest.mark.parametrize("group", [[0, "1"], [0, [1]], [0, 0, 1], [0, 1.5]])
+def test_what_is_no_group_is_refused_as_ever(group):
+    first, _ = local_job().coordinators
+    put(first)
+    with pytest.raises(UsageError):
+        meet(first, group=group)
+
+
+def test_a_job_of_one_leaves_nothing():
+    (alone,) = LocalJob(1).coordinators
+    put(alone)
+    assert alone.trails.come(Point("go")) == Point("go")
+
+
+class TestLanes:
+    """Which line of execution a call without `lane=` belongs to."""
+
+    def in_thread(self, *functions):
+        def run():
+            return [function() for function in functions][-1]
+
+        (result,) = run_together(run)
+        return result
+
+    def test_the_thread_that_made_it_runs_the_main_line(self):
+        trails = Trails(0, 2)
+        assert trails.lane == "main"
+        trails.come(Point("x", lane="side"))
+        assert trails.lane == "main"
+        assert self.in_thread(lambda: trails.lane) is None
+
+    def test_who_meets_others_in_the_main_line_runs_it(self):
+        trails = Trails(0, 2)
+        assert self.in_thread(lambda: trails.come(Point("x")), lambda: trails.lane) == "main"
+        assert trails.lane is None
+        trails.come(Point("x"))
+        assert trails.lane == "main"
+
+    def test_a_thread_belongs_to_the_lane_in_which_it_last_met_others(self):
+        trails = Trails(0, 2)
+        lanes = ["data", "data: the first difference", "data: the trail"]
+        comes = [lambda lane=lane: trails.come(Point("x", lane=lane)) for lane in lanes]
+        assert self.in_thread(*comes, lambda: trails.lane) == "data"
+        assert self.in_thread(*comes, lambda: trails.come(Point("x", lane="b")),
+                              lambda: trails.lane) == "b"  # fmt: skip
+
+    def test_a_thread_that_never_met_others_is_warned_once(self, caplog):
+        job = local_job()
+        first, _ = job.coordinators
+        caplog.set_level(logging.WARNING, "shoal")
+        for _ in range(2):
+            self.in_thread(lambda: put(first, lane=None))
+        (record,) = caplog.records
+        assert "process 0 of 2: put at train.py:12 (main): this thread has never met" in (
+            record.getMessage()
+        )
+        assert meet_all(job) == [2, 2]
+
+
+@given(st.lists(st.text(max_size=3), max_size=8), st.lists(st.text(max_size=3), max_size=8))
+def test_trails_are_equal_if_the_calls_are(one, other):
+    def trail(sites):
+        trail = Trail()
+        for site in sites:
+            trail.add(Entry("put", site, ()))
+        return trail.text
+
+    assert (trail(one) == trail(other)) == (one == other)
+
+
+def test_what_is_kept_is_bounded_in_bytes():
+    """What calls share of their specifications counts once; the last call is kept in any case."""
+    trail = Trail()
+    leaves = tuple(f"leaf {number}" for number in range(1000))
+    for _ in range(300):
+        trail.add(Entry("put", "a.py:1 (f)", leaves, "\n".join(["3f2a91bc00112233"] * 1000)))
+    assert 0 < trail.count - trail.first_kept < 70
+    trail.add(Entry("put", "a.py:2 (f)", ("y" * (2 << 20),)))
+    assert trail.first_kept == 300
+    assert trail.entry(300).site == "a.py:2 (f)"

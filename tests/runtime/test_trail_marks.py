@@ -1,0 +1,257 @@
+"""Trails that are not at one point are compared as far as both have come."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.errors import DivergenceError
+from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.frames import FrameError
+from shoal.runtime.messages import trails_of
+from shoal.runtime.preemption import preempted_with
+from shoal.runtime.step import step_with
+from shoal.runtime.trail import Entry
+from shoal.runtime.trail_marks import (
+    Lane,
+    LatestMarks,
+    Marks,
+    SharedMarks,
+    TrailMarks,
+    exact_of,
+    lanes_of,
+)
+from shoal.testing.coordinator_contract import Stage, meet, run_together
+
+LONGEST = 160
+
+
+def texts():
+    """Return the text of the marks after each of LONGEST calls; the digest of n calls says n."""
+    marks, after = Marks(), [""]
+    for count in range(1, LONGEST + 1):
+        marks.add(count, count.to_bytes(16, "big")[8:])
+        after.append(marks.text)
+    return after
+
+
+TEXTS = texts()
+COUNTS = [[int(mark.split(":")[0]) for mark in text.split()] for text in TEXTS]
+
+
+def test_any_two_share_a_mark_not_far_behind():
+    for fewer in range(1, LONGEST + 1):
+        assert COUNTS[fewer] == sorted({*COUNTS[fewer]})
+        assert COUNTS[fewer][-1] == fewer
+        assert len(COUNTS[fewer]) <= 3 * fewer.bit_length()
+        for more in range(fewer, LONGEST + 1):
+            shared = max({*COUNTS[fewer]} & {*COUNTS[more]})
+            assert shared >= 1 << fewer.bit_length() - 1
+            assert shared > fewer - 2 * (more - fewer) or more == fewer == shared
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=2, max_size=5),
+    st.sampled_from(["data", "a\tlane\n", "ä" * 300]),
+)
+def test_a_difference_is_seen_if_and_only_if_a_shared_mark_lies_behind_it(histories, name):
+    """Each has made so many calls, of which those from some number on are its own."""
+    shared, known = SharedMarks(), {}
+    for process, (count, own_from) in enumerate(histories):
+        marks = Marks()
+        for number in range(1, count + 1):
+            version = process + 1 if number > own_from else 0
+            marks.add(number, bytes([number, version]) * 8)
+
+        text = "5:abc" + lanes_of([Lane(name, "", marks.text)])
+        assert exact_of(text) == "5:abc"
+        facts = shared.add(process, text)
+        versions = {n: process + 1 if n > own_from else 0 for n in COUNTS[count]}
+        differs = [n for n, version in versions.items() if known.setdefault(n, version) != version]
+        assert bool(facts) == bool(differs)
+        if differs:
+            assert {int(row[0].partition(":")[0]) for row in facts["trails"]} == {min(differs)}
+            assert any(process in row[3] for row in facts["trails"])
+            return
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\n", "\n3\t\t1:y", '\n"data"\t\t', '\n"data"\tb\tx:y :: 3 4:', "\ndata\t\t1:y", "\n" * 100],
+)
+def test_what_no_process_of_ours_would_say_is_passed_over(text):
+    shared = SharedMarks()
+    for process in range(3):
+        assert shared.add(process, text.replace("y", str(process))) == {}
+
+
+def feed(coordinator, count, own_from=1000, first=0, **more):
+    """Make calls in a lane beside the main line; from some number on they are this one's own."""
+    for number in range(first, count):
+        value = str(number) if number < own_from else f"own {coordinator.process}"
+        entry = Entry("put", f"feed.py:{number} (f)", ("same=True", "x: f4[8]"), value)
+        coordinator.trails.record(entry, **{"group": None, "lane": "data", **more})
+
+
+def test_threads_that_are_not_equally_far_are_no_divergence(make_job):
+    job = make_job(3)
+    for first, count in ((0, 0), (0, 3), (3, 17)):
+        for coordinator in job.coordinators:
+            process = coordinator.process
+            feed(coordinator, count * process, first=first * process)
+        assert job.on_all(lambda c: len(meet(c, "go"))) == [3] * 3
+
+
+@pytest.mark.parametrize("lane", ["data", "a\tlane\nof 'Ä'\\"])
+def test_a_difference_beside_the_main_line_is_told_once_where_main_lines_meet(make_job, lane):
+    job = make_job(2)
+    for coordinator in job.coordinators:
+        feed(coordinator, 40 + coordinator.process, own_from=20, lane=lane)
+    errors = job.on_all(lambda c: meet(c, "go", site="train.py:9 (main)"))
+    for error in errors:
+        assert type(error) is DivergenceError
+        heading, *_ = str(error).splitlines()
+        assert heading.endswith(f"a call before 'go' (train.py:9 (main)) (lane {lane!r})")
+        assert error.sides == {
+            f"put at feed.py:20 (f): x: f4[8]: values own {process}": (process,)
+            for process in range(2)
+        }
+    for coordinator in job.coordinators:
+        feed(coordinator, 10, own_from=0, lane=lane)
+        feed(coordinator, 10, lane="other")
+    assert job.on_all(lambda c: len(meet(c, "go"))) == [2, 2]
+    assert job.on_all(lambda c: len(meet(c, "go", lane=lane))) == [2, 2]
+    feed(job.coordinators[0], 1, own_from=0, lane="new")
+    feed(job.coordinators[1], 1, own_from=0, lane="new")
+    assert [type(e) for e in job.on_all(lambda c: meet(c, "go"))] == [DivergenceError] * 2
+
+
+def test_a_lane_is_compared_where_the_same_processes_meet():
+    job = LocalJob(3)
+    for coordinator in job.coordinators:
+        feed(coordinator, 3, own_from=0, group=(0, 1))
+    everybody = [lambda c=c: len(meet(c)) for c in job.coordinators]
+    assert run_together(*everybody) == [3] * 3
+    pair = [lambda c=c: len(meet(c, group=(0, 1))) for c in job.coordinators[:2]]
+    assert [type(error) for error in run_together(*pair)] == [DivergenceError] * 2
+    assert run_together(*pair) == [2, 2]
+
+
+def test_who_knows_nothing_of_the_difference_has_the_error_too():
+    job = LocalJob(3)
+    for coordinator in job.coordinators[1:]:
+        feed(coordinator, 3, own_from=0)
+    stage = Stage(job.coordinators, job.lose)
+    errors = stage.on_all(lambda c: meet(c, "go"))
+    assert [type(error) for error in errors] == [DivergenceError] * 3
+    assert "which call differs first is told on processes 1-2" in str(errors[0])
+    assert stage.on_all(lambda c: len(meet(c, "go"))) == [3] * 3
+
+
+def test_a_lane_that_began_anew_is_compared_with_such_ones_alone():
+    shared = SharedMarks()
+    assert shared.add(0, lanes_of([Lane("data", "", "1:aa")])) == {}
+    assert shared.add(1, lanes_of([Lane("data", "after", "1:bb")])) == {}
+    assert shared.add(2, lanes_of([Lane("data", "after", "1:cc")])) == {
+        "lane": "data",
+        "trails": [["1:bb", "", "", [1]], ["1:cc", "", "", [2]]],
+    }
+
+
+class TestSignsOfLife:
+    """Marks of all trails, the main line's too, ride in signs of life."""
+
+    @given(
+        st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 12)), max_size=12)
+    )
+    def test_the_last_marks_of_each_are_compared_and_told_once(self, history):
+        """Against brute force: each entry is a process that tells again how far it has come."""
+        latest, last, found = LatestMarks(), {}, False
+        for process, count, own_from in history:
+            marks = Marks()
+            for number in range(1, count + 1):
+                marks.add(number, bytes([number, process if number > own_from else 9]) * 8)
+            told = latest.hear(process, TrailMarks(None, "main", "", marks.text))
+            last[process] = set(marks.text.split())
+            everything = set().union(*last.values())
+            counts = [mark.split(":")[0] for mark in everything]
+            differs = len(counts) > len({*counts})
+            assert (told is not None) == (differs and not found)
+            found = found or differs
+
+    def test_what_began_anew_is_another_trail(self):
+        latest = LatestMarks()
+        trails = [
+            (0, None, "main", ""),
+            (1, None, "main", "after"),
+            (2, (1, 2), "main", "after"),
+            (3, None, "side", "after"),
+            (4, None, "main", "after"),
+        ]
+        found = [latest.hear(p, TrailMarks(*key, f"1:{p}")) for p, *key in trails]
+        assert found[:4] == [None] * 4
+        assert found[4].rows == [["1:1", "", "", [1]], ["1:4", "", "", [4]]]
+
+    def told_by_steps(self, job):
+        """Let signs of life travel, and each begin a step; return what each raised."""
+
+        def begin(coordinator):
+            with step_with(coordinator, 7):
+                return "went on"
+
+        job.members()
+        return Stage(job.coordinators, job.lose).on_all(begin)
+
+    def test_processes_that_never_meet_are_told_at_a_step(self):
+        job = LocalJob(2, hosts=["h0", "h1"])
+        for coordinator in job.coordinators:
+            feed(coordinator, 9, own_from=5, lane="main")
+        errors = self.told_by_steps(job)
+        for process, error in enumerate(errors):
+            assert type(error) is DivergenceError
+            start = (
+                f"process {process} of 2 (h{process}): processes disagree on a call before 'step 7'"
+            )
+            assert str(error).startswith(start)
+            assert error.sides == {
+                f"put at feed.py:5 (f): x: f4[8]: values own {p}": (p,) for p in range(2)
+            }
+        assert self.told_by_steps(job) == ["went on"] * 2
+        meets = [lambda c=c: len(meet(c)) for c in job.coordinators]
+        assert run_together(*meets) == [2, 2]
+
+    def test_what_a_meeting_has_told_is_not_told_again(self):
+        job = LocalJob(2)
+        for coordinator in job.coordinators:
+            feed(coordinator, 1, own_from=0, lane="main")
+        job.members()
+        assert all(c.trails.found for c in job.coordinators)
+        meets = [lambda c=c: meet(c) for c in job.coordinators]
+        assert [type(error) for error in run_together(*meets)] == [DivergenceError] * 2
+        assert self.told_by_steps(job) == ["went on"] * 2
+        assert preempted_with(job.coordinators[0], 3) is False
+
+    def test_equal_calls_of_unequal_number_are_no_difference(self):
+        job = LocalJob(3)
+        for coordinator in job.coordinators:
+            feed(coordinator, 5 * coordinator.process, lane="main", group=(0, 1, 2))
+        assert self.told_by_steps(job) == ["went on"] * 3
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [3, [3], [[None, "main", "", "", ""]], [[None, "main", "", 3]], [[[1], "main", "", ""]],
+         [[[0, 9], "main", "", ""]], [["01", "main", "", ""]]],
+    )  # fmt: skip
+    def test_a_sign_of_life_that_tells_no_trails_is_refused(self, wrong):
+        with pytest.raises(FrameError):
+            trails_of({"trails": wrong}, 0, 3)
+
+    def test_a_sign_of_life_tells_what_has_grown_since_the_last(self):
+        (first, _) = LocalJob(2).coordinators
+        assert first.trails.beat() == []
+        feed(first, 3)
+        (told,) = first.trails.beat()
+        assert told[:3] == (None, "data", "")
+        assert trails_of({"trails": [[*told]]}, 0, 2) == [told]
+        assert first.trails.beat() == []
+        feed(first, 1, lane="main")
+        assert [told.lane for told in first.trails.beat()] == ["main"]
