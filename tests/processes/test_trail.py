@@ -133,7 +133,7 @@ def explained(told, name):
             continue
         assert heading.startswith(f"process {process} of 3 (")
         assert "): processes disagree on a call before '" in heading
-        if "which call differs first is told on" in lines[-1]:
+        if "name the first call that differs" in lines[-1]:
             continue
         assert (lines[-1] == MEANT) == (name not in ("once more", "elsewhere", "shape"))
         assert {side.split(": ", 1)[1] for side in lines[:2]} == {*sides}
@@ -164,7 +164,7 @@ def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
         "float32[2,4] as (x, -)",
         "float32[4,4] as (x, -)",
     ]
-    assert "which call differs first is told on processes 0-1" in told[2]["late"][0]
+    assert "the errors on processes 0-1 name the first call that differs" in told[2]["late"][0]
 
 
 def never_meet():

@@ -143,7 +143,7 @@ def test_who_knows_nothing_of_the_difference_has_the_error_too():
     stage = Stage(job.coordinators, job.lose)
     errors = stage.on_all(lambda c: meet(c, "go"))
     assert [type(error) for error in errors] == [DivergenceError] * 3
-    assert "which call differs first is told on processes 1-2" in str(errors[0])
+    assert "the errors on processes 1-2 name the first call that differs" in str(errors[0])
     assert stage.on_all(lambda c: len(meet(c, "go"))) == [3] * 3
 
 

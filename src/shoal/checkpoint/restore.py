@@ -94,9 +94,10 @@ def restore(
       DivergenceError: on all that came: targets, options, or the checkpoints that they see differ.
       DeadlineError: on all that came: somebody did not come in time.
       ProcessLostError: on all that came: a process is dead or unreachable.
-      PeerFailedError: on all that came: a process raised an exception, or left the job.
-      UsageError: on the caller alone: an argument is wrong; nothing was sent. On all: layouts have
-        devices of other processes than `processes`; all leaves are named.
+      PeerFailedError: on all that came: a process raised an exception, in this call or
+        elsewhere, or left the job.
+      UsageError: on the caller: an argument is wrong. The others get PeerFailedError. On all:
+        layouts have devices of other processes than `processes`; all leaves are named.
 
     >>> import tempfile, numpy as np, shoal
     >>> path = tempfile.mkdtemp() + "/model"

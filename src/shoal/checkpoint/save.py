@@ -75,8 +75,8 @@ def save(
       SaveAborted: on all that live: a process was lost, failed or was late.
       StorageFull, StorageError: on all: the file system of one process refused.
       NotShared: on all: processes do not see one another's files.
-      UsageError: on the caller alone: an argument is wrong, leaves cannot be saved (all are named);
-        nothing was sent. On all: parts of arrays, which are named, lie on other processes than
+      UsageError: on the caller: an argument is wrong, leaves cannot be saved (all are named). The
+        others get SaveAborted. On all: parts of arrays, which are named, lie on other processes than
         `processes` alone; nothing was written.
 
     >>> import tempfile, numpy as np, shoal

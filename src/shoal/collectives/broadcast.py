@@ -70,9 +70,10 @@ def broadcast(
       DivergenceError: on all that came: trees, shapes, dtypes, `source` or the calls differ.
       DeadlineError: on all that came: somebody did not come in time.
       ProcessLostError: on all that came: a process is dead or unreachable.
-      PeerFailedError: on all that came: a process raised an exception, or left the job.
-      UsageError: on the caller alone: an argument is wrong, a leaf is nothing that travels (all
-        such are named by path); nothing was sent.
+      PeerFailedError: on all that came: a process raised an exception, in this call or
+        elsewhere, or left the job.
+      UsageError: on the caller: an argument is wrong, a leaf is nothing that travels (all such
+        are named by path). The others get PeerFailedError.
 
     >>> import numpy as np
     >>> broadcast({"seed": 1 << 70, "run": "a", "w": np.float32([1, -0.0])})

@@ -61,9 +61,10 @@ def drain(
       DivergenceError: on all that came: others came to another point, or with another mesh; or
         the devices that met are not those of the mesh.
       ProcessLostError: on all that came: a process is dead or unreachable.
-      PeerFailedError: on all that came: a process raised an exception, or left the job.
-      UsageError: on the caller alone: an argument is wrong, this process has no device in the
-        mesh; nothing was sent.
+      PeerFailedError: on all that came: a process raised an exception, in this call or
+        elsewhere, or left the job.
+      UsageError: on the caller: an argument is wrong, this process has no device in the mesh. The
+        others get PeerFailedError.
 
     >>> from shoal.arrays.make_mesh import make_mesh
     >>> drain(make_mesh({"x": -1}), name="before the timer starts")

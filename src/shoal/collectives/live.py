@@ -43,11 +43,14 @@ def live(
       The living, in order.
 
     Raises:
-      DeadlineError: on all that came: a process is alive and did not come in time.
+      DeadlineError: on all that came, and at once on one that comes late: a process is alive and
+        did not come in time. Call it again.
       DivergenceError: on all that came: others came to another point.
       ProcessLostError: on all that came: the meeting place or JAX's service is lost; on this
         process: the others have gone on without it.
-      UsageError: on the caller alone: an argument is wrong; nothing was sent.
+      PeerFailedError: on all that came: an exception (an interrupt, say) took a process out of
+        this call, and it lives on. Call it again.
+      UsageError: on the caller: an argument is wrong. The others get PeerFailedError.
 
     >>> live()
     (0,)

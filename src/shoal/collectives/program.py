@@ -57,8 +57,9 @@ def assert_same_program(
         first line that does to the processes that have it. Or the calls differ.
       DeadlineError: on all that came: somebody did not come in time.
       ProcessLostError: on all that came: a process is dead or unreachable.
-      PeerFailedError: on all that came: a process raised an exception, or left the job.
-      UsageError: on the caller alone: an argument is wrong; nothing was sent. What lowering
+      PeerFailedError: on all that came: a process raised an exception, in this call or
+        elsewhere, or left the job.
+      UsageError: on the caller: an argument is wrong. The others get PeerFailedError. What lowering
         raises, likewise.
 
     >>> import jax

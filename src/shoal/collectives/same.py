@@ -71,9 +71,10 @@ def assert_same(
         calls differ.
       DeadlineError: on all that came: somebody did not come in time.
       ProcessLostError: on all that came: a process is dead or unreachable.
-      PeerFailedError: on all that came: a process raised an exception, or left the job.
-      UsageError: on the caller alone: an argument is wrong, a leaf is nothing that can be compared
-        (all such are named by path); nothing was sent.
+      PeerFailedError: on all that came: a process raised an exception, in this call or
+        elsewhere, or left the job.
+      UsageError: on the caller: an argument is wrong, a leaf is nothing that can be compared (all
+        such are named by path). The others get PeerFailedError.
 
     >>> import numpy as np
     >>> assert_same({"seed": 7, "w": np.zeros(3)}, name="start")

@@ -32,8 +32,10 @@ def barrier(
     One round trip to the meeting place; no device takes part. When it returns, every one of
     `processes` has come here. It is impossible that it returns on one process and raises on
     another, unless the answer could not reach that one: it was lost, or the meeting place was. Nor
-    does it wait longer than the earliest deadline of those who came. The point is spent either
-    way: after an error the next barrier, of whatever name, works.
+    does it wait longer than the earliest deadline of those who came. The call is spent either way:
+    after an error the next call of all processes is one call again, of whatever name. That holds
+    for an exception of this process alone, too (an interrupt, a wrong argument): it ends the call
+    on the others.
 
     Args:
       name: what the point is called, equal on all; it is shown in every message. It may be used
@@ -49,8 +51,9 @@ def barrier(
       DeadlineError: on all that came, and at once on who comes late: who was missing, and where
         each of them is.
       ProcessLostError: on all that came: a process is dead or unreachable.
-      PeerFailedError: on all that came: a process raised an exception, or left the job.
-      UsageError: on the caller alone: an argument is wrong; nothing was sent.
+      PeerFailedError: on all that came: a process raised an exception, in this call or
+        elsewhere, or left the job.
+      UsageError: on the caller: an argument is wrong. The others get PeerFailedError.
 
     >>> barrier("data is ready")  # one process: returns at once
     """
