@@ -19,8 +19,10 @@ from shoal.errors import ShoalError
 from shoal.runtime.barrier import barrier_with
 from shoal.runtime.fault_points import InjectedError
 from shoal.runtime.preemption import rearm_with
+from shoal.runtime.trail import Entry
 
-KINDS = ("barrier", "barrier", "live", "broadcast", "large", "allgather", "many", "same", "rearm")
+KINDS = ("barrier", "barrier", "live", "broadcast", "large", "allgather", "many", "same", "rearm",
+         "put")  # fmt: skip
 BARE = ("barrier", "live")  # which may be asked for any group
 POINTS = {
     "barrier": ("barrier.before_arrive", "barrier.after_arrive"),
@@ -31,7 +33,7 @@ POINTS = {
     "same": ("assert_same.before_arrive", "assert_same.after_arrive"),
 }
 FAULTS = ("late", "late", "raise", "interrupt", "interrupt", "usage", "name", "kind", "group",
-          "shape", "deadline", "killed", "frozen", "failed", "exit")  # fmt: skip
+          "shape", "values", "deadline", "killed", "frozen", "failed", "exit")  # fmt: skip
 DEADLY = ("killed", "frozen", "failed", "exit")
 LONG_S = 1000.0
 
@@ -133,6 +135,8 @@ def _fault(chance, kind, process, at, operation, processes):
         return Fault(kind, process, at, tuple(sorted([process, *some])))
     if kind == "deadline":
         return Fault(kind, process, at, chance.choice([1.0, 6.0]))
+    if (kind == "values") != (operation.kind == "put") and kind not in DEADLY:
+        return None  # a call that waits for nobody cannot fail, but on its arguments
     return Fault(kind, process, at)
 
 
@@ -156,7 +160,9 @@ def perform(coordinator, operation, at, faults, *, large=100_000):
     kind, name, group, _, is_equal = operation
     size += large if kind in ("large", "many") else 5
     me, members = coordinator.process, group or range(coordinator.num_processes)
-    if kind == "rearm":
+    if kind == "put":
+        coordinator.trails.record(_entry(at, faults), group=group, lane="main")
+    elif kind == "rearm":
         rearm_with(coordinator, timeout_s=more["timeout_s"])
     elif kind == "barrier":
         barrier_with(coordinator, name, processes=group, **more)
@@ -176,6 +182,12 @@ def perform(coordinator, operation, at, faults, *, large=100_000):
         assert_same_with(coordinator, value, processes=group, name=name, **more)
         return is_equal
     return True
+
+
+def _entry(at, faults):
+    """Return what a call of put leaves in the trail."""
+    values = f"{at} of another opinion" if any(f.kind == "values" for f in faults) else f"{at}"
+    return Entry("put", "train.py:1 (main)", ("w: float32[8]",), values)
 
 
 def _disturbed(operation, faults):
@@ -213,9 +225,10 @@ def agree_at_last(coordinator, program):
         try:
             barrier_with(coordinator, "at last", timeout_s=LONG_S)
         except ShoalError:
-            if not any(fault.kind == "group" for fault in program.faults):
+            if not any(fault.kind in ("group", "values") for fault in program.faults):
                 raise
-            # Who names another group may wait until the others come to a point of all.
+            # Who names another group may wait until the others come to a point of all; other
+            # values are known where all meet next.
             barrier_with(coordinator, "at last, again", timeout_s=LONG_S)
         return
     for attempt in range(len(program.operations) + 4):

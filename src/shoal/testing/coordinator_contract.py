@@ -251,6 +251,30 @@ class CoordinatorContract:
         job.kill(1)  # its end says nothing new
         assert _error(lambda: meet(job.coordinators[2])).failed == {1: words}
 
+    @pytest.mark.parametrize("points", [0, 1])
+    def test_a_call_that_one_process_leaves_fails_for_all_and_the_next_is_one_again(
+        self, stage: MakeStage, points: int
+    ) -> None:
+        made = stage(3)
+
+        def act(coordinator: Coordinator) -> tuple[Any, Any]:
+            def work() -> None:
+                with coordinator.call("work"):
+                    for number in range(2):
+                        if coordinator.process == 2 and number == points:
+                            raise KeyError("no data")
+                        meet(coordinator, f"part {number}")
+
+            return _error(work), meet(coordinator, "next")
+
+        first, second, guilty = made.on_all(act)
+        assert isinstance(guilty[0], KeyError)
+        for error, _ in (first, second):
+            assert type(error) is PeerFailedError
+            assert list(error.failed) == [2]
+            assert "no data" in error.failed[2]
+        assert all(met == dict.fromkeys(range(3), b"") for _, met in (first, second, guilty))
+
     def test_a_process_that_left_ends_the_waits_for_it(self, stage: MakeStage) -> None:
         job = stage(2)
         waits = job.start(lambda: meet(job.coordinators[0]))
