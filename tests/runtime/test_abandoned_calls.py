@@ -71,13 +71,40 @@ def test_a_call_that_a_process_never_came_to_fails_for_all(late):
     assert table.is_empty()
 
 
-def test_a_process_that_leaves_while_it_waits_ends_the_call_for_all():
+def test_a_process_that_leaves_while_it_waits_has_come():
     table = Table(3)
     keys = [table.arrive(0, "a"), table.arrive(2, "a")]
     table.abandon(2, "a")
-    late = table.arrive(1, "a")
-    assert table.kinds(*keys, late) == ["abandoned"] * 3
+    keys.append(table.arrive(1, "a"))
+    assert table.kinds(*keys) == ["ok"] * 3
     table.all_meet((0, 1, 2), "b")
+    assert table.is_empty()
+
+
+def test_a_call_that_two_left_while_they_waited_fails_at_its_next_point():
+    table = Table(4)
+    first = [table.arrive(2, "a"), table.arrive(3, "a")]
+    table.abandon(2, "a")
+    table.abandon(3, "a")
+    second = table.arrive(2, "b")  # its next call, while the others are yet to come to this one
+    first += [table.arrive(0, "a"), table.arrive(1, "a")]
+    assert table.kinds(*first, second) == ["ok"] * 4 + ["waits"]
+    assert table.kinds(*(table.arrive(p, "a", stage=1) for p in (0, 1))) == ["abandoned"] * 2
+    table.arrive(0, "b")
+    table.arrive(1, "b")
+    assert table.kinds(second, table.arrive(3, "b")) == ["ok"] * 2
+    table.all_meet((0, 1, 2, 3), "b", stage=1)
+    assert table.is_empty()
+
+
+def test_a_process_that_leaves_two_calls_in_a_row_is_counted_in_both():
+    table = Table(2)
+    waits = table.arrive(1, "a")
+    table.abandon(1, "a")
+    table.abandon(1, "b", arrivals=0)
+    keys = [table.arrive(0, "a"), table.arrive(0, "a", stage=1), table.arrive(0, "b")]
+    assert table.kinds(waits, *keys) == ["ok", "ok", "abandoned", "abandoned"]
+    table.all_meet((0, 1), "c")
     assert table.is_empty()
 
 

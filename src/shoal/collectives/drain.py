@@ -22,7 +22,6 @@ from shoal.runtime import fault_points, jax_runtime
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.lanes import one_call
 
 __all__ = ["drain", "drain_with"]
 
@@ -74,7 +73,6 @@ def drain(
     drain_with(coordinator(), mesh, name=name, timeout_s=timeout_s)
 
 
-@one_call("drain")
 def drain_with(
     coordinator: Coordinator,
     mesh: Mesh | jax.sharding.Mesh,
@@ -83,6 +81,28 @@ def drain_with(
     timeout_s: float | None = None,
 ) -> None:
     """Do what `drain` does, with the coordinator given."""
+    with coordinator.call("drain", processes=_owners(mesh)):
+        _drain(coordinator, mesh, name, timeout_s)
+
+
+def _owners(mesh: object) -> list[int] | None:
+    """Return whose call it is: the processes with devices in what should be a mesh, as JAX counts
+    them; None: it is none."""
+    if not isinstance(mesh, Mesh | jax.sharding.Mesh):
+        return None
+    try:
+        devices = (jax_mesh(mesh) if isinstance(mesh, Mesh) else mesh).devices
+    except UsageError:  # which the call will raise
+        return None
+    return sorted({device.process_index for device in devices.flat})
+
+
+def _drain(
+    coordinator: Coordinator,
+    mesh: Mesh | jax.sharding.Mesh,
+    name: str,
+    timeout_s: float | None,
+) -> None:
     if not isinstance(name, str):
         raise UsageTypeError(f"drain: name={name!r} must be text")
     deadline = deadline_of(f"drain({name!r})", name, timeout_s, "main")

@@ -73,9 +73,12 @@ class Gathering(Generic[To]):
         "arrived",
         "deadline",
         "follows",
+        "left",
         "limit",
         "line",
         "marks",
+        "number",
+        "opener",
         "owing",
         "question",
         "restarts",
@@ -88,6 +91,10 @@ class Gathering(Generic[To]):
         self.follows = point.follows  # is it a later point of a call?
         self.restarts = point.survivors  # has a survivor come?
         self.alike: list[Gathering[To]] = []  # all that ended together with it
+        # Who has come, and has left the call since: the reason, and the next gathering's number
+        self.left: dict[int, tuple[Answer, int]] = {}
+        self.number = 0  # in the order of their opening
+        self.opener = -1  # the process for which it was opened
         self.arrived: dict[int, Wait[To]] = {}
         self.answer: Answer | None = None
         self.owing: set[int] = set()  # living members that must still be told

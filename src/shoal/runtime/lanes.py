@@ -181,10 +181,11 @@ class Lanes:
         if not isinstance(processes, Collection):  # an iterator is the call's to read
             return None
         everybody = range(len(self._me.hosts))
-        is_group = all(hasattr(p, "__index__") and p in everybody for p in processes)
-        if not is_group or self._me.process not in processes:
+        if not processes or not all(hasattr(p, "__index__") and p in everybody for p in processes):
             return None
         members = sorted({operator.index(p) for p in processes})
+        if self._me.process not in members:  # it is no call of the others', whoever makes it
+            return (self._me.process,)
         return tuple(members) if len(members) < len(everybody) else None
 
     def _other_thread(self, point: Point) -> UsageError:

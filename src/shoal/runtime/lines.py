@@ -17,11 +17,11 @@ Three rules keep that count right where calls do not pair up one by one:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator
+from collections.abc import Collection, Container, Hashable, Iterator
 from typing import Generic, TypeVar
 
 from shoal.runtime.coordinator import Point
-from shoal.runtime.gathering import Gathering, Line
+from shoal.runtime.gathering import Answer, Gathering, Line
 
 __all__ = ["Lines"]
 
@@ -35,6 +35,7 @@ class Lines(Generic[To]):
         self._everybody = everybody
         self._lines: dict[tuple[tuple[int, ...] | None, str], Line[To]] = {}
         self._open: dict[str, set[Gathering[To]]] = {}  # by lane
+        self._count = 0  # gatherings opened so far
 
     def __bool__(self) -> bool:
         return bool(self._lines or self._open)
@@ -42,10 +43,6 @@ class Lines(Generic[To]):
     def of(self, process: int) -> list[Line[To]]:
         """Return the lines that a process is a member of."""
         return [line for line in self._lines.values() if process in line.members]
-
-    def in_lane(self, lane: str) -> list[Line[To]]:
-        """Return the lines of a lane."""
-        return [line for line in self._lines.values() if line.lane == lane]
 
     def open_in(self, lane: str) -> Collection[Gathering[To]]:
         """Return the gatherings of a lane in which processes wait."""
@@ -70,13 +67,15 @@ class Lines(Generic[To]):
             self.settle(process, gathering)
         return None
 
-    def open(self, point: Point) -> Gathering[To]:
-        """Add a gathering to the line of `point`."""
+    def open(self, process: int, point: Point) -> Gathering[To]:
+        """Add a gathering to the line of `point`, to which this process comes first."""
         key = (point.group, point.lane)
         line = self._lines.get(key)
         if line is None:
             line = self._lines[key] = Line(key, self._everybody)
         gathering = Gathering(line, point)
+        gathering.number, gathering.opener = self._count, process
+        self._count += 1
         line.gatherings.append(gathering)
         self._open.setdefault(line.lane, set()).add(gathering)
         return gathering
@@ -102,7 +101,19 @@ class Lines(Generic[To]):
             if point.follows:  # the others have left the call, too
                 return
             yield gathering  # of an earlier call, in which the others still are
-        yield self.open(point)
+        yield self.open(process, point)
+
+    def fail_after(self, gathering: Gathering[To], gone: Container[int]) -> None:
+        """The next point of the call of a gathering fails: processes left the call in this one."""
+        line, left = gathering.line, gathering.left
+        after = Gathering(line, Point("", follows=True))
+        after.answer, _ = next(iter(left.values()))
+        after.owing = {p for p in line.members if p not in left and p not in gone}
+        line.gatherings.insert(line.gatherings.index(gathering) + 1, after)
+
+    def leave(self, process: int, gathering: Gathering[To], answer: Answer) -> None:
+        """A process that has come to this gathering has left the call."""
+        gathering.left[process] = (answer, self._count)
 
     def close(self, gathering: Gathering[To]) -> None:
         """A gathering has its answer: nobody waits there any more."""
@@ -122,14 +133,25 @@ class Lines(Generic[To]):
             each.owing.discard(process)
             self._forget(each.line)
 
-    def settle_all(self, line: Line[To], processes: Iterable[int] | None = None) -> None:
-        """No failure of a line is owed to these processes any more; None: to nobody."""
-        for gathering in line.gatherings:
-            if processes is None:
-                gathering.owing.clear()
-            else:
-                gathering.owing.difference_update(processes)
-        self._forget(line)
+    def forgive(self, process: int) -> None:
+        """A process is gone: nothing is owed to it."""
+        for line in self.of(process):
+            for gathering in line.gatherings:
+                gathering.owing.discard(process)
+            self._forget(line)
+
+    def restart(self, met: Gathering[To], members: Container[int]) -> None:
+        """Survivors have met: what failed before in their lane is owed to none of them.
+
+        Calls that one has left again since it came there were made after this one.
+        """
+        for line in [line for line in self._lines.values() if line.lane == met.line.lane]:
+            if all(process in members for process in line.members):
+                for gathering in line.gatherings:
+                    _, number = met.left.get(gathering.opener, (None, gathering.number + 1))
+                    if gathering.number < number:
+                        gathering.owing.clear()
+                self._forget(line)
 
     def _forget(self, line: Line[To]) -> None:
         """Forget the gatherings that nobody is owed any more, and a line without gatherings."""

@@ -107,6 +107,7 @@ class Meeting(Roster[To]):
     def abandon(self, now: float, process: int, left: Abandoned) -> list[Reply[To]]:
         """A process has left a call by an exception: the call fails for all members.
 
+        Where it has come, it has come: the call fails at the next point that it would have come to.
         An arrival that the process sent and that has not come, will not be taken any more.
         """
         record = self._records[process]
@@ -115,8 +116,9 @@ class Meeting(Roster[To]):
         point = record.abandon(now, left)
         answer = Answer("abandoned", {"process": process, "words": left.words})
         waits = record.blocked.get(point.lane)
-        if waits is not None:
-            return self._finish(now, waits, answer)
+        if waits is not None and point.follows:
+            self._lines.leave(process, waits, answer)
+            return []
         replies: list[Reply[To]] = []
         for gathering in self._lines.left_by(process, point, after_loss=record.has_lost):
             replies += self._finish(now, gathering, answer)
@@ -149,8 +151,8 @@ class Meeting(Roster[To]):
         self._records[process].leave(now, state, words)
         self._lose()
         replies: list[Reply[To]] = []
+        self._lines.forgive(process)
         for line in self._lines.of(process):
-            self._lines.settle_all(line, (process,))
             for gathering in list(line.gatherings):
                 came = process in gathering.arrived
                 if gathering.answer is not None:
@@ -221,7 +223,7 @@ class Meeting(Roster[To]):
         while True:
             gathering = self._lines.next_of(process, point, after_loss=after_loss)
             if gathering is None:
-                gathering = self._lines.open(point)
+                gathering = self._lines.open(process, point)
             if gathering.answer is not None:
                 if gathering.follows or not point.follows:
                     self._lines.settle(process, gathering)
@@ -293,17 +295,15 @@ class Meeting(Roster[To]):
         alive = dict.fromkeys(sorted(arrived))
         facts = {"alive": list(alive), **self._losses.facts(line.members)}
         replies = self._finish(now, gathering, Answer("live", facts))
-        self._start_again(line.lane, alive)
+        self._start_again(gathering, alive)
         return replies
 
-    def _start_again(self, lane: str, alive: Collection[int]) -> None:
+    def _start_again(self, met: Gathering[To], alive: Collection[int]) -> None:
         """All of these stand at one point: in this lane none owes another anything any more."""
         for process in alive:
             self._records[process].acknowledged = len(self._losses.services)
             self._records[process].has_lost = False
-        for line in self._lines.in_lane(lane):
-            if all(p in alive or p in self._gone for p in line.members):
-                self._lines.settle_all(line)
+        self._lines.restart(met, {*alive, *self._gone})
 
     def _do_without(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:
         """Survivors wait for one less, who may be one of those that wait."""
@@ -327,6 +327,8 @@ class Meeting(Roster[To]):
         if not answer.is_success:
             missing = gathering.missing(self._gone)
             gathering.owing = {p for p in missing if p not in self._gone}
+        elif gathering.left:
+            self._lines.fail_after(gathering, self._gone)
         for process, wait in gathering.arrived.items():
             record = self._records[process]
             if record.blocked.get(line.lane) is gathering:
