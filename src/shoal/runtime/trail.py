@@ -5,7 +5,7 @@ leaves an `Entry` in the trail of its processes and its lane; the entries are ch
 digest, which rides along with the next arrival of that group in that lane. Entries are numbered
 from the beginning and the chain is never cut at a meeting, so a process whose wait was interrupted
 still says the same as the others. Only after a difference that all know of, and after survivors
-have met, a trail starts anew.
+of a loss have met, a trail starts anew.
 """
 
 from __future__ import annotations
@@ -209,8 +209,9 @@ class Trails:
 
     def agree(self, point: Point, members: Iterable[int]) -> None:
         """These have met at this point, as `come` returned it: their calls before it were equal."""
-        if not point.trail and not point.survivors:
-            return
+        everybody = point.group or range(self._everybody)
+        if not point.trail and not (point.survivors and len({*members}) < len(everybody)):
+            return  # where nobody is gone, survivors are in step as all others are
         key = (self._group(point.group), point.lane)
         with self._lock:
             if point.survivors:
