@@ -249,3 +249,18 @@ def test_who_is_late_to_groups_that_differ_hears_it_once():
     table.all_meet((3, 0, 1, 2), "b")
     table.all_meet((3, 0, 1), "c", group=(0, 1, 3))
     assert table.is_empty()
+
+
+def test_who_leaves_because_of_a_loss_has_only_heard_of_it_first():
+    table = Table(3)
+    table.all_meet((0, 1), "a", group=(0, 1))
+    table.take(table.meeting.lose_service(table.now, "JAX's service", "killed"))
+    table.abandon(0, "a", (0, 1))
+    assert table.kinds(table.arrive(1, "a", (0, 1), stage=1)) == ["lost"]
+    table = Table(3)
+    table.all_meet((0, 1), "a", group=(0, 1))
+    table.take(table.meeting.depart(table.now, 2, "lost", "killed"))
+    table.abandon(0, "a", (0, 1))  # of a loss that is none of the other's business
+    assert table.kinds(table.arrive(1, "a", (0, 1), stage=1)) == ["abandoned"]
+    table.abandon(0, "b", arrivals=0)
+    assert table.kinds(table.arrive(1, "b")) == ["lost"]

@@ -35,6 +35,7 @@ from shoal.runtime.gathering import (
 )
 from shoal.runtime.lines import Lines
 from shoal.runtime.messages import Abandoned
+from shoal.runtime.record import Record
 from shoal.runtime.roster import Roster
 
 __all__ = ["Answer", "Meeting", "Reply"]
@@ -114,7 +115,7 @@ class Meeting(Roster[To]):
         if process in self._gone or left.number <= record.abandoned.get(left.point.lane, 0):
             return []
         point = record.abandon(now, left)
-        answer = Answer("abandoned", {"process": process, "words": left.words})
+        answer = self._cause(record, point, left)
         waits = record.blocked.get(point.lane)
         if waits is not None and point.follows:
             self._lines.leave(process, waits, answer)
@@ -241,6 +242,15 @@ class Meeting(Roster[To]):
             else:
                 return gathering, None, replies
             replies += self._finish(now, gathering, answer)
+
+    def _cause(self, record: Record[To], point: Point, left: Abandoned) -> Answer:
+        """Return why a call fails that a process has left: perhaps for a loss that it knew first."""
+        members = point.group or self._everybody
+        if record.acknowledged < len(self._losses.services):
+            return self._losses.service_answer()
+        if any(process in self._gone for process in members):
+            return self._losses.answer(members)
+        return Answer("abandoned", {"process": record.index, "words": left.words})
 
     def _judge(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:
         line, arrived = gathering.line, gathering.arrived
