@@ -244,7 +244,7 @@ class Meeting(Roster[To]):
             replies += self._finish(now, gathering, answer)
 
     def _cause(self, record: Record[To], point: Point, left: Abandoned) -> Answer:
-        """Return why a call fails that a process has left: perhaps for a loss that it knew first."""
+        """Return why a call fails that a process has left: perhaps for a loss that it knew of."""
         members = point.group or self._everybody
         if record.acknowledged < len(self._losses.services):
             return self._losses.service_answer()
