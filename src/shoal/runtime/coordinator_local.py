@@ -250,9 +250,9 @@ class LocalCoordinator:
         started = self._job.clock()
         with self._lanes.arrival(point) as call:
             point, _ = call.enter(point)
-            if point.lane == "main":
-                self._progress.come(point, started)
             try:
+                if point.lane == "main":
+                    self._progress.come(point, started)
                 step = self._progress.step
                 answer = self._job.meet(self.process, point, bytes(payload), timeout_s, step)
                 call.has_failed = not answer.is_success
