@@ -37,7 +37,16 @@ class Scope:
     A scope within another of its lane is a part of that one.
     """
 
-    __slots__ = ("arrivals", "frame", "has_failed", "is_arrival", "lanes", "point", "thread")
+    __slots__ = (
+        "arrivals",
+        "ends_lane",
+        "frame",
+        "has_failed",
+        "is_arrival",
+        "lanes",
+        "point",
+        "thread",
+    )
 
     def __init__(self, lanes: Lanes, point: Point, frame: FrameType, *, is_arrival: bool) -> None:
         self.lanes = lanes
@@ -47,6 +56,7 @@ class Scope:
         self.is_arrival = is_arrival  # made for one arrival outside of any scope
         self.arrivals = 0
         self.has_failed = False  # on all members, as the meeting place said
+        self.ends_lane = False  # is it the last call of this process in its lane?
 
     def __enter__(self) -> Scope:
         return self.lanes.begin(self)
@@ -104,11 +114,15 @@ class Lanes:
     Args:
       me: this process.
       tell: sends one abandoned call to the meeting place. It may be sent twice.
+      end_lane: tells the meeting place that this process makes no more calls in a lane.
     """
 
-    def __init__(self, me: Self, tell: Callable[[Abandoned], None]) -> None:
+    def __init__(
+        self, me: Self, tell: Callable[[Abandoned], None], end_lane: Callable[[str], None]
+    ) -> None:
         self._me = me
         self._tell = tell
+        self._end_lane = end_lane
         self._lock = threading.RLock()  # a signal's handler may make calls of its own
         self._busy: dict[str, _Wait] = {}
         self._calls: dict[str, Scope] = {}
@@ -116,7 +130,13 @@ class Lanes:
         self._counts: dict[str, _Count] = {}
 
     def call(
-        self, operation: str, lane: object, processes: object, *, survivors: bool = False
+        self,
+        operation: str,
+        lane: object,
+        processes: object,
+        *,
+        survivors: bool = False,
+        ends_lane: bool = False,
     ) -> Scope:
         """Return the scope of the caller's collective call.
 
@@ -125,7 +145,9 @@ class Lanes:
         """
         lane = lane if isinstance(lane, str) and lane else "main"
         point = Point(operation, self._group(processes), lane, survivors=survivors)
-        return Scope(self, point, sys._getframe(2), is_arrival=False)
+        scope = Scope(self, point, sys._getframe(2), is_arrival=False)
+        scope.ends_lane = ends_lane
+        return scope
 
     def arrival(self, point: Point) -> Scope:
         """Return the scope for one arrival, which is a part of the call that it is made in."""
@@ -163,6 +185,10 @@ class Lanes:
         del self._calls[lane]  # an interrupt before this line: the next call counts it
         if has_left:
             self._flush(lane)
+        if scope.ends_lane:
+            self._sent.pop(lane, None)
+            self._counts.pop(lane, None)
+            self._end_lane(lane)
 
     def take(self, point: Point) -> None:
         """Let a thread wait in a lane.

@@ -77,6 +77,8 @@ class Process:
             job.answer(job.meeting.abandon(job.now(), process, left))
             for arrive in self._life.release(left.point.lane):
                 arrive()
+        elif verb == "end lane":
+            job.meeting.end_lane(process, text_field(header, "lane"))
         elif verb == "doing":
             words = text_field(header, "words")[:_MAX_WORDS]
             job.meeting.say(job.now(), process, words)
