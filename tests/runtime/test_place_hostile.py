@@ -233,3 +233,31 @@ def test_a_service_without_a_name_in_letters_can_be_lost_while_a_job_is_joining(
     place.service("\ud800").close()
     told = waiting.told()
     assert (told["is"], told["body"].partition(" is lost")[0]) == ("refused", "?")
+
+
+def test_a_trail_of_lanes_that_are_nested_too_deep_hurts_nobody(place):
+    job = place.job()
+    point = Point("x", trail="\n" + "[" * 50_000 + "\t\t1:aa")
+    lanes = [place.lane(process) for process in job]
+    for lane in lanes:
+        lane.say("arrive", point=point, timeout_s=10)
+    assert [lane.told()["is"] for lane in lanes] == ["ok"] * 3
+
+
+def test_who_is_gone_and_leaves_a_call_is_answered_all_the_same(place):
+    job = place.job()
+    lane = place.lane(job[0])
+    job[0].say("failed", b"ValueError: no data")
+    left = {"point": Point("x"), "arrivals": 0, "sent": 0, "number": 1}
+    job[0].say("abandon", b"KeyboardInterrupt", **left)
+    lane.say("arrive", point=Point("x"), timeout_s=10, after=1)
+    assert lane.told()["is"] == "failed"
+
+
+def test_arrivals_after_what_never_comes_are_kept_one_for_each_connection(place):
+    job = place.job()
+    lane = place.lane(job[0])
+    for name in ("a", "b"):
+        lane.say("arrive", bytes(1000), point=Point(name), timeout_s=10, after=7)
+    assert lane.told() is None
+    assert place.states() == ["here"] * 3

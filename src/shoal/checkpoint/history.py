@@ -90,29 +90,30 @@ class Checkpoints:
         processes: Iterable[int] | None = None,
         coordinator: Coordinator | None = None,
     ) -> None:
-        self._path = checked_path(path)
-        self._root = LocalFolder(self._path)
-        self._timeout_s = timeout_s  # None: each wait for others has a deadline of its own
-        for name, value in (("timeout_s", timeout_s), ("lease_s", lease_s)):
-            if value is not None and not (isinstance(value, int | float) and value > 0):
-                raise UsageError(f"Checkpoints: {name}={value!r} must be positive seconds")
-        lease_s = settings.seconds("SHOAL_LEASE_S") if lease_s is None else lease_s
-        policy = policy_of(keep)
-        rules_of(every)
-        self._coordinator = coordinator or process.coordinator()
-        self._group = group_in(self._coordinator, "Checkpoints", processes)
-        self._saver = Saver(
-            self._coordinator, self._root, policy,
-            group=self._group, asynchronous=asynchronous, lease_s=lease_s,
-        )  # fmt: skip
-        self._is_closed = False
+        self._coordinator = coordinator = coordinator or process.coordinator()
+        with coordinator.call("Checkpoints", "main", processes):
+            self._path = checked_path(path)
+            self._root = LocalFolder(self._path)
+            self._timeout_s = timeout_s  # None: each wait for others has a deadline of its own
+            for name, value in (("timeout_s", timeout_s), ("lease_s", lease_s)):
+                if value is not None and not (isinstance(value, int | float) and value > 0):
+                    raise UsageError(f"Checkpoints: {name}={value!r} must be positive seconds")
+            lease_s = settings.seconds("SHOAL_LEASE_S") if lease_s is None else lease_s
+            policy = policy_of(keep)
+            rules_of(every)
+            self._group = group_in(self._coordinator, "Checkpoints", processes)
+            self._saver = Saver(
+                self._coordinator, self._root, policy,
+                group=self._group, asynchronous=asynchronous, lease_s=lease_s,
+            )  # fmt: skip
+            self._is_closed = False
 
-        options: dict[str, object] = {"path": self._path, "keep": policy, "every": rule_text(every)}
-        options |= {"asynchronous": asynchronous, "recover": recover}
-        spec = tuple(f"{name}={value}" for name, value in options.items())
-        begin = partial(steps.begin, self._root, idle_s=lease_s if recover else None)
-        last = self._lead_says("Checkpoints", spec, begin)
-        self._cadence = Cadence(every, self._ask_clock, last=-1 if last is None else last)
+            options: dict[str, object] = {"path": self._path, "keep": policy}
+            options |= {"every": rule_text(every), "asynchronous": asynchronous, "recover": recover}
+            spec = tuple(f"{name}={value}" for name, value in options.items())
+            begin = partial(steps.begin, self._root, idle_s=lease_s if recover else None)
+            last = self._lead_says("Checkpoints", spec, begin)
+            self._cadence = Cadence(every, self._ask_clock, last=-1 if last is None else last)
 
     # ---- what is there
 
@@ -252,11 +253,12 @@ class Checkpoints:
           NotShared: on all: a process does not see what the lead sees.
           CorruptCheckpoint, RestoreMismatch, …: as `shoal.restore`, on all.
         """
-        check_names("restore", options)
-        found = self._agreed_step("restore", step, skip_corrupt)
-        if found is None:
-            raise NotCommitted(f"{self._path}: no step is saved", path=self._path)
-        return self._restore(found, target, timeout_s, options)
+        with self._coordinator.call("restore", "main", self._group.named):
+            check_names("restore", options)
+            found = self._agreed_step("restore", step, skip_corrupt)
+            if found is None:
+                raise NotCommitted(f"{self._path}: no step is saved", path=self._path)
+            return self._restore(found, target, timeout_s, options)
 
     @collective("processes")
     def resume(
@@ -286,13 +288,14 @@ class Checkpoints:
 
         Raises: as `restore`, but for NotCommitted.
         """
-        check_names("resume", options)
-        found = self._agreed_step("resume", None, skip_corrupt)
-        if found is None:
+        with self._coordinator.call("resume", "main", self._group.named):
+            check_names("resume", options)
+            found = self._agreed_step("resume", None, skip_corrupt)
+            if found is not None:
+                state, first = self._restore(found, target, timeout_s, options), found + 1
+        if found is None:  # `init` may make calls of its own
             state, first = init() if callable(init) else init, 0
             check_resumable(state, target, options, self._coordinator.num_processes)
-        else:
-            state, first = self._restore(found, target, timeout_s, options), found + 1
         self._saver.reserve_for(state)
         return state, first
 
@@ -327,8 +330,9 @@ class Checkpoints:
           NotCommitted: on all: it is not saved.
           UsageError: on all: it is pinned.
         """
-        number = checked_step("delete", step)
-        self._lead_says("delete", (f"step={number}",), lambda: steps.delete(self._root, number))
+        with self._coordinator.call("delete", "main", self._group.named):
+            number = checked_step("delete", step)
+            self._lead_says("delete", (f"step={number}",), lambda: steps.delete(self._root, number))
 
     # ---- the block
 

@@ -91,8 +91,8 @@ class Saver:
 
         Raises: what went wrong before, once; whatever goes wrong until the state is copied.
         """
-        check_limit("save", timeout_s)
-        with self._turn:
+        with self._turn, self._coordinator.call("save", "main", self._group.named):
+            check_limit("save", timeout_s)
             self._save(step, state, user, metrics, timeout_s)
 
     def _save(

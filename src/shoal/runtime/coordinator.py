@@ -81,6 +81,7 @@ class Coordinator(Protocol):
         processes: object = None,
         *,
         survivors: bool = False,
+        ends_lane: bool = False,
     ) -> AbstractContextManager[object]:
         """Return a context that is one collective call, of one point or of several.
 
@@ -94,6 +95,7 @@ class Coordinator(Protocol):
           lane: the lane of its points; one that is wrong counts as "main".
           processes: who takes part; what is wrong, or None, counts as all processes.
           survivors: do those who are left meet there?
+          ends_lane: is it this process's last call in the lane, which is then forgotten?
 
         Raises:
           UsageError: another thread of this process is in a call of the lane.

@@ -147,6 +147,11 @@ class LocalJob:
         with self._lock:
             self._deliver(self._meeting.abandon(self.clock(), process, left))
 
+    def end_lane(self, process: int, lane: str) -> None:
+        """A process makes no more calls in a lane."""
+        with self._lock:
+            self._meeting.end_lane(process, lane)
+
     def _wait(self, box: _Mailbox, process: int, point: Point, since: float) -> Answer:
         warn_at = since + (self.warn_after_s or settings.seconds("SHOAL_WARN_AFTER_S"))
         while (answer := box.answer) is None:
@@ -192,7 +197,11 @@ class LocalCoordinator:
         self._process = process
         self._has_left = False
         self._me = Self(process, job.hosts)
-        self._lanes = Lanes(self._me, lambda left: job.abandon(process, left))
+        self._lanes = Lanes(
+            self._me,
+            lambda left: job.abandon(process, left),
+            lambda lane: job.end_lane(process, lane),
+        )
         self._progress = Progress(job.clock)
         self._troubles = Troubles(self._me, job.clock)
         self._trails = Trails(process, len(self._me.hosts))
@@ -250,9 +259,9 @@ class LocalCoordinator:
         started = self._job.clock()
         with self._lanes.arrival(point) as call:
             point, _ = call.enter(point)
-            if point.lane == "main":
-                self._progress.come(point, started)
             try:
+                if point.lane == "main":
+                    self._progress.come(point, started)
                 step = self._progress.step
                 answer = self._job.meet(self.process, point, bytes(payload), timeout_s, step)
                 call.has_failed = not answer.is_success

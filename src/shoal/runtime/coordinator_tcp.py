@@ -121,7 +121,11 @@ class TcpCoordinator:
         self._life = life
         self._warn_after_s = warn_after_s
         self._lock = threading.RLock()  # a signal's handler may tell while its thread tells
-        self._lanes = Lanes(self._me, self._tell_abandoned)
+        self._lanes = Lanes(
+            self._me,
+            self._tell_abandoned,
+            lambda lane: self.say({"do": "end lane", "lane": lane}),
+        )
         self._progress = Progress()
         self._troubles = Troubles(self._me)
         self._trails = Trails(process, len(self._me.hosts))

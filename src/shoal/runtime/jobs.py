@@ -34,13 +34,13 @@ class Life:
         self.process = process
         self.connection = connection
         self.lanes: set[Connection] = set()
-        self.held: list[tuple[str, Callable[[], None]]] = []  # arrivals, until a word before came
+        # By connection, a lane and what takes an arrival there, until a word before it came.
+        self.held: dict[Connection, tuple[str, Callable[[], None]]] = {}
 
     def release(self, lane: str) -> list[Callable[[], None]]:
         """Return what takes the arrivals of a lane that were held."""
-        released = [arrive for held, arrive in self.held if held == lane]
-        self.held = [(held, arrive) for held, arrive in self.held if held != lane]
-        return released
+        released = [connection for connection, (held, _) in self.held.items() if held == lane]
+        return [self.held.pop(connection)[1] for connection in released]
 
 
 class Job:

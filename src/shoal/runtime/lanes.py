@@ -37,7 +37,16 @@ class Scope:
     A scope within another of its lane is a part of that one.
     """
 
-    __slots__ = ("arrivals", "frame", "has_failed", "is_arrival", "lanes", "point", "thread")
+    __slots__ = (
+        "arrivals",
+        "ends_lane",
+        "frame",
+        "has_failed",
+        "is_arrival",
+        "lanes",
+        "point",
+        "thread",
+    )
 
     def __init__(self, lanes: Lanes, point: Point, frame: FrameType, *, is_arrival: bool) -> None:
         self.lanes = lanes
@@ -47,6 +56,7 @@ class Scope:
         self.is_arrival = is_arrival  # made for one arrival outside of any scope
         self.arrivals = 0
         self.has_failed = False  # on all members, as the meeting place said
+        self.ends_lane = False  # is it the last call of this process in its lane?
 
     def __enter__(self) -> Scope:
         return self.lanes.begin(self)
@@ -66,11 +76,16 @@ class Scope:
         Raises:
           UsageError: another thread of this process waits in the lane.
         """
-        after = self.lanes.take(point)
-        follows = self.arrivals > 0 and point.group == self.point.group
-        self.point = point._replace(follows=True) if follows else point
-        self.arrivals += 1
-        self.has_failed = False
+        self.lanes.take(point)
+        try:
+            after = self.lanes.count(point.lane)
+            follows = self.arrivals > 0 and point.group == self.point.group
+            self.point = point._replace(follows=True) if follows else point
+            self.arrivals += 1
+            self.has_failed = False
+        except BaseException:  # an interrupt: nobody waits
+            self.lanes.give_back(point)
+            raise
         return self.point, after
 
     def leave(self) -> None:
@@ -83,6 +98,14 @@ class _Count(NamedTuple):
 
     number: int = 0
     unsent: tuple[Abandoned, ...] = ()  # or not known to be sent
+    latest: Scope | None = None
+
+
+class _Wait(NamedTuple):
+    """A thread that waits in a lane."""
+
+    thread: threading.Thread
+    frame: FrameType | None  # in which the lane is given back, but for an interrupt there
 
 
 class Lanes:
@@ -91,19 +114,29 @@ class Lanes:
     Args:
       me: this process.
       tell: sends one abandoned call to the meeting place. It may be sent twice.
+      end_lane: tells the meeting place that this process makes no more calls in a lane.
     """
 
-    def __init__(self, me: Self, tell: Callable[[Abandoned], None]) -> None:
+    def __init__(
+        self, me: Self, tell: Callable[[Abandoned], None], end_lane: Callable[[str], None]
+    ) -> None:
         self._me = me
         self._tell = tell
-        self._lock = threading.Lock()
-        self._busy: set[str] = set()
+        self._end_lane = end_lane
+        self._lock = threading.RLock()  # a signal's handler may make calls of its own
+        self._busy: dict[str, _Wait] = {}
         self._calls: dict[str, Scope] = {}
         self._sent: dict[str, int] = {}  # arrivals, by lane
         self._counts: dict[str, _Count] = {}
 
     def call(
-        self, operation: str, lane: object, processes: object, *, survivors: bool = False
+        self,
+        operation: str,
+        lane: object,
+        processes: object,
+        *,
+        survivors: bool = False,
+        ends_lane: bool = False,
     ) -> Scope:
         """Return the scope of the caller's collective call.
 
@@ -112,7 +145,9 @@ class Lanes:
         """
         lane = lane if isinstance(lane, str) and lane else "main"
         point = Point(operation, self._group(processes), lane, survivors=survivors)
-        return Scope(self, point, sys._getframe(2), is_arrival=False)
+        scope = Scope(self, point, sys._getframe(2), is_arrival=False)
+        scope.ends_lane = ends_lane
+        return scope
 
     def arrival(self, point: Point) -> Scope:
         """Return the scope for one arrival, which is a part of the call that it is made in."""
@@ -127,10 +162,14 @@ class Lanes:
         lane = scope.point.lane
         with self._lock:
             outer = self._calls.get(lane)
-            if outer is None or _is_over(outer, scope):
-                self._calls[lane] = scope
-                return scope
-        if outer.thread is scope.thread or scope.is_arrival:
+            is_over = outer is not None and _is_over(outer, scope)
+            if outer is not None and is_over and not outer.has_failed:
+                self._count(outer, "an interrupt at its end")
+            if outer is None or is_over:
+                self._calls[lane] = outer = scope
+        if is_over and lane in self._counts:
+            self._flush(lane)
+        if outer is scope or outer.thread is scope.thread or scope.is_arrival:
             return outer
         raise self._other_thread(scope.point)
 
@@ -140,28 +179,32 @@ class Lanes:
         lane = scope.point.lane
         if self._calls.get(lane) is not scope:
             return
-        del self._calls[lane]
-        if error is None or scope.has_failed:
-            return
-        number, unsent = self._counts.get(lane, _Count())
-        point = scope.point if scope.point.site else scope.point._replace(site=callsite())
-        left = Abandoned(
-            point, scope.arrivals, self._sent.get(lane, 0), number + 1, failure_of(error).headline
-        )
-        self._counts[lane] = _Count(number + 1, (*unsent, left))
-        self._flush(lane)
+        has_left = error is not None and not scope.has_failed
+        if error is not None and has_left:
+            self._count(scope, failure_of(error).headline)
+        del self._calls[lane]  # an interrupt before this line: the next call counts it
+        if has_left:
+            self._flush(lane)
+        if scope.ends_lane:
+            self._sent.pop(lane, None)
+            self._counts.pop(lane, None)
+            self._end_lane(lane)
 
-    def take(self, point: Point) -> int:
-        """Let a thread wait in a lane; return how many calls were abandoned there.
+    def take(self, point: Point) -> None:
+        """Let a thread wait in a lane.
 
         Raises:
           UsageError: another one waits in it.
         """
         lane = point.lane
+        wait = _Wait(threading.current_thread(), sys._getframe(2))
         with self._lock:
-            if lane in self._busy:
+            if (busy := self._busy.get(lane)) is not None and not _is_over(busy, wait):
                 raise self._other_thread(point)
-            self._busy.add(lane)
+            self._busy[lane] = wait
+
+    def count(self, lane: str) -> int:
+        """Count an arrival; return how many calls of the lane were abandoned before."""
         if lane in self._counts:
             self._flush(lane)
         self._sent[lane] = self._sent.get(lane, 0) + 1
@@ -169,13 +212,22 @@ class Lanes:
 
     def give_back(self, point: Point) -> None:
         """The wait is over."""
-        self._busy.discard(point.lane)
+        self._busy.pop(point.lane, None)
+
+    def _count(self, scope: Scope, words: str) -> None:
+        """Count an abandoned call, once."""
+        lane = scope.point.lane
+        number, unsent, latest = self._counts.get(lane, _Count())
+        if latest is scope:
+            return
+        point = scope.point if scope.point.site else scope.point._replace(site=callsite())
+        left = Abandoned(point, scope.arrivals, self._sent.get(lane, 0), number + 1, words)
+        self._counts[lane] = _Count(number + 1, (*unsent, left), scope)
 
     def _flush(self, lane: str) -> None:
-        number, unsent = self._counts[lane]
-        for left in unsent:
+        for left in self._counts[lane].unsent:
             self._tell(left)
-        self._counts[lane] = _Count(number)
+        self._counts[lane] = self._counts[lane]._replace(unsent=())
 
     def _group(self, processes: object) -> tuple[int, ...] | None:
         if not isinstance(processes, Collection):  # an iterator is the call's to read
@@ -214,8 +266,8 @@ def one_call(operation: str, *, survivors: bool = False) -> Callable[..., Any]:
     return decorate
 
 
-def _is_over(outer: Scope, scope: Scope) -> bool:
-    """Has an interrupt come between the end of a call and the word of it?"""
+def _is_over(outer: Scope | _Wait, scope: Scope | _Wait) -> bool:
+    """Has an interrupt come between the end of a call, or a wait, and the word of it?"""
     if outer.thread is not scope.thread:
         return not outer.thread.is_alive()
     frame = scope.frame

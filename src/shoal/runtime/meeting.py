@@ -112,7 +112,10 @@ class Meeting(Roster[To]):
         An arrival that the process sent and that has not come, will not be taken any more.
         """
         record = self._records[process]
-        if process in self._gone or left.number <= record.abandoned.get(left.point.lane, 0):
+        if left.number <= record.abandoned.get(left.point.lane, 0):
+            return []
+        if process in self._gone:  # its next arrival comes after this all the same
+            record.abandoned[left.point.lane] = left.number
             return []
         point = record.abandon(now, left)
         answer = self._cause(record, point, left)

@@ -77,6 +77,8 @@ class Process:
             job.answer(job.meeting.abandon(job.now(), process, left))
             for arrive in self._life.release(left.point.lane):
                 arrive()
+        elif verb == "end lane":
+            job.meeting.end_lane(process, text_field(header, "lane"))
         elif verb == "doing":
             words = text_field(header, "words")[:_MAX_WORDS]
             job.meeting.say(job.now(), process, words)
@@ -137,8 +139,10 @@ class Lane:
         if arrival.after < abandoned:  # it was interrupted meanwhile: nobody waits for the answer
             return
         if arrival.after > abandoned:
+            if connection in self._life.held:
+                raise FrameError("an arrival before the one before it was answered")
             again = partial(self._arrive, meeting, connection, arrival, body)
-            self._life.held.append((lane, again))
+            self._life.held[connection] = lane, again
             return
         replies = meeting.arrive(
             job.now(),
@@ -156,6 +160,7 @@ class Lane:
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `connections.Listener`."""
         self._life.lanes.discard(connection)
+        self._life.held.pop(connection, None)
 
 
 def _ask(job: Job, connection: Connection, verb: str, header: Mapping[str, Any]) -> None:

@@ -30,6 +30,11 @@ class Roster(Generic[To]):
         """Has this process left, failed or been lost?"""
         return process in self._gone
 
+    def end_lane(self, process: int, lane: str) -> None:
+        """A process makes no more calls in a lane: nothing is to be counted there."""
+        self._records[process].arrivals.pop(lane, None)
+        self._records[process].abandoned.pop(lane, None)
+
     def abandoned(self, process: int, lane: str) -> int:
         """Return how many calls this process has abandoned in a lane."""
         return self._records[process].abandoned.get(lane, 0)

@@ -174,7 +174,7 @@ def _marks_in(text: str) -> Iterator[tuple[str, str, int, str]]:
         base, _, marks = rest.partition("\t")
         try:
             lane = json.loads(name)
-        except ValueError:
+        except (ValueError, RecursionError):  # deep nesting overflows the parser's stack
             continue
         if isinstance(lane, str):
             for count, digest in _marks(marks):

@@ -17,6 +17,7 @@ from shoal.checkpoint.saving.state import read_state
 from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.group import group_in
+from shoal.runtime.lanes import one_call
 from shoal.runtime.membership import SAVES
 
 __all__ = ["Saving", "start_save_with"]
@@ -78,6 +79,7 @@ class Saving:
             self._is_over.set()
 
 
+@one_call("save")
 def start_save_with(
     coordinator: Coordinator,
     path: str | os.PathLike[str] | Folder,
@@ -106,11 +108,15 @@ def start_save_with(
     """
     request = request_of(path, step, user, metrics, name, timeout_s)
     state = read_state(tree, coordinator.num_processes, request.asked)
-    one = Save(coordinator, request, group_in(coordinator, request.asked, processes))
+    group = group_in(coordinator, request.asked, processes)
+    one = Save(coordinator, request, group)
     one.agree(state)
-    one.snapshot(state, arena)
+    with coordinator.call("save", one.own_lane, group.named):  # if it is left, no thread comes
+        one.snapshot(state, arena)
 
     def work() -> None:
-        on_done(one.complete(arena, lane=one.own_lane))
+        with coordinator.call("save", one.own_lane, group.named, ends_lane=True):
+            commit = one.complete(arena, lane=one.own_lane)
+        on_done(commit)
 
     return Saving(request.asked, work)

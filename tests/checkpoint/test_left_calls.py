@@ -1,0 +1,113 @@
+"""A call of a history that one process leaves by an exception ends for the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from collectives.jobs import PATIENCE_S, run_all
+from shoal.checkpoint.history import Checkpoints
+from shoal.errors import PeerFailedError, SaveAborted, UsageError
+from shoal.runtime import fault_points
+from shoal.runtime.barrier import barrier_with
+from shoal.runtime.coordinator_local import LocalJob
+
+LEFT = {
+    "save": (lambda one, wrong: one.save(2, W, user={"x": wrong and set()}), SaveAborted),
+    "save for no time": (
+        lambda one, wrong: one.save(2, W, timeout_s=-1 if wrong else None),
+        SaveAborted,
+    ),
+    "a leaf": (lambda one, wrong: one.save(2, {"w": object() if wrong else 1}), SaveAborted),
+    "restore": (lambda one, wrong: one.restore("x" if wrong else 1), PeerFailedError),
+    "restore what": (lambda one, wrong: one.restore(1, only=7 if wrong else None), PeerFailedError),
+    "options": (
+        lambda one, wrong: one.restore(1, **({"onyl": "w"} if wrong else {})),
+        PeerFailedError,
+    ),
+    "resume": (
+        lambda one, wrong: one.resume(None, W, **({"onyl": "w"} if wrong else {})),
+        PeerFailedError,
+    ),
+    "delete": (lambda one, wrong: one.delete(-1 if wrong else 1), PeerFailedError),
+}
+W = {"w": np.arange(4)}
+
+
+def saved(one, step):
+    one.save(step, W)
+    one.wait()
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("name", LEFT)
+def test_a_wrong_argument_of_one_process_ends_the_call_of_all(tmp_path, name, asynchronous):
+    call, others_get = LEFT[name]
+
+    def run(coordinator):
+        one = Checkpoints(
+            tmp_path, asynchronous=asynchronous, timeout_s=PATIENCE_S / 2, coordinator=coordinator
+        )
+        saved(one, 1)
+        with pytest.raises(UsageError if coordinator.process == 1 else others_get):
+            call(one, coordinator.process == 1)
+        barrier_with(coordinator, "the next call", timeout_s=PATIENCE_S / 2)
+        one.save(3, W)
+        one.close()
+        return one.all_steps()
+
+    # The lead deletes before it meets the others: what was asked of it is done.
+    kept = (3,) if name == "delete" else (1, 3)
+    assert run_all(LocalJob(3), run) == [kept] * 3
+
+
+def test_a_history_that_one_process_cannot_make_is_made_by_none(tmp_path):
+    def run(coordinator):
+        options = {"coordinator": coordinator, "timeout_s": PATIENCE_S / 2}
+        with pytest.raises(UsageError if coordinator.process == 1 else PeerFailedError):
+            Checkpoints(tmp_path, keep=-1 if coordinator.process == 1 else None, **options)
+        with Checkpoints(tmp_path, **options) as one:
+            one.save(1, W)
+        return one.all_steps()
+
+    assert run_all(LocalJob(3), run) == [(1,)] * 3
+
+
+@pytest.mark.parametrize("point", ["save.preflight", "save.snapshot", "save.written"])
+def test_an_interrupt_of_one_process_aborts_the_save_of_all(tmp_path, monkeypatch, point):
+    """In the main line, and in the thread, where it stands for whatever is no Exception."""
+
+    def reach(reached, process=None):
+        if (reached, process) == (point, 1):
+            raise KeyboardInterrupt
+
+    def run(coordinator):
+        options = {"coordinator": coordinator, "timeout_s": PATIENCE_S / 2}
+        one = Checkpoints(tmp_path, **options)
+        is_left = coordinator.process == 1
+        with pytest.raises(KeyboardInterrupt if is_left else SaveAborted):
+            saved(one, 1)
+        barrier_with(coordinator, "the next call", timeout_s=PATIENCE_S / 2)
+        if is_left:
+            monkeypatch.undo()
+        barrier_with(coordinator, "the fault is over", timeout_s=PATIENCE_S / 2)
+        one.save(2, W)
+        one.close()
+        return one.all_steps()
+
+    monkeypatch.setattr(fault_points, "reach", reach)
+    assert run_all(LocalJob(3), run) == [(2,)] * 3
+
+
+def test_the_lanes_of_saves_that_are_over_are_forgotten(tmp_path):
+    job = LocalJob(2)
+
+    def run(coordinator):
+        with Checkpoints(tmp_path, keep=2, coordinator=coordinator) as one:
+            for step in range(4):
+                one.save(step, W)
+        return {*coordinator._lanes._sent}
+
+    lanes = {"main", f"retain {tmp_path}"}
+    assert run_all(job, run) == [lanes] * 2
+    assert [{*record.arrivals} for record in job._meeting._records] == [lanes] * 2
