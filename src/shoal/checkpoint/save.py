@@ -76,7 +76,7 @@ def save(
       StorageFull, StorageError: on all: the file system of one process refused.
       NotShared: on all: processes do not see one another's files.
       UsageError: on the caller: an argument is wrong, leaves cannot be saved (all are named). The
-        others get SaveAborted. On all: parts of arrays, which are named, lie on other processes than
+        others get SaveAborted. On all: parts of arrays, which are named, lie on processes outside of
         `processes` alone; nothing was written.
 
     >>> import tempfile, numpy as np, shoal

@@ -145,9 +145,8 @@ class Lanes:
             return
         number, unsent = self._counts.get(lane, _Count())
         point = scope.point if scope.point.site else scope.point._replace(site=callsite())
-        left = Abandoned(
-            point, scope.arrivals, self._sent.get(lane, 0), number + 1, failure_of(error).headline
-        )
+        words = failure_of(error, point.site).headline
+        left = Abandoned(point, scope.arrivals, self._sent.get(lane, 0), number + 1, words)
         self._counts[lane] = _Count(number + 1, (*unsent, left))
         self._flush(lane)
 
