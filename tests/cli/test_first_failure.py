@@ -87,8 +87,8 @@ def test_who_failed_but_ended_with_0_is_blamed_for_consequences_that_came_after(
     assert first_failure([follows, caught]) == caught
     assert exit_code(caught, [follows, caught]) == 72
     assert describe_failure(caught, [follows, caught], 1.0)[1] == (
-        "process 1 of 2 failed first, 1.0 s after the start: exit code 0, but the others were told "
-        "that it failed: ValueError: no data"
+        "process 1 of 2 failed first, 1.0 s after the start: exit code 0, after it had reported to "
+        "the others: ValueError: no data"
     )
     vanished = caught._replace(gone=Gone("lost", "its connection closed", 2.0))
     follows = follows._replace(code=71)

@@ -98,7 +98,7 @@ def test_who_runs_longer_than_most_is_named_once_with_what_is_known(frozen):
     assert lines == [
         head.format(4, 104) + "it has not joined the job",
         head.format(5, 105) + "it has left the job",
-        head.format(6, 106) + "it told the others that it failed",
+        head.format(6, 106) + "it reported a failure to the others",
         head.format(7, 107) + "it is stopped by a signal; `kill -CONT 107` lets it go on",
     ]
     assert watched.outliving.look(99.0).lines == []
@@ -111,7 +111,6 @@ def test_who_ended_without_joining_is_named_to_those_who_wait(frozen):
     look = watched.outliving.look(1.5)  # its HELLO may be on its way
     assert (look.lines, look.due_s) == ([], 2.0)
     assert watched.outliving.look(2.0).lines == [
-        "process 3 ended with exit code 0 and never joined the job; it is waited for by processes "
-        "0-1"
+        "process 3 ended with exit code 0 without joining the job; processes 0-1 wait for it"
     ]
     assert watched.outliving.look(3.0).lines == []

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+import threading
+
+import pytest
 
 from shoal.collectives.flow import Flow
-from shoal.errors import PeerFailedError
+from shoal.errors import DeadlineError, PeerFailedError
 from shoal.runtime.agreement import Call
+from shoal.runtime.allowance import Allowance
 from shoal.runtime.coordinator_local import LocalJob
 from shoal.testing.coordinator_contract import PATIENCE_S, run_together
 
@@ -33,3 +37,27 @@ def test_a_failure_of_the_runtime_is_one_line_of_the_message_and_kept_whole():
         told == "failed: RuntimeError: INTERNAL: no memory (tests/collectives/test_flow_words.py:N"
     )
     assert "process 0 failed: forged" in peer.failed[1]
+
+
+@pytest.mark.parametrize("stage", ["before the work", "in the work", "after the work"])
+def test_a_deadline_is_named_as_the_caller_gave_it(stage):
+    job = LocalJob(2)
+    is_over = threading.Event()
+
+    def go(coordinator):
+        flow = Flow(coordinator, Call("drain", "w", "train.py:3 (main)"), Allowance(0.2, 7.5))
+        if coordinator.process == 1 and stage == "before the work":
+            return None
+        flow.meet("all are here")
+        work = is_over.wait if stage == "in the work" else int
+        if coordinator.process == 1 and stage == "after the work":
+            return flow.settle()
+        return flow.together("work", work, lambda: "cpu:1")
+
+    try:
+        errors = run_together(*(lambda c=c: go(c) for c in job.coordinators))
+    finally:
+        is_over.set()
+    for error in errors[: 2 if stage == "in the work" else 1]:
+        assert type(error) is DeadlineError, error
+        assert "(7.5 s)" in str(error).splitlines()[0]

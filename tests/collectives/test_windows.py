@@ -13,6 +13,7 @@ from shoal.collectives import windows
 from shoal.collectives.flow import Flow
 from shoal.collectives.stream import spread
 from shoal.collectives.windows import WINDOW_BYTES, Passing, meet_at_windows
+from shoal.errors import DeadlineError
 from shoal.runtime.agreement import Call
 from shoal.runtime.coordinator_local import LocalJob
 
@@ -103,6 +104,19 @@ def test_all_look_again_if_one_was_interrupted_while_it_looked(how, monkeypatch)
     assert {type(seen) for seen in after} == {type(before[0])}
     assert all(new is not old for new, old in zip(after, before, strict=True)) or how
     assert run_all(job, find) == after
+
+
+def test_who_does_not_come_is_missed_in_the_call_that_the_program_made():
+    job = LocalJob(2)
+
+    def find_alone(coordinator):
+        if coordinator.process == 0:
+            flow = Flow(coordinator, Call("broadcast", "params", "train.py:3 (main)"), 0.05)
+            meet_at_windows(flow, Passing(None, {}, {0: 1}))
+
+    error, _ = run_all(job, find_alone)
+    assert isinstance(error, DeadlineError), error
+    assert "'params' (train.py:3 (main)) waited" in str(error)
 
 
 def test_a_slow_process_finds_each_piece_as_it_was_laid_out(monkeypatch):

@@ -164,8 +164,8 @@ def test_attach_to_a_job_that_jax_joined(job, said):
         assert one.code == 0, one
         assert "Traceback" not in one.err, one
         assert said(one).splitlines() == [
-            "this process is one of 2 (jax.distributed.initialize) and has not joined them: "
-            "call shoal.initialize() first",
+            "jax.distributed.initialize made this process one of 2, but it has not joined them in "
+            "shoal: call shoal.initialize() after it",
             f"{index} 2 6.0",
         ]
     assert job.leaves_no_orphan()

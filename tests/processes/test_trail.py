@@ -119,7 +119,7 @@ def beside_the_main_line(told, put):
     thread.join()
 
 
-MEANT = "if only the values that own devices hold shall count, say put(..., same=False)"
+MEANT = "to compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)"
 HERE = "put at tests/processes/test_trail.py:"
 
 
@@ -156,7 +156,7 @@ def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
     assert "): ['w']: float32[12,4] as (x, -): values " in pairs["own rows"][0]
     assert pairs["large"][1].endswith(" (a sample)")
     nothing, once = pairs["once more"]
-    assert nothing.startswith("(no call: it comes to 'broadcast' (tests/processes/test_trail.py:")
+    assert nothing.startswith("(no call: it reached 'broadcast' (tests/processes/test_trail.py:")
     assert once.startswith(HERE)
     first, second = (int(text.removeprefix(HERE).split()[0]) for text in pairs["elsewhere"])
     assert first == second + 2

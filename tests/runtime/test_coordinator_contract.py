@@ -121,7 +121,7 @@ def test_the_earliest_deadline_ends_it_for_all_and_the_next_point_works(make_job
     assert "its deadline (4 s); processes 1, 3 did not come" in str(errors[1])
     assert "the deadline of process 2 (4 s); processes 1, 3 did not come" in str(errors[0])
     assert (
-        "'other' came too late: the others had given up waiting at 'epoch' (t.py:3 (f)) after 4 s"
+        "'other' came too late: the wait at 'epoch' (t.py:3 (f)) had ended after 4 s"
         " (the deadline of process 2); process 3 did not come in time either"
     ) in str(errors[2])
     assert job.on_all(lambda c: len(meet(c, "next"))) == [4] * 4

@@ -96,6 +96,10 @@ def on_many_lines():
     )
 
 
+def in_a_callback():
+    jax.pure_callback(loss, jax.ShapeDtypeStruct((), "float32"), 0.0).block_until_ready()
+
+
 def long():
     raise RuntimeError("x" * 10**6)
 
@@ -115,6 +119,8 @@ CASES = {
     unsayable: f"{Unsayable.__module__}.Unsayable: <exception str() failed>, unsayable",
     exits: "exited: no such file, exits",
     on_many_lines: "RuntimeError:  [31mred, on_many_lines",
+    in_a_callback: "jax.errors.JaxRuntimeError: INTERNAL: CpuCallback error calling callback: "
+    "ValueError: rate must be positive, in_a_callback",
     long: f"RuntimeError: {'x' * 183}..., long",
 }
 
@@ -180,6 +186,19 @@ def test_texts_of_others_have_a_headline_of_one_printable_line(words, headline, 
 def test_an_exit_tells_its_code_or_text(status, words):
     assert exit_words(status, "t.py:1 (f)") == words
     assert fate_of(words) == words.partition("\n")[0]
+
+
+def test_in_a_call_that_the_program_made_the_place_is_its_line():
+    """The frames of the exception are those within the call: of shoal and the standard library."""
+    try:
+        json.loads("{")
+    except ValueError as error:
+        seen = error.with_traceback(error.__traceback__.tb_next)
+    assert " (json/" in failure_of(seen).headline
+    assert failure_of(seen, "t.py:3 (main)").headline.endswith(" (t.py:3 (main))")
+    with pytest.raises(ValueError, match="rate") as found:
+        loss(0)
+    assert failure_of(found.value, "t.py:3 (main)").headline.endswith(" (loss))")
 
 
 def test_an_exception_that_was_never_raised_has_no_place():

@@ -74,8 +74,9 @@ def test_other_values_name_the_leaf_and_what_was_meant():
     assert differing(put, lambda c: put(c, "3f2a\n91bc")) == [
         "  process 0: put at train.py:12 (main): ['b']: float32[4] as (-): values 77aa",
         "  process 1: put at train.py:12 (main): ['b']: float32[4] as (-): values 91bc",
-        "put takes equal values on all processes, and does not join each process's own rows",
-        "if only the values that own devices hold shall count, say put(..., same=False)",
+        "put takes the whole array, equal on all processes; it does not join each process's own "
+        "rows",
+        "to compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)",
     ]
 
 
@@ -98,15 +99,15 @@ def test_another_place():
     assert differing(put, lambda c: put(c, site="train.py:14 (main)")) == [
         "  process 0: put at train.py:12 (main)",
         "  process 1: put at train.py:14 (main)",
-        "all processes must make the same calls of put and pack, in one order, at one place",
+        "all processes must make the same put and pack calls, in order, at the same lines",
     ]
 
 
 def test_a_call_that_one_side_does_not_make():
     assert differing(lambda c: None, put) == [
-        "  process 0: (no call: it comes to 'go' (train.py:20 (main)) before)",
+        "  process 0: (no call: it reached 'go' (train.py:20 (main)) first)",
         "  process 1: put at train.py:12 (main)",
-        "all processes must make the same calls of put and pack, in one order, at one place",
+        "all processes must make the same put and pack calls, in order, at the same lines",
     ]
 
 
@@ -149,7 +150,7 @@ def test_calls_on_which_all_agreed_are_forgotten_and_counted():
     assert meet_all(job) == [2, 2]
     put(job.coordinators[1], site="late.py:1 (f)")
     first, second, _ = texts(meet_all(job))
-    assert first == "  process 0: (no call: it comes to 'go' (train.py:20 (main)) before)"
+    assert first == "  process 0: (no call: it reached 'go' (train.py:20 (main)) first)"
     assert second == "  process 1: put at late.py:1 (f)"
 
 
@@ -158,7 +159,7 @@ def test_it_is_told_before_the_difference_of_names_that_it_causes():
     put(job.coordinators[1])
     errors = run_together(*(lambda c=c: meet(c, f"point {c.process}") for c in job.coordinators))
     for error in errors:
-        assert list(error.sides) == ["(no call: it comes to 'point 0' before)",
+        assert list(error.sides) == ["(no call: it reached 'point 0' first)",
                                      "put at train.py:12 (main)"]  # fmt: skip
 
 
@@ -258,7 +259,7 @@ def test_what_cannot_be_found_out_does_not_hide_that_they_differ():
     for error in errors:
         assert type(error) is DivergenceError
         assert "process 0: 1 call, digest" in str(error)
-        assert "process 1: no call; then it comes to 'go' (train.py:20 (main))" in str(error)
+        assert "process 1: no call; then it reached 'go' (train.py:20 (main))" in str(error)
 
 
 @pytest.mark.parametrize("group", [[0, "1"], [0, [1]], [0, 0, 1], [0, 1.5]])

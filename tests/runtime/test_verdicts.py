@@ -69,9 +69,9 @@ def test_who_comes_too_late_is_told_both_points():
     facts["at"] = "'save' (a.py:1 (f))"
     error = error_of("deadline", facts, ME, POINT, 0.0)
     assert str(error).splitlines() == [
-        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) came too late: the others had given"
-        " up waiting at 'save' (a.py:1 (f)) after 10 s (the deadline of process 4); process 5 did"
-        " not come in time either",
+        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) came too late: the wait at 'save' "
+        "(a.py:1 (f)) had ended after 10 s (the deadline of process 4); process 5 did not come in "
+        "time either",
         "  process 3 (host3): step 7, 1.0 s ago",
         "  process 5 (host5): joined, 9.0 s ago",
         HINT,

@@ -76,8 +76,8 @@ def save(
       StorageFull, StorageError: on all: the file system of one process refused.
       NotShared: on all: processes do not see one another's files.
       UsageError: on the caller: an argument is wrong, leaves cannot be saved (all are named). The
-        others get SaveAborted. On all: parts of arrays, which are named, lie on other processes
-        than `processes` alone; nothing was written.
+        others get SaveAborted. On all: parts of arrays, which are named, lie only on processes that
+        `processes` does not name; nothing was written.
 
     >>> import tempfile, numpy as np, shoal
     >>> shoal.save(tempfile.mkdtemp() + "/model", {"w": np.ones(3), "epoch": 2})

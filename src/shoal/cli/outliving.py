@@ -80,8 +80,9 @@ class Outliving:
                 due_s = min(due_s, at_s)
                 if at_s <= now_s:
                     self._absent.add(index)
-                    told = "ended with exit code 0 and never joined the job; it is waited for by"
-                    lines.append(f"process {index} {told} {listed(waiting)}")
+                    wait = "waits" if len(waiting) == 1 else "wait"
+                    ended = f"process {index} ended with exit code 0 without joining the job"
+                    lines.append(f"{ended}; {listed(waiting)} {wait} for it")
         return lines, due_s
 
     def _say_longer(self, now_s: float) -> tuple[list[str], float]:
@@ -108,8 +109,8 @@ class Outliving:
         if is_frozen(process.popen.pid):
             return f"it is stopped by a signal; `kill -CONT {process.popen.pid}` lets it go on"
         if gone is not None:
-            told = {"left": "it has left the job", "failed": "it told the others that it failed"}
-            return told.get(gone.state, f"the others have lost it ({gone.words})")
+            words = {"left": "it has left the job", "failed": "it reported a failure to the others"}
+            return words.get(gone.state, f"the others have lost it ({gone.words})")
         if process.index not in self._news.joined:
             return "it has not joined the job"
         return "`shoal stacks` shows what it does"

@@ -214,7 +214,7 @@ def _told(ending: Ending) -> str:
         return ""
     if ending.gone.state == "lost":
         return ", but it had not left the job, and the others lost it"
-    return f", but the others were told that it failed: {ending.gone.words}"
+    return f", after it had reported to the others: {ending.gone.words}"
 
 
 def _reason(root: Ending, words: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ import jax
 from shoal import settings
 from shoal.errors import DeadlineError, PeerFailedError, ShoalError
 from shoal.runtime.agreement import Call, agree
+from shoal.runtime.allowance import Allowance, ends_at, given_s, left_of
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.exit_guard import DEVICE_WORK
 from shoal.runtime.failure_words import failure_of, headline_of
@@ -68,8 +69,8 @@ class Flow:
         self.moved_bytes = 0
         self.group = group  # None: all of the job
         self.members = group or tuple(range(coordinator.num_processes))
-        self._began, self._timeout_s = time.monotonic(), timeout_s
-        self._deadline, self._whose = self._began + timeout_s, coordinator.process
+        self._began, self._timeout_s = time.monotonic(), given_s(timeout_s)
+        self._deadline, self._whose = ends_at(timeout_s), coordinator.process
         self._is_settled = False  # is that the earliest of all?
         self._every_s = settings.seconds("SHOAL_WARN_AFTER_S")
         self._tell_at = self._began + self._every_s
@@ -82,7 +83,7 @@ class Flow:
     @property
     def left_s(self) -> float:
         """Until the deadline."""
-        return max(0.001, self._deadline - time.monotonic())
+        return left_of(self._deadline)
 
     def settle(self) -> None:
         """Take the earliest deadline of all for this one's; the others are here, or come at once.
@@ -95,7 +96,7 @@ class Flow:
         for process, said in sorted(answers.items()):
             left_s, timeout_s = _LIMIT.unpack(said)
             if process != self.coordinator.process and now + left_s < self._deadline:
-                self._deadline, self._timeout_s = now + left_s, timeout_s
+                self._deadline, self._timeout_s = Allowance(now + left_s, timeout_s), timeout_s
                 self._whose = process
 
     def meet(
@@ -135,7 +136,8 @@ class Flow:
         if not self._is_settled:
             self.settle()
         outcome = self._watched(work, still, meanwhile)
-        limit_s = self.left_s + _TURN_S  # who is late comes at the deadline, and says with what
+        # who is late comes at the deadline, and says with what
+        limit_s: float = Allowance(self.left_s + _TURN_S, self._timeout_s)
         if outcome.error is not None:
             limit_s = min(limit_s, settings.seconds("SHOAL_LOST_AFTER_S") + _KNOWN_S)
         said = outcome.words[:_MOST_WORDS].encode(errors="replace")
@@ -185,7 +187,7 @@ class Flow:
             self.tell()
         error = done.exception()
         if isinstance(error, RuntimeError | ValueError) and not isinstance(error, ShoalError):
-            return _Outcome(words=_FAILED + failure_of(error).words, error=error)
+            return _Outcome(words=_FAILED + failure_of(error, self.call.site).words, error=error)
         return _Outcome(done.result())
 
     def _judge_missing(self, error: DeadlineError, own: str) -> None:

@@ -117,7 +117,8 @@ def _known(coordinator: Hashable) -> dict[tuple[int, ...] | None, Windows | None
 
 def _look(flow: Flow, has_room: bool) -> Windows | None:
     def meet(stage: str, said: object) -> dict[int, Any]:
-        call = Call("windows", "memory between processes", flow.call.site, (stage,))
+        name = flow.call.name or flow.call.operation  # what an error says failed
+        call = Call("windows", name, flow.call.site, (f"memory of the host: {stage}",))
         answers = flow.agree(call, json.dumps(said).encode())
         return {process: json.loads(answers[process]) for process in flow.members}
 

@@ -33,6 +33,7 @@ _MAX_SAID = 200  # of a message in it
 _MAX_PLACE = 160
 _MAX_TEXT = 32 << 10  # characters of a traceback
 _MAX_DEPTH = 100  # of groups within groups
+_ANNOUNCES = "Traceback (most recent call last):"
 _HEADS = ("Traceback", "+ Exception Group Traceback")
 _ENDS = ("left the job", "exited: ", "exited with ")  # of texts that need no verb
 _LINKS = (  # what Python prints between two exceptions of a chain, each between blank lines
@@ -55,17 +56,19 @@ class Failure(NamedTuple):
         return f"{self.headline}\n{self.text}"
 
 
-def failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException, called_at: str = "") -> Failure:
     """Return what `error` is: its type, the first line of its message, and where it was raised.
 
     Where is the innermost frame of the program itself: not of the standard library, of an
-    installed package, or of shoal. Of a chain of exceptions it is the last, of a group the group
-    and the first exception in it. Never raises, whatever the exception's own methods do.
+    installed package, or of shoal; if there is none, `called_at`, the program's line that made the
+    call which failed. Of a chain of exceptions it is the last, of a group the group and the first
+    exception in it; of a message that only announces a traceback (of a callback of JAX), the
+    exception in that. Never raises, whatever the exception's own methods do.
 
     >>> failure_of(ValueError("rate must be positive\\nrate=0")).headline
     'ValueError: rate must be positive'
     """
-    headline = _headline(error)
+    headline = _headline(error, called_at)
     try:
         text = "".join(traceback.format_exception(error))
     except BaseException:  # noqa: BLE001 (its own methods may raise anything)
@@ -102,7 +105,8 @@ def exit_words(status: object, place: str = "", handled: BaseException | None = 
 
 def exit_of(error: SystemExit) -> str:
     """Return `exit_words` of one that was raised."""
-    return exit_words(error.code, _raised_at(error.__traceback__), error.__context__)
+    place, other = _places(error.__traceback__)
+    return exit_words(error.code, place or other, error.__context__)
 
 
 def headline_of(words: str) -> str:
@@ -156,7 +160,7 @@ def stands(frame: FrameType | None) -> str:
     return "" if at is None else site_of(at, at.f_lineno)
 
 
-def _headline(error: BaseException) -> str:
+def _headline(error: BaseException, called_at: str) -> str:
     if isinstance(error, SystemExit):
         return headline_of(exit_of(error))
     told, leaf = _said(error), error
@@ -166,7 +170,8 @@ def _headline(error: BaseException) -> str:
         leaf = leaf.exceptions[0]
     if leaf is not error:
         told = f"{told}: {_said(leaf)}"
-    place = _raised_at(leaf.__traceback__) or _raised_at(error.__traceback__)
+    (at, other), (at_all, other_of_all) = map(_places, (leaf.__traceback__, error.__traceback__))
+    place = at or at_all or called_at or other or other_of_all
     return told + (f" ({one_line(place, _MAX_PLACE)})" if place else "")
 
 
@@ -176,7 +181,11 @@ def _said(error: BaseException) -> str:
     name = kind.__qualname__
     if kind.__module__ not in ("builtins", "__main__"):
         name = f"{kind.__module__}.{name}"
-    first = next((line.strip() for line in text_of(error).splitlines() if line.strip()), "")
+    lines = text_of(error).strip().splitlines() or [""]
+    first = lines[0].strip()
+    if first.endswith(_ANNOUNCES) and len(lines) > 1:
+        lines[0] = _ANNOUNCES
+        first = first.removesuffix(_ANNOUNCES) + headline_of("\n".join(lines))
     return one_line(f"{name}: {first}" if first else name, _MAX_SAID)
 
 
@@ -188,17 +197,17 @@ def text_of(value: object) -> str:
         return f"<{'exception ' if isinstance(value, BaseException) else ''}str() failed>"
 
 
-def _raised_at(trace: TracebackType | None) -> str:
-    """Return the innermost place in the program itself, else in what is not shoal's."""
-    place = fallback = ""
+def _places(trace: TracebackType | None) -> tuple[str, str]:
+    """Return the innermost place in the program itself, and in what else is not shoal's."""
+    place = other = ""
     while trace is not None:
         frame = trace.tb_frame
         if is_of_program(frame):
             place = site_of(frame, trace.tb_lineno)
         elif not is_ours(frame) and not frame.f_code.co_filename.startswith("<"):
-            fallback = site_of(frame, trace.tb_lineno)
+            other = site_of(frame, trace.tb_lineno)
         trace = trace.tb_next
-    return place or fallback
+    return place, other
 
 
 def is_of_program(frame: FrameType) -> bool:

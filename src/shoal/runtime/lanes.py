@@ -181,7 +181,7 @@ class Lanes:
             return
         has_left = error is not None and not scope.has_failed
         if error is not None and has_left:
-            self._count(scope, failure_of(error).headline)
+            self._count(scope, error)
         del self._calls[lane]  # an interrupt before this line: the next call counts it
         if has_left:
             self._flush(lane)
@@ -214,13 +214,14 @@ class Lanes:
         """The wait is over."""
         self._busy.pop(point.lane, None)
 
-    def _count(self, scope: Scope, words: str) -> None:
+    def _count(self, scope: Scope, why: BaseException | str) -> None:
         """Count an abandoned call, once."""
         lane = scope.point.lane
         number, unsent, latest = self._counts.get(lane, _Count())
         if latest is scope:
             return
         point = scope.point if scope.point.site else scope.point._replace(site=callsite())
+        words = why if isinstance(why, str) else failure_of(why, point.site).headline
         left = Abandoned(point, scope.arrivals, self._sent.get(lane, 0), number + 1, words)
         self._counts[lane] = _Count(number + 1, (*unsent, left), scope)
 

@@ -314,10 +314,14 @@ def _not_joined(shown: ShownJob) -> InitializeError:
             "call shoal.initialize(num_processes=…, process_id=…, coordinator_address=…) first, or "
             "initialize(num_processes=1) for a job of one"
         )
-    alone = "" if shown.words == _BY_JAX else ", or initialize(num_processes=1) for a job of one"
+    if shown.words == _BY_JAX:
+        return InitializeError(
+            f"{_BY_JAX} made this process one of {shown.num_processes}, but it has not joined them "
+            "in shoal: call shoal.initialize() after it"
+        )
     return InitializeError(
         f"this process is one of {shown.num_processes} ({shown.words}) and has not joined them: "
-        f"call shoal.initialize() first{alone}"
+        "call shoal.initialize() first, or initialize(num_processes=1) for a job of one"
     )
 
 

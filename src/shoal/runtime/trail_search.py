@@ -25,10 +25,10 @@ Arrive = Callable[..., Mapping[int, bytes]]
 
 _SEARCH_S = 10.0  # how long the first difference is looked for, after all know that there is one
 _OWN_ROWS = (
-    "put takes equal values on all processes, and does not join each process's own rows\n"
-    "if only the values that own devices hold shall count, say put(..., same=False)"
+    "put takes the whole array, equal on all processes; it does not join each process's own rows\n"
+    "to compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)"
 )
-_ELSEWHERE = "all processes must make the same calls of put and pack, in one order, at one place"
+_ELSEWHERE = "all processes must make the same put and pack calls, in order, at the same lines"
 
 
 def compares_trails(arrive: Arrive) -> Arrive:
@@ -76,7 +76,7 @@ class _Side(NamedTuple):
         """Where its calls ended, in words."""
         if not self.name:
             return "it has gone on since"
-        return f"it comes to {self.name!r}" + (f" ({self.site})" if self.site else "")
+        return f"it reached {self.name!r}" + (f" ({self.site})" if self.site else "")
 
 
 def _explained(
@@ -149,7 +149,7 @@ def _search(
     told = meet(b"" if entry is None else entry.place.encode(errors="replace"))
     places = [told[process].decode(errors="replace") for process in speakers]
     if len({*places}) > 1:
-        ended = [f"(no call: {side.end} before)" for side in sides]
+        ended = [f"(no call: {side.end} first)" for side in sides]
         return [place or end for place, end in zip(places, ended, strict=False)], _ELSEWHERE
     lines = find_line(meet, None if entry is None else entry.lines, speakers)
     if lines is None:

@@ -156,8 +156,8 @@ def _deadline_error(
     missing, by, timeout_s = facts["missing"], facts["by"], facts["timeout_s"]
     whose = "its deadline" if by == me.process else f"the deadline of process {by}"
     if me.process in missing:
-        others = f"the others had given up waiting at {facts['at']}"
-        told = f"came too late: {others} after {timeout_s:g} s ({whose})"
+        ended = f"the wait at {facts['at']} had ended after {timeout_s:g} s"
+        told = f"came too late: {ended} ({whose})"
         if also := [process for process in missing if process != me.process]:
             told += f"; {listed(also)} did not come in time either"
     else:

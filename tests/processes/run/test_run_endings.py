@@ -87,7 +87,7 @@ def test_processes_that_run_longer_are_named_and_not_ended(launch):
 def test_a_process_that_never_comes_is_named_at_once(launch):
     launch.start("-n", "2", "--devices", "1", script=HEAD + "if me == 0: " + JOIN)
     said = launch.popen.stderr.readline()
-    told = "ended with exit code 0 and never joined the job; it is waited for by process 0"
+    told = "ended with exit code 0 without joining the job; process 0 waits for it"
     assert said == f"shoal run: process 1 {told}\n"
     launch.popen.send_signal(signal.SIGTERM)
     assert launch.finish().code == 128 + signal.SIGTERM
