@@ -22,7 +22,6 @@ from shoal.runtime import fault_points, jax_runtime
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.lanes import one_call
 
 __all__ = ["drain", "drain_with"]
 
@@ -63,8 +62,8 @@ def drain(
       ProcessLostError: on all that came: a process is dead or unreachable.
       PeerFailedError: on all that came: a process raised an exception, in this call or
         elsewhere, or left the job.
-      UsageError: on the caller: an argument is wrong, this process has no device in the mesh. The
-        others get PeerFailedError.
+      UsageError: on the caller: an argument is wrong, of which the others get PeerFailedError; or
+        this process has no device in the mesh, and the others do not wait for it.
 
     >>> from shoal.arrays.make_mesh import make_mesh
     >>> drain(make_mesh({"x": -1}), name="before the timer starts")
@@ -74,7 +73,6 @@ def drain(
     drain_with(coordinator(), mesh, name=name, timeout_s=timeout_s)
 
 
-@one_call("drain")
 def drain_with(
     coordinator: Coordinator,
     mesh: Mesh | jax.sharding.Mesh,
@@ -83,6 +81,36 @@ def drain_with(
     timeout_s: float | None = None,
 ) -> None:
     """Do what `drain` does, with the coordinator given."""
+    owners = _owners(mesh, coordinator)
+    if owners is not None and coordinator.process not in owners:  # none waits for it in this call
+        raise _refusal(coordinator, mesh, name, owners)
+    with coordinator.call("drain", "main", owners):
+        _drain(coordinator, mesh, name, timeout_s)
+
+
+def _owners(mesh: object, coordinator: Coordinator) -> tuple[int, ...] | None:
+    """Return which processes own devices of a mesh; None: that must be found out, or is no mesh."""
+    if not isinstance(mesh, Mesh | jax.sharding.Mesh):
+        return None
+    devices = (jax_mesh(mesh) if isinstance(mesh, Mesh) else mesh).devices.flat
+    if devices[0].platform == "tpu" and coordinator.num_processes > 1:
+        return None
+    return tuple(sorted({device.process_index for device in devices}))
+
+
+def _refusal(
+    coordinator: Coordinator, mesh: Mesh | jax.sharding.Mesh, name: str, group: Sequence[int]
+) -> UsageError:
+    mesh = mesh if isinstance(mesh, Mesh) else mesh_of(mesh)
+    return UsageError(
+        f"drain({name!r}): process {coordinator.process} has no device in {mesh!r}: "
+        f"processes {list(group)} call it"
+    )
+
+
+def _drain(
+    coordinator: Coordinator, mesh: Mesh | jax.sharding.Mesh, name: str, timeout_s: float | None
+) -> None:
     if not isinstance(name, str):
         raise UsageTypeError(f"drain: name={name!r} must be text")
     deadline = deadline_of(f"drain({name!r})", name, timeout_s, "main")
@@ -96,10 +124,7 @@ def drain_with(
     own = [device for device in devices if device.process_index == jax.process_index()]
     group = _processes(coordinator, devices, deadline.left_s)
     if coordinator.process not in group:
-        raise UsageError(
-            f"drain({name!r}): process {coordinator.process} has no device in {mesh!r}: "
-            f"processes {list(group)} call it"
-        )
+        raise _refusal(coordinator, mesh, name, group)
     call = Call("drain", name, callsite(), (f"mesh: {mesh.text}",))
     flow = Flow(coordinator, call, deadline.left_s, group=group)
     began = time.monotonic()
