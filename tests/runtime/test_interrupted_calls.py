@@ -19,7 +19,7 @@ class Told(list):
 
     interrupts = 0
 
-    def __call__(self, left):
+    def __call__(self, left, place=""):
         self.append(left)
         if self.interrupts:
             self.interrupts -= 1
