@@ -17,6 +17,7 @@ from shoal.arrays.devices import jax_mesh
 from shoal.collectives import drain as module
 from shoal.collectives.drain import drain, drain_with
 from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
+from shoal.runtime.barrier import barrier_with
 from shoal.runtime.coordinator_local import LocalJob
 
 
@@ -135,7 +136,12 @@ def test_what_is_no_mesh_or_no_name_is_refused(mesh):
 
 def test_a_process_without_a_device_in_the_mesh_is_told_so(mesh):
     def go(coordinator):
-        drain_with(coordinator, mesh, timeout_s=PATIENCE_S)
+        try:
+            drain_with(coordinator, mesh, timeout_s=PATIENCE_S)
+        except UsageError as error:
+            return error
+        finally:  # it was nobody's call but of the first process
+            barrier_with(coordinator, "the next call", timeout_s=PATIENCE_S)
         return True
 
     done, refused = run_all(LocalJob(2), go)

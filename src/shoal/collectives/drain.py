@@ -22,6 +22,7 @@ from shoal.runtime import fault_points, jax_runtime
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.lanes import one_call
 
 __all__ = ["drain", "drain_with"]
 
@@ -73,6 +74,16 @@ def drain(
     drain_with(coordinator(), mesh, name=name, timeout_s=timeout_s)
 
 
+def _owners(coordinator: Coordinator, mesh: object, **_: object) -> tuple[int, ...] | None:
+    """Return the processes of a mesh, as far as that is known before they meet."""
+    if isinstance(mesh, Mesh):
+        return mesh.process_indices
+    if isinstance(mesh, jax.sharding.Mesh):
+        return tuple({device.process_index for device in mesh.devices.flat})
+    return None
+
+
+@one_call("drain", among=_owners)
 def drain_with(
     coordinator: Coordinator,
     mesh: Mesh | jax.sharding.Mesh,
@@ -81,28 +92,6 @@ def drain_with(
     timeout_s: float | None = None,
 ) -> None:
     """Do what `drain` does, with the coordinator given."""
-    with coordinator.call("drain", processes=_owners(mesh)):
-        _drain(coordinator, mesh, name, timeout_s)
-
-
-def _owners(mesh: object) -> list[int] | None:
-    """Return whose call it is: the processes with devices in what should be a mesh, as JAX counts
-    them; None: it is none."""
-    if not isinstance(mesh, Mesh | jax.sharding.Mesh):
-        return None
-    try:
-        devices = (jax_mesh(mesh) if isinstance(mesh, Mesh) else mesh).devices
-    except UsageError:  # which the call will raise
-        return None
-    return sorted({device.process_index for device in devices.flat})
-
-
-def _drain(
-    coordinator: Coordinator,
-    mesh: Mesh | jax.sharding.Mesh,
-    name: str,
-    timeout_s: float | None,
-) -> None:
     if not isinstance(name, str):
         raise UsageTypeError(f"drain: name={name!r} must be text")
     deadline = deadline_of(f"drain({name!r})", name, timeout_s, "main")

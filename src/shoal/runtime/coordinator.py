@@ -93,7 +93,8 @@ class Coordinator(Protocol):
         Args:
           operation: what the call is named in messages.
           lane: the lane of its points; one that is wrong counts as "main".
-          processes: who takes part; what is wrong, or None, counts as all processes.
+          processes: who takes part; what is wrong, or None, counts as all processes. Nobody waits
+            for this one if it lists others alone.
           survivors: do those who are left meet there?
           ends_lane: is it this process's last call in the lane, which is then forgotten?
 

@@ -14,9 +14,9 @@ import functools
 import operator
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType, TracebackType
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from shoal.errors import UsageError
 from shoal.runtime.callsite import callsite
@@ -27,8 +27,9 @@ from shoal.runtime.verdicts import Self
 
 __all__ = ["Lanes", "Scope", "one_call"]
 
-P = ParamSpec("P")
 T = TypeVar("T")
+
+_OTHERS = ()  # the processes of a call in which nobody waits for this one
 
 
 class Scope:
@@ -141,7 +142,7 @@ class Lanes:
         """Return the scope of the caller's collective call.
 
         What is wrong with `lane` or `processes` is for the call to say: it then counts as one of
-        all processes in the main lane.
+        all processes in the main lane; or of nobody, if `processes` lists others alone.
         """
         lane = lane if isinstance(lane, str) and lane else "main"
         point = Point(operation, self._group(processes), lane, survivors=survivors)
@@ -183,7 +184,7 @@ class Lanes:
         if error is not None and has_left:
             self._count(scope, error)
         del self._calls[lane]  # an interrupt before this line: the next call counts it
-        if has_left:
+        if has_left and lane in self._counts:
             self._flush(lane)
         if scope.ends_lane:
             self._sent.pop(lane, None)
@@ -218,7 +219,7 @@ class Lanes:
         """Count an abandoned call, once."""
         lane = scope.point.lane
         number, unsent, latest = self._counts.get(lane, _Count())
-        if latest is scope:
+        if latest is scope or scope.point.group == _OTHERS:
             return
         point = scope.point if scope.point.site else scope.point._replace(site=callsite())
         words = why if isinstance(why, str) else failure_of(why, point.site).headline
@@ -231,15 +232,18 @@ class Lanes:
         self._counts[lane] = self._counts[lane]._replace(unsent=())
 
     def _group(self, processes: object) -> tuple[int, ...] | None:
-        if not isinstance(processes, Collection):  # an iterator is the call's to read
+        if not isinstance(processes, Collection):  # `one_call` has read what is an iterator
             return None
-        everybody = range(len(self._me.hosts))
-        if not processes or not all(hasattr(p, "__index__") and p in everybody for p in processes):
+        try:
+            members = sorted({operator.index(p) for p in processes})
+        except TypeError:
             return None
-        members = sorted({operator.index(p) for p in processes})
-        if self._me.process not in members:  # it is no call of the others', whoever makes it
-            return (self._me.process,)
-        return tuple(members) if len(members) < len(everybody) else None
+        count = len(self._me.hosts)
+        if not members or members[0] < 0 or members[-1] >= count:
+            return None
+        if self._me.process not in members:
+            return _OTHERS
+        return tuple(members) if len(members) < count else None
 
     def _other_thread(self, point: Point) -> UsageError:
         return UsageError(
@@ -248,18 +252,26 @@ class Lanes:
         )
 
 
-def one_call(operation: str, *, survivors: bool = False) -> Callable[..., Any]:
+def one_call(
+    operation: str, *, among: Callable[..., Collection[int] | None] | None = None
+) -> Callable[..., Any]:
     """Decorate a function of (coordinator, …, lane=, processes=) that is one collective call.
 
     If an exception leaves it that not all members get, the call fails for the others.
+
+    Args:
+      operation: what the call is named in messages.
+      among: returns its processes, from its arguments; None: they are `processes=`.
     """
 
-    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
         @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        def call(*args: Any, **kwargs: Any) -> T:
             coordinator: Any = args[0]
-            lane, processes = kwargs.get("lane", "main"), kwargs.get("processes")
-            with coordinator.call(operation, lane, processes, survivors=survivors):
+            if isinstance(kwargs.get("processes"), Iterator):  # it can be read but once
+                kwargs["processes"] = tuple(kwargs["processes"])
+            processes = kwargs.get("processes") if among is None else among(*args, **kwargs)
+            with coordinator.call(operation, kwargs.get("lane", "main"), processes):
                 return function(*args, **kwargs)
 
         return call

@@ -1,0 +1,61 @@
+"""A call that fails before it met anybody fails for those who make it, and for nobody else."""
+
+import numpy as np
+import pytest
+
+from collectives.jobs import PATIENCE_S, run_all
+from shoal.collectives.broadcast import broadcast_with
+from shoal.errors import PeerFailedError, UsageError
+from shoal.runtime.barrier import barrier_with
+from shoal.runtime.coordinator_local import LocalJob
+
+LIMIT_S = PATIENCE_S / 2
+
+
+def barrier_of(kind, processes):
+    def call(one, timeout_s):
+        barrier_with(one, "x", processes=kind(processes), timeout_s=timeout_s)
+
+    return call
+
+
+def broadcast(one, timeout_s):
+    broadcast_with(one, 1, 0, processes=iter([0, 1]), name="x", timeout_s=timeout_s)
+
+
+def goes_on(one):
+    """The next calls of all are the same on all."""
+    for name in "ab":
+        barrier_with(one, name, timeout_s=LIMIT_S)
+    return "goes on"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [barrier_of(iter, [0, 1]), barrier_of(np.array, [0, 1]), barrier_of(set, [0, 1]), broadcast],
+    ids=["iterator", "array", "set", "broadcast"],
+)
+def test_a_wrong_argument_ends_the_call_of_its_processes_alone(call):
+    def go(one):
+        if one.process < 2:
+            with pytest.raises(PeerFailedError if one.process else UsageError):
+                call(one, LIMIT_S if one.process else -1.0)
+        return goes_on(one)
+
+    assert run_all(LocalJob(3), go) == ["goes on"] * 3
+
+
+@pytest.mark.parametrize("process", [0, 2])
+def test_who_calls_what_others_alone_may_call_disturbs_nobody(process):
+    members = [p for p in range(3) if p != process]
+
+    def go(one):
+        call = barrier_of(tuple, members)
+        if one.process == process:
+            with pytest.raises(UsageError, match="is not among the processes"):
+                call(one, LIMIT_S)
+        else:
+            call(one, LIMIT_S)
+        return goes_on(one)
+
+    assert run_all(LocalJob(3), go) == ["goes on"] * 3
