@@ -25,7 +25,7 @@ def local_path(path: object, said: str = "") -> str:
       said: what leads messages, such as "save: path='x'"; "": the path itself.
 
     Raises:
-      UsageError: it is an address (`gs://…`), the home of nobody, or no path at all.
+      UsageError: it is an address (`gs://…`), the home of an unknown user, or no path at all.
 
     >>> local_path("runs/7"), local_path("./gs:/x")
     ('runs/7', './gs:/x')

@@ -63,7 +63,7 @@ class Outliving:
         gone = self._news.gone.get(process.index)
         if gone is None or gone.state != "lost" or process.is_lost:
             return math.inf
-        # Nobody waits for it; only what stands still will never end by itself.
+        # No process waits for it; only one that stands still never ends by itself.
         if not gone.is_missed and not is_frozen(process.popen.pid):
             return math.inf
         return gone.at_s if gone.is_dismissed else gone.at_s + self._lost_after_s

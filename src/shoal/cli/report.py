@@ -85,7 +85,7 @@ def first_failure(endings: Iterable[Ending]) -> Ending | None:
     claims = [(_rank(e), e.told_s, e) for e in endings if _failed(e) and e.told_s is not None]
     ended_s = [told_s for rank, told_s, _ in claims if rank != _TOLD]
     if not ended_s:
-        return None  # if all were ended by us, somebody asked us to
+        return None  # all were ended by us, because we were asked to
     claims = [claim for claim in claims if claim[2].code or claim[1] <= min(ended_s)]
     rank, _, root = min(claims, key=lambda claim: claim[:2])
     frozen = [ending for ending in endings if ending.was_frozen]

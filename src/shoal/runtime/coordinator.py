@@ -70,7 +70,7 @@ class Coordinator(Protocol):
             members wait for each other in a cycle.
           DeadlineError: somebody did not come in time.
           ProcessLostError: somebody is dead or unreachable.
-          PeerFailedError: somebody raised, or left before coming here; or left this call by an
+          PeerFailedError: a process raised, or left before coming here; or left this call by an
             exception, such as an interrupt.
         """
 
@@ -93,8 +93,8 @@ class Coordinator(Protocol):
         Args:
           operation: what the call is named in messages.
           lane: the lane of its points; one that is wrong counts as "main".
-          processes: who takes part; what is wrong, or None, counts as all processes. Nobody waits
-            for this one if it lists others alone.
+          processes: who takes part; what is wrong, or None, counts as all processes. If it lists
+            others alone, none of them waits for this one.
           survivors: do those who are left meet there?
           ends_lane: is it this process's last call in the lane, which is then forgotten?
 

@@ -177,7 +177,7 @@ class ExitGuard:
         if threading.current_thread() is threading.main_thread():
             self._asked_code = status if isinstance(status, int) else int(status is not None)
             error = sys.exc_info()[1]
-            if isinstance(error, SystemExit):  # it is raised on, by whoever runs the program
+            if isinstance(error, SystemExit):  # the runner of the program raises it again
                 self._asked_words = exit_of(error)
             else:
                 self._asked_words = exit_words(status, stands(sys._getframe(1)), error)

@@ -29,7 +29,7 @@ __all__ = ["Lanes", "Scope", "one_call"]
 
 T = TypeVar("T")
 
-_OTHERS = ()  # the processes of a call in which nobody waits for this one
+_OTHERS = ()  # the processes of a call in which no other waits for this one
 
 
 class Scope:
@@ -84,7 +84,7 @@ class Scope:
             self.point = point._replace(follows=True) if follows else point
             self.arrivals += 1
             self.has_failed = False
-        except BaseException:  # an interrupt: nobody waits
+        except BaseException:  # an interrupt: this thread does not wait
             self.lanes.give_back(point)
             raise
         return self.point, after
@@ -142,7 +142,7 @@ class Lanes:
         """Return the scope of the caller's collective call.
 
         What is wrong with `lane` or `processes` is for the call to say: it then counts as one of
-        all processes in the main lane; or of nobody, if `processes` lists others alone.
+        all processes in the main lane; or of none, if `processes` lists others alone.
         """
         lane = lane if isinstance(lane, str) and lane else "main"
         point = Point(operation, self._group(processes), lane, survivors=survivors)

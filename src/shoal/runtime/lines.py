@@ -31,8 +31,8 @@ To = TypeVar("To", bound=Hashable)
 class Lines(Generic[To]):
     """All gatherings that are open, or that failed and are still owed to a living process."""
 
-    def __init__(self, everybody: range) -> None:
-        self._everybody = everybody
+    def __init__(self, processes: range) -> None:
+        self._processes = processes
         self._lines: dict[tuple[tuple[int, ...] | None, str], Line[To]] = {}
         self._open: dict[str, set[Gathering[To]]] = {}  # by lane
         self._count = 0  # gatherings opened so far
@@ -56,7 +56,7 @@ class Lines(Generic[To]):
         """Return the gathering that an arrival at `point` is for; None: it is the first there.
 
         Args:
-          after_loss: is somebody gone since this process last met survivors?
+          after_loss: is a process or a service gone since this process last met survivors?
         """
         line = self._lines.get((point.group, point.lane))
         for gathering in tuple(line.gatherings) if line is not None else ():
@@ -72,7 +72,7 @@ class Lines(Generic[To]):
         key = (point.group, point.lane)
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = Line(key, self._everybody)
+            line = self._lines[key] = Line(key, self._processes)
         gathering = Gathering(line, point)
         gathering.number, gathering.opener = self._count, process
         self._count += 1
@@ -116,7 +116,7 @@ class Lines(Generic[To]):
         gathering.left[process] = (answer, self._count)
 
     def close(self, gathering: Gathering[To]) -> None:
-        """A gathering has its answer: nobody waits there any more."""
+        """A gathering has its answer: no process waits there any more."""
         self._open[gathering.line.lane].discard(gathering)
         self._forget(gathering.line)
 
@@ -154,7 +154,7 @@ class Lines(Generic[To]):
                 self._forget(line)
 
     def _forget(self, line: Line[To]) -> None:
-        """Forget the gatherings that nobody is owed any more, and a line without gatherings."""
+        """Forget the gatherings that are owed to no process any more, and a line without any."""
         gatherings = line.gatherings
         while gatherings and gatherings[0].answer is not None and not gatherings[0].owing:
             gatherings.popleft()

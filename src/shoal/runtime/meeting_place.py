@@ -340,7 +340,7 @@ def _print_leaving(has_notice: bool, has_saved: bool) -> None:
 
 def _print_news(**news: Any) -> None:
     """Say to the process that started this one who joined the job, and who is gone."""
-    if "words" in news:  # not a whole traceback, so that a pipe nobody reads holds many of them
+    if "words" in news:  # not a whole traceback, so that a pipe that is not read holds many
         news["words"] = headline_of(str(news["words"]))
     with contextlib.suppress(OSError):
         print(json.dumps(news), flush=True)

@@ -136,7 +136,7 @@ class Lane:
         """Take an arrival after what the process abandoned before it sent it, and not later."""
         job, lane = self._job, arrival.point.lane
         abandoned = meeting.abandoned(self._life.process, lane)
-        if arrival.after < abandoned:  # it was interrupted meanwhile: nobody waits for the answer
+        if arrival.after < abandoned:  # it was interrupted meanwhile, and does not wait
             return
         if arrival.after > abandoned:
             if connection in self._life.held:

@@ -158,7 +158,7 @@ class Trails:
 
     def __init__(self, process: int, num_processes: int) -> None:
         self._process = process
-        self._everybody = num_processes
+        self._num_processes = num_processes
         self._lock = threading.Lock()
         self._trails: dict[tuple[Group, str], Trail] = {}
         self._here = threading.local()
@@ -178,7 +178,9 @@ class Trails:
             that never did so makes calls that cannot be compared.
         """
         key = self._group(group)
-        if self._everybody == 1 or (key is not None and (len(key) < 2 or self._process not in key)):
+        if self._num_processes == 1 or (
+            key is not None and (len(key) < 2 or self._process not in key)
+        ):
             return
         lane = self.lane if lane is None else lane
         if lane is None:
@@ -209,9 +211,9 @@ class Trails:
 
     def agree(self, point: Point, members: Iterable[int]) -> None:
         """These have met at this point, as `come` returned it: their calls before it were equal."""
-        everybody = point.group or range(self._everybody)
-        if not point.trail and not (point.survivors and len({*members}) < len(everybody)):
-            return  # where nobody is gone, survivors are in step as all others are
+        group = point.group or range(self._num_processes)
+        if not point.trail and not (point.survivors and len({*members}) < len(group)):
+            return  # no process is gone: survivors are in step, as after any other call
         key = (self._group(point.group), point.lane)
         with self._lock:
             if point.survivors:
@@ -231,8 +233,8 @@ class Trails:
             return old
 
     def stop_comparing(self, point: Point, lane: str, count: int) -> Trail:
-        """All know that another lane differs in its first calls, which nobody can begin anew for
-        all at once: return these calls."""
+        """All know that another lane differs in its first calls. It cannot begin anew on all
+        processes at once: return these calls."""
         with self._lock:
             trail = self._trails.setdefault((self._group(point.group), lane), Trail())
             trail.is_unknown = True
@@ -276,7 +278,7 @@ class Trails:
 
     def _start_again(self, group: Group, lane: str) -> None:
         """The survivors of a group stand at one point of this lane: it starts there. Where they
-        are in other lanes nobody knows: what they do there cannot be compared any more."""
+        are in other lanes is not known: calls made there cannot be compared any more."""
         for key, trail in list(self._trails.items()):
             if group is not None and (key[0] is None or not set(key[0]) <= set(group)):
                 continue
@@ -301,7 +303,7 @@ class Trails:
             members = tuple(sorted({*group}))
         except TypeError:
             return ()
-        return None if len(members) == self._everybody else members
+        return None if len(members) == self._num_processes else members
 
     def _warn(self, entry: Entry) -> None:
         if not self._has_warned:
@@ -309,7 +311,7 @@ class Trails:
             _LOG.warning(
                 "process %d of %d: %s: this thread has never met other processes, so its calls are "
                 "not compared with theirs; lane= names its line of execution (said once)",
-                self._process, self._everybody, entry.place,
+                self._process, self._num_processes, entry.place,
             )  # fmt: skip
 
 
