@@ -10,7 +10,7 @@ import pytest
 from shoal.errors import DeadlineError
 from shoal.runtime import calls, channel
 from shoal.runtime.channel import Channel, connect
-from shoal.runtime.frames import pack_frame
+from shoal.runtime.frames import FrameReader, pack_frame
 
 
 @pytest.fixture
@@ -41,6 +41,31 @@ def test_what_came_before_the_limit_is_read_after_it(pair):
     assert here.receive(time.monotonic() - 1).header == {"is": "there"}
     with pytest.raises(TimeoutError, match="timed out"):
         here.receive(time.monotonic() - 1)
+
+
+@pytest.mark.parametrize("ends", [TimeoutError, KeyboardInterrupt])
+def test_half_a_frame_is_no_end_of_the_conversation(pair, monkeypatch, ends):
+    here, there = pair
+    there.settimeout(60)
+    large = pack_frame({"is": "large"}, bytes(1 << 22))
+    with monkeypatch.context() as patched:
+        if ends is KeyboardInterrupt:
+            patched.setattr(channel, "_wait", lambda *_: exec("raise KeyboardInterrupt"))
+        for word in (large, pack_frame({"is": "not said"})):
+            with pytest.raises(ends):
+                here.send(word, time.monotonic() - 1)
+    reader = FrameReader(max_header_bytes=100, max_body_bytes=1 << 22)
+    sending = threading.Thread(
+        target=here.send, args=(pack_frame({"is": "said"}), time.monotonic() + 60), daemon=True
+    )
+    sending.start()
+    heard = []
+    while len(heard) < 2:
+        reader.feed(there.recv(1 << 20))
+        while (frame := reader.next()) is not None:
+            heard.append(frame.header["is"])
+    sending.join(60)
+    assert heard == ["large", "said"]
 
 
 @pytest.mark.parametrize("limit", [math.inf, 1e11])

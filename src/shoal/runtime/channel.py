@@ -29,23 +29,30 @@ class Channel:
         self._socket = sock
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
+        self._unsent = memoryview(b"")
         self._reader = FrameReader(max_header_bytes=MAX_HEADER_BYTES, max_body_bytes=max_body_bytes)
 
     def send(self, data: bytes, limit: float) -> None:
         """Send all of `data` by the time `limit` of the monotonic clock.
 
+        What is left of a frame when its time is over, or when an interrupt ends the wait, goes out
+        before the next one: half a frame would make what follows unreadable.
+
         Raises:
           OSError: the connection is gone; as TimeoutError: not sent by then.
         """
-        sent = self._send_some(data)
-        if sent == len(data):
-            return
-        rest = memoryview(data)[sent:]
+        if not self._unsent:
+            sent = self._send_some(data)
+            if sent == len(data):
+                return
+            self._unsent, data = memoryview(data)[sent:], b""
         writable = select.poll()
         writable.register(self._socket, select.POLLOUT)
-        while rest:
+        while self._unsent:
             _wait(writable, limit)
-            rest = rest[self._send_some(rest) :]
+            self._unsent = self._unsent[self._send_some(self._unsent) :]
+            if not self._unsent:
+                self._unsent, data = memoryview(data), b""
 
     def receive(self, limit: float) -> Frame:
         """Return the next frame.
