@@ -214,7 +214,8 @@ class Job:
     def _look(self) -> float:
         """Look at the processes that outlive others; return when to look again."""
         alive = self._processes.alive
-        if alive and self._terminate_at_s < math.inf and all(p.is_lost for p in alive):
+        is_due = self._terminate_at_s < math.inf or not self._is_ending
+        if alive and is_due and all(process.is_lost for process in alive):
             self._terminate_at_s = 0.0  # none is left that could end by itself
         if self._is_ending or self._outliving is None or self._services is None:
             return math.inf
@@ -224,10 +225,9 @@ class Job:
         lost, lines, due_s = self._outliving.look(time.monotonic())
         if lines:
             self._say(*lines)
-        for process in lost:
+        for process in lost:  # the others may go on without it
             process.is_lost = True
-            self._begin_aftermath()
-        return due_s
+        return 0.0 if lost else due_s
 
     def _reap(self) -> None:
         """Note every child that ended; adopted orphans are children too."""

@@ -37,11 +37,12 @@ While it runs, job.json beside the logs says where the job meets, with its
 token (only you can read it): for programs that look in from outside.
 
 \b
-When a process fails (or others lose it while it lives: it is frozen, say):
+When a process fails:
   The others learn of it through shoal and have {aftermath} s to end by themselves
   (SHOAL_AFTERMATH_S); then they get SIGTERM and, {grace} s later (SHOAL_GRACE_S),
   SIGKILL. The last line says which process failed first, and how.
-  A process that only works longer than the others is named, and never ended.
+  One that the others have lost while it lives (it is frozen, say) is ended once
+  they have ended; one that only works longer is named, and never ended.
   Nothing outlives the launcher, grandchildren included, even if it is
   itself killed. (macOS: but those that left their process group.)
 
