@@ -2,25 +2,90 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import pytest
 
 from collectives import random_programs as programs
 from collectives.random_programs import Ended
 from faults import random_jobs
+from faults.conftest import AT_ONCE
+from shoal.testing.cluster import Cluster
 
 pytestmark = pytest.mark.faults
-SEEDS = list(range(90))
-DEADLY = 10  # programs with deaths: each is a job of its own
 SETTINGS = {"SHOAL_HEARTBEAT_S": "0.3", "SHOAL_LOST_AFTER_S": "1.5"}
+SEEDS = range(90)  # of programs without deaths
+DEADLY = 10  # programs with deaths: each is a job of its own
 
 
-def findings(seed: int, processes: int, told: dict[int, Any], *, deadly: bool) -> list[str]:
-    """Return what is wrong with a program, from what each process says of it."""
-    program = programs.program_of(seed, deadly=deadly, processes=processes)
-    endings = {p: [Ended(*row) for row in rows] for p, (_, rows, _) in told.items()}
-    lasts = {p: RuntimeError(last) for p, (_, _, last) in told.items() if last is not None}
+class Job(NamedTuple):
+    """One job, and the programs that it plays one after the other."""
+
+    processes: int
+    seeds: tuple[int, ...]
+    deadly: bool
+
+    def __str__(self) -> str:
+        return f"{self.processes} processes, seeds {self.seeds[0]}-{self.seeds[-1]}"
+
+    def program(self, seed: int) -> programs.Program:
+        """Return one of them."""
+        return programs.program_of(seed, deadly=self.deadly, processes=self.processes)
+
+    @property
+    def survivors(self) -> list[int]:
+        """The processes that live to the end."""
+        faults = [fault for seed in self.seeds for fault in self.program(seed).faults]
+        dying = {fault.process for fault in faults if fault.kind in programs.DEADLY}
+        return [p for p in range(self.processes) if p not in dying]
+
+
+def jobs() -> list[Job]:
+    """Return all: programs without deaths by number of processes, and each one with deaths."""
+    peaceful = [Job(n, tuple(SEEDS[n - 2 :: 3]), False) for n in (2, 3, 4)]
+    several = (Job(3, (seed,), True) for seed in range(1000, 2000))
+    deadly = [job for job in several if 0 < len(job.survivors) < 3]
+    return [*peaceful, *deadly[:DEADLY]]
+
+
+@pytest.fixture(scope="module")
+def told_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Job], Mapping[int, Any]]]:
+    """Return a function that returns what each process of a job says; several run at a time."""
+    from conftest import OUTSIDE
+
+    def run(job: Job) -> Mapping[int, Any]:
+        with Cluster(job.processes, env=OUTSIDE | SETTINGS, deadline_s=110.0) as bench:
+            bench.start(random_jobs.play, list(job.seeds), job.deadly)
+            ended = bench.wait(only=job.survivors)
+        assert all(one.value for one in ended), ended
+        return {one.process: one.value for one in ended}
+
+    chosen = [
+        item.callspec.params["job"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.module is request.module
+    ]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        told = {job: pool.submit(run, job) for job in dict.fromkeys(chosen)}
+        yield lambda job: told[job].result()
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("job", jobs(), ids=str)
+def test_all_answer_and_the_point_at_last_works(told_of, job):
+    told = told_of(job)
+    found = [line for number in range(len(job.seeds)) for line in findings(job, number, told)]
+    assert not found, "\n".join(found)
+
+
+def findings(job: Job, number: int, told: Mapping[int, Any]) -> list[str]:
+    """Return what is wrong with one program, from what each process says of it."""
+    program = job.program(job.seeds[number])
+    rows = {process: one[number] for process, one in told.items()}
+    endings = {p: [Ended(*row) for row in ended] for p, (_, ended, _) in rows.items()}
+    lasts = {p: RuntimeError(last) for p, (_, _, last) in rows.items() if last is not None}
     wrong = [
         f"process {p}, operation {one.at}: {one.error}"
         for p, ended in endings.items()
@@ -28,43 +93,4 @@ def findings(seed: int, processes: int, told: dict[int, Any], *, deadly: bool) -
         if one.error is not None and "another operation" in str(one.error)
     ]
     found = wrong + programs.findings(program, endings, lasts)
-    return [f"seed {seed}: {line}\n{program}" for line in found]
-
-
-@pytest.mark.parametrize("processes", [2, 3, 4])
-def test_programs_without_deaths_in_one_job(cluster, child_env, processes):
-    seeds = SEEDS[processes - 2 :: 3]
-    bench = cluster(processes, env=child_env | SETTINGS, deadline_s=110.0)
-    told = bench.run(random_jobs.play, seeds, False)
-    found = []
-    for number, seed in enumerate(seeds):
-        rows = {process: one[number] for process, one in enumerate(told)}
-        found += findings(seed, processes, rows, deadly=False)
-    assert not found, "\n".join(found)
-
-
-def deadly_seeds() -> list[int]:
-    """Return seeds of programs of three in which somebody dies, and somebody lives."""
-    seeds = []
-    for seed in range(1000, 2000):
-        program = programs.program_of(seed, processes=3)
-        if program.has_deaths and len(dying(program)) < 3:
-            seeds.append(seed)
-    return seeds[:DEADLY]
-
-
-def dying(program: programs.Program) -> set[int]:
-    return {fault.process for fault in program.faults if fault.kind in programs.DEADLY}
-
-
-@pytest.mark.parametrize("seed", deadly_seeds())
-def test_programs_with_deaths(cluster, child_env, seed):
-    program = programs.program_of(seed, processes=3)
-    survivors = [p for p in range(3) if p not in dying(program)]
-    bench = cluster(3, env=child_env | SETTINGS, deadline_s=60.0)
-    bench.start(random_jobs.play, [seed], True)
-    ended = bench.wait(only=survivors)
-    told = {one.process: one.value[0] for one in ended if one.value}
-    assert sorted(told) == survivors, ended
-    found = findings(seed, 3, told, deadly=True)
-    assert not found, "\n".join(found)
+    return [f"seed {program.seed}: {line}\n{program}" for line in found]
