@@ -1,7 +1,8 @@
-"""Processes that live on after others: lost to them, which ends the job, or merely longer at work.
+"""Processes that live on after others: lost to them, or merely longer at work.
 
 A process may rightly work longer than the others, or save after them: what is only slow is never
-ended. But a job must not wait without a word, nor for a process that the others have lost.
+ended. But a job must not wait without a word, nor, once the others have ended, for a process that
+they have lost.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def barrier(
     another, unless the answer could not reach that one: it was lost, or the meeting place was. Nor
     does it wait longer than the earliest deadline of those who came. The call is spent either way:
     after an error the next call of all processes is one call again, of whatever name. That holds
-    for an exception of this process alone, too (an interrupt, a wrong argument): it ends the call
-    on the others.
+    for an exception of this process alone, too: a wrong argument ends the call on the others; an
+    interrupt of the wait leaves this process counted as arrived.
 
     Args:
       name: what the point is called, equal on all; it is shown in every message. It may be used
