@@ -33,7 +33,7 @@ def undisturbed():
 
 
 def test_a_job_that_is_told_to_leave_goes_on_on_another_mesh(child_env, tmp_path):
-    with Cluster(2, devices=4, env=child_env) as job:
+    with Cluster(2, start_method="fork", devices=4, env=child_env) as job:
         first, second = job.run(training.train, str(tmp_path / "run"), 13)
     assert first == second
     began, stopped, saved, _, code = first
@@ -46,7 +46,7 @@ def test_a_job_that_is_told_to_leave_goes_on_on_another_mesh(child_env, tmp_path
 
 
 def test_who_is_killed_while_it_saves_costs_that_save_alone(child_env, tmp_path):
-    with Cluster(3, env=child_env, faults="save.write@2#2:kill") as job:
+    with Cluster(3, start_method="fork", env=child_env, faults="save.write@2#2:kill") as job:
         job.start(training.lose_one, str(tmp_path))
         ended = job.wait(only=[0, 1])
     assert [one.value for one in ended] == [["SaveAborted", 71, (2,), [1], [0, 1]]] * 2

@@ -120,7 +120,7 @@ class Told(NamedTuple):
     launcher: str = ""  # what it said
 
 
-def run(cell: Cell, env: Mapping[str, str]) -> Told:
+def run(cell: Cell, env: Mapping[str, str], start_method: str = "spawn") -> Told:
     """Run a cell."""
     is_process = isinstance(cell.victim, int)
     apart = cell.victim if isinstance(cell.victim, int) else PROCESSES[-1]
@@ -131,6 +131,7 @@ def run(cell: Cell, env: Mapping[str, str]) -> Told:
         network=cell.fault == "cut",
         faults=f"{cell.point}@{apart}{cell.turn}:pause",
         env={**env, **SETTINGS, "SHOAL_HOST_MEMORY": str(int(cell.is_in_memory))},
+        start_method=start_method,
         deadline_s=_DEADLINE_S,
     )
     with bench:

@@ -1,4 +1,8 @@
-"""Cells run several at a time, for most of their time is waiting."""
+"""Cells run several at a time, for most of their time is waiting.
+
+Those of the whole matrix are forks (see `Cluster`), where a second of computing a process would be
+most of its time. The slice in the suite, under `pytest -n`, starts each process by itself.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import pytest
 
 from faults.cells import Cell, Told, run
 
-AT_ONCE = 2 * (os.cpu_count() or 1)
+AT_ONCE = 3 * (os.cpu_count() or 1)
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +31,6 @@ def told_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Cell], Told]]:
         yield lambda cell: run(cell, OUTSIDE)
         return
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        cells = {cell: pool.submit(run, cell, OUTSIDE) for cell in dict.fromkeys(chosen)}
+        cells = {cell: pool.submit(run, cell, OUTSIDE, "fork") for cell in dict.fromkeys(chosen)}
         yield lambda cell: cells[cell].result()
         pool.shutdown(cancel_futures=True)

@@ -56,7 +56,9 @@ def told_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Job], Mapping[
     from conftest import OUTSIDE
 
     def run(job: Job) -> Mapping[int, Any]:
-        with Cluster(job.processes, env=OUTSIDE | SETTINGS, deadline_s=110.0) as bench:
+        with Cluster(
+            job.processes, env=OUTSIDE | SETTINGS, start_method="fork", deadline_s=110.0
+        ) as bench:
             bench.start(random_jobs.play, list(job.seeds), job.deadly)
             ended = bench.wait(only=job.survivors)
         assert all(one.value for one in ended), ended

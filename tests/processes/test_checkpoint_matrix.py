@@ -67,10 +67,10 @@ def test_every_layout_to_every_other(tmp_path):
     one, two, four = (tmp_path / text for text in ("1", "2", "4"))
     pairs = sum(len(SPLITS[len(grid)]) for grid in GRIDS) ** 2
     save_all(one)
-    with Cluster(2, devices=4) as cluster:
+    with Cluster(2, start_method="fork", devices=4) as cluster:
         cluster.run(save_all, two)
         assert cluster.run(restore_all, one) == [pairs] * 2
-    with Cluster(4, devices=2) as cluster:
+    with Cluster(4, start_method="fork", devices=2) as cluster:
         cluster.run(save_all, four)
         assert cluster.run(restore_all, two, four) == [2 * pairs] * 4
     assert restore_all(four) == pairs

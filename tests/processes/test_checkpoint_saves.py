@@ -71,7 +71,7 @@ def saves(root):
 
 
 def test_every_layout_over_processes(tmp_path, child_env):
-    with Cluster(4, devices=2, env=child_env) as cluster:
+    with Cluster(4, start_method="fork", devices=2, env=child_env) as cluster:
         assert len({*cluster.run(saves, str(tmp_path))}) == 1
     for name in ("front", "behind0", "behind1"):
         found = kept(tmp_path / name)
@@ -114,7 +114,9 @@ def dies(root):
 
 
 def deaths(tmp_path, child_env, point):
-    with Cluster(4, devices=2, env=child_env, faults=f"save.{point}@2:kill") as cluster:
+    with Cluster(
+        4, start_method="fork", devices=2, env=child_env, faults=f"save.{point}@2:kill"
+    ) as cluster:
         cluster.start(dies, str(tmp_path))
         return [one.out for one in cluster.wait()]
 

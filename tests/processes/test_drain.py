@@ -47,7 +47,7 @@ def drain_all_and_parts():
 
 
 def test_a_mesh_of_some_processes_involves_only_those(child_env):
-    with Cluster(3, devices=2, env=child_env) as cluster:
+    with Cluster(3, start_method="fork", devices=2, env=child_env) as cluster:
         first, second, third = cluster.run(drain_all_and_parts)
     assert (first, second) == ("", "")
     assert "process 2 has no device in" in third
@@ -68,7 +68,7 @@ def wait_for_the_others_work(path):
 
 
 def test_all_wait_for_the_slowest(child_env, tmp_path):
-    with Cluster(2, devices=2, env=child_env) as cluster:
+    with Cluster(2, start_method="fork", devices=2, env=child_env) as cluster:
         assert cluster.run(wait_for_the_others_work, str(tmp_path / "done")) == [True, True]
 
 
@@ -85,7 +85,7 @@ def drain_busy(timeout_s):
 
 
 def test_the_busy_device_of_another_process_is_named(child_env):
-    with Cluster(2, devices=2, env=child_env) as cluster:
+    with Cluster(2, start_method="fork", devices=2, env=child_env) as cluster:
         told = cluster.run(drain_busy, 1.0)
     for missing, words in told:
         assert missing == [1]
@@ -106,7 +106,7 @@ def drain_other_meshes():
 
 
 def test_different_meshes_are_everybodys_error(child_env):
-    with Cluster(2, devices=2, env=child_env) as cluster:
+    with Cluster(2, start_method="fork", devices=2, env=child_env) as cluster:
         for words in cluster.run(drain_other_meshes):
             assert "mesh: x=4 |" in words
             assert "mesh: x=2 y=2 |" in words
@@ -118,7 +118,9 @@ def drain_all():
 
 def test_who_dies_in_it_is_everybodys_error(child_env):
     for point in ("drain.before_arrive", "drain.after_arrive"):
-        with Cluster(3, devices=1, faults=f"{point}@1:kill", env=child_env) as cluster:
+        with Cluster(
+            3, start_method="fork", devices=1, faults=f"{point}@1:kill", env=child_env
+        ) as cluster:
             cluster.start(drain_all)
             ended = cluster.wait()
         assert [ended[0].code, ended[2].code] == [71, 71], point

@@ -33,7 +33,7 @@ def metadata():
 
 def test_each_kind_of_notice_stops_all_at_one_step(metadata, child_env, tmp_path):
     """Called every step and every 7, on process 0 and on another, beyond 2**31."""
-    with Cluster(3, env=child_env) as bench:
+    with Cluster(3, start_method="fork", env=child_env) as bench:
         first, *others = bench.run(leaving.rounds, PLAN, metadata.url, tmp_path)
     assert others == [first] * 2
     begin = 2**31 - 40
@@ -50,7 +50,7 @@ def test_each_kind_of_notice_stops_all_at_one_step(metadata, child_env, tmp_path
 def test_nobody_waits_for_a_process_in_a_long_phase(child_env, tmp_path):
     fifo = tmp_path / "go on"
     os.mkfifo(fifo)
-    with Cluster(3, env=child_env) as bench:
+    with Cluster(3, start_method="fork", env=child_env) as bench:
         bench.start(leaving.long_phase, str(fifo))
         for process in (0, 2):
             bench.wait_for("has stopped", process)
@@ -59,7 +59,7 @@ def test_nobody_waits_for_a_process_in_a_long_phase(child_env, tmp_path):
 
 
 def test_who_dies_between_the_notice_and_the_agreement_is_left_out(child_env):
-    with Cluster(3, env=child_env) as bench:
+    with Cluster(3, start_method="fork", env=child_env) as bench:
         bench.start(leaving.lose_one)
         for process in range(3):
             bench.wait_for("ready", process)

@@ -125,7 +125,7 @@ def fewer(path):
 
 def test_four_processes_save_and_others_restore(tmp_path):
     path = tmp_path / "saved"
-    with Cluster(4, devices=2) as cluster:
+    with Cluster(4, start_method="fork", devices=2) as cluster:
         found = cluster.run(four, path)
     assert len({str(one) for one in found}) == 1
     needed = sum(one.nbytes for one in values().values())
@@ -137,7 +137,7 @@ def test_four_processes_save_and_others_restore(tmp_path):
     assert read <= 1.1 * needed
     assert found[0]["whole direct"][1] >= 4 * needed
     assert found[0]["rows auto"][0] == "direct"
-    with Cluster(2, devices=4) as cluster:
+    with Cluster(2, start_method="fork", devices=4) as cluster:
         cluster.run(fewer, path)
     assert len(jax.devices()) == 8
     fewer(path)

@@ -69,7 +69,7 @@ def over_devices(child_env):
 
 @pytest.mark.parametrize("devices", [[2, 1, 3], [1, 4]])
 def test_every_size_from_every_source_over_unequal_devices(devices, over_devices):
-    with Cluster(len(devices), devices=None, env=over_devices) as cluster:
+    with Cluster(len(devices), start_method="fork", devices=None, env=over_devices) as cluster:
         done = cluster.run(move_all_sizes, devices, initialize=False)
     assert done == [*range(len(devices))]
 
@@ -98,7 +98,7 @@ def move_in_hostile_contexts():
 
 
 def test_what_a_program_has_in_its_context_does_not_matter(over_devices):
-    with Cluster(2, devices=2, env=over_devices) as cluster:
+    with Cluster(2, start_method="fork", devices=2, env=over_devices) as cluster:
         assert cluster.run(move_in_hostile_contexts) == [True, True]
 
 
@@ -118,7 +118,7 @@ def count_compilations():
 
 
 def test_no_shape_compiles_anything_after_the_first_call(over_devices):
-    with Cluster(2, devices=2, env=over_devices) as cluster:
+    with Cluster(2, start_method="fork", devices=2, env=over_devices) as cluster:
         for first, later in cluster.run(count_compilations):
             assert first > 0
             assert later == 0
@@ -140,7 +140,7 @@ def lost_settings(env):
 @pytest.mark.parametrize(("victim", "kind"), [(0, "kill"), (1, "kill"), (1, "stop")])
 def test_who_is_gone_between_two_chunks_is_named(victim, kind, over_devices):
     faults = f"stream.before_chunk@{victim}#4:{kind}"
-    with Cluster(3, devices=2, faults=faults, env=lost_settings(over_devices),
+    with Cluster(3, start_method="fork", devices=2, faults=faults, env=lost_settings(over_devices),
                  services="stand-alone") as cluster:  # fmt: skip
         cluster.start(broadcast_40_mb)
         for process in {0, 1, 2} - {victim}:
@@ -165,7 +165,9 @@ def broadcast_in_time(timeout_s):
 
 
 def test_a_deadline_ends_it_on_all(over_devices):
-    with Cluster(2, devices=1, faults="stream.before_chunk@1#4:pause", env=over_devices) as cluster:
+    with Cluster(
+        2, start_method="fork", devices=1, faults="stream.before_chunk@1#4:pause", env=over_devices
+    ) as cluster:
         cluster.start(broadcast_in_time, 2.0)
         lines = [cluster.wait_for("late ", process) for process in (0, 1)]
         cluster.release("stream.before_chunk")
@@ -183,7 +185,9 @@ def give_up_and_end(timeout_s):
 
 def test_work_that_was_given_up_and_goes_on_ends_without_an_abort(over_devices):
     """Process 1 has not sent its chunk when the program of process 0 has ended."""
-    with Cluster(2, devices=1, faults="stream.before_chunk@1#4:pause", env=over_devices) as cluster:
+    with Cluster(
+        2, start_method="fork", devices=1, faults="stream.before_chunk@1#4:pause", env=over_devices
+    ) as cluster:
         cluster.start(give_up_and_end, 2.0)
         for process in (0, 1):
             cluster.wait_for("ends", process)

@@ -269,7 +269,7 @@ def env(request, child_env):
 
 
 def test_values_are_right(env):
-    with Cluster(2, devices=None, env=env) as cluster:
+    with Cluster(2, start_method="fork", devices=None, env=env) as cluster:
         for told in cluster.run(values_are_right, initialize=False):
             assert len(told) == 6
             for words in told:
@@ -277,7 +277,7 @@ def test_values_are_right(env):
 
 
 def test_what_must_be_equal_and_is_not_is_an_error_on_each(child_env):
-    with Cluster(2, devices=None, env=child_env) as cluster:
+    with Cluster(2, start_method="fork", devices=None, env=child_env) as cluster:
         for told in cluster.run(what_must_be_equal_is_not, initialize=False):
             for words, (first, second) in zip(told, SAID, strict=True):
                 assert first in words, words
@@ -285,7 +285,7 @@ def test_what_must_be_equal_and_is_not_is_an_error_on_each(child_env):
 
 
 def test_lanes_that_stream_at_once_keep_their_bits(env):
-    with Cluster(2, devices=None, env=env) as cluster:
+    with Cluster(2, start_method="fork", devices=None, env=env) as cluster:
         first, second = cluster.run(lanes_stream_at_once, initialize=False)
         assert first == second
         assert len(set(first)) == 3
@@ -294,7 +294,9 @@ def test_lanes_that_stream_at_once_keep_their_bits(env):
 def test_what_was_not_in_time_is_not_taken_for_what_comes_next(child_env):
     env = child_env | {"SHOAL_HOST_MEMORY": "0"}
     # the first value has two chunks; the second one stops at its second
-    with Cluster(2, devices=None, faults="stream.before_chunk@1#4:pause", env=env) as cluster:
+    with Cluster(
+        2, start_method="fork", devices=None, faults="stream.before_chunk@1#4:pause", env=env
+    ) as cluster:
         cluster.start(go_on_after_a_deadline, 2.0, initialize=False)
         for process in (0, 1):
             cluster.wait_for("is right", process)
@@ -303,7 +305,7 @@ def test_what_was_not_in_time_is_not_taken_for_what_comes_next(child_env):
 
 
 def test_memory_is_that_of_the_result_and_a_few_chunks(env):
-    with Cluster(2, devices=None, env=env) as cluster:
+    with Cluster(2, start_method="fork", devices=None, env=env) as cluster:
         for added in cluster.run(memory_of_large_values, initialize=False):
             for way, (peak_mib, result_mib) in added.items():
                 # What was given back before may be used again: it does not count anew.

@@ -20,6 +20,18 @@ def environment(name: str) -> str | None:
     return os.environ.get(name)
 
 
+def what_is_its_own() -> tuple[object, ...]:
+    """Return what no two processes share, and what all of a cluster do."""
+    import numpy as np
+
+    names = ("SHOAL_PROCESS_ID", "MINE")
+    return (os.getpid(), os.getsid(0), *map(os.environ.get, names), np.random.rand())
+
+
+def jax_is_imported() -> bool:
+    return "jax" in sys.modules
+
+
 def host() -> str:
     return os.uname().nodename
 

@@ -19,6 +19,7 @@ from shoal.errors import UsageError, nearest
 from shoal.runtime.cpu_devices import chosen_devices, cpu_threads, without_devices
 from shoal.runtime.frames import address_text
 from shoal.testing import enter
+from shoal.testing.forked import Start, fork_all
 from shoal.testing.network import address_of
 from shoal.testing.programs import Program
 from shoal.testing.running import Running
@@ -50,6 +51,7 @@ class Job:
         warden: Warden,
     ) -> None:
         self._processes, self._devices, self._way = processes, devices, services
+        self.forks = False  # rather than start each process by itself
         self._folder, self._warden = folder, warden
         self._env = env | {MARK: warden.mark, "SHOAL_TOKEN": secrets.token_hex(16)}
         self._env |= {"PYTHONUNBUFFERED": "1"}
@@ -117,6 +119,8 @@ class Job:
             if not everybody:
                 raise UsageError("shoal run starts all processes, not some of them")
             return [(self._launcher(command), None)]
+        if self.forks and program.is_function:
+            return self._forked(command, chosen)
         rows: list[tuple[Running, int | None]] = []
         for process in chosen:
             own = [*command, str(process)] if program.is_function else command
@@ -124,6 +128,19 @@ class Job:
             popen = self._popen(safe, self._environment(process), process)
             rows.append((Running(f"process {process}", popen), process))
         return rows
+
+    def _forked(
+        self, command: list[str], chosen: Collection[int]
+    ) -> list[tuple[Running, int | None]]:
+        """Start a function in forks of one process that has imported JAX."""
+        spaces = self._warden.namespaces or [[]] * self._processes
+        starts = [
+            Start([command[-1], str(p)], self._environment(p), spaces[p]) for p in chosen
+        ]  # fmt: skip
+        return [
+            (Running(f"process {process}", forked), process)
+            for process, forked in zip(chosen, fork_all(starts), strict=True)
+        ]
 
     def _launcher(self, command: list[str]) -> Running:
         devices = [] if self._devices is None else ["--devices", str(self._devices)]

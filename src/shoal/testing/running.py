@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable
 from typing import IO, Any, NamedTuple, cast
 
+from shoal.testing.forked import Forked
+
 __all__ = ["Pause", "Pump", "Running"]
 
 
@@ -31,7 +33,7 @@ class Pause(NamedTuple):
 class Running:
     """One process, and all that it said so far."""
 
-    def __init__(self, name: str, popen: subprocess.Popen[bytes]) -> None:
+    def __init__(self, name: str, popen: subprocess.Popen[bytes] | Forked) -> None:
         self.name, self.popen = name, popen
         self.began = time.monotonic()
         self.out, self.err = bytearray(), bytearray()

@@ -1,0 +1,96 @@
+"""One process that imports JAX and forks into the processes of a `Cluster`.
+
+Importing JAX costs each process a second of computing; here it is done once for all of a cluster.
+
+    test ──one line of JSON──▶ fork server ──fork──▶ process 0, process 1, …
+    test ◀──"INDEX PID", then "INDEX code CODE"── fork server
+
+Each process has an environment, a session, pipes and (where there is a network) namespaces of its
+own before anything of the program runs. JAX has no backend and no thread yet when the server forks.
+The server ends after the last of its processes; were it killed, they would be, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+import warnings
+from typing import Any
+
+from shoal.testing.enter import enter
+
+__all__ = ["serve"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+def serve() -> dict[str, Any]:
+    """Fork as the line on stdin says; return its entry in each of the processes, and only there."""
+    asked = json.loads(sys.stdin.readline())
+    try:
+        import jax  # noqa: F401 - what the processes share
+
+        import shoal.runtime.process  # noqa: F401
+    except BaseException:
+        for entry in asked[1:]:  # the first has this process's own stderr
+            os.write(entry["err"], traceback.format_exc().encode())
+        raise
+    gc.collect()
+    gc.freeze()  # so that a collection in one process does not copy the pages of all
+    pids = {}
+    for index, entry in enumerate(asked):
+        with warnings.catch_warnings():
+            # Python >= 3.12 warns of threads: those of OpenBLAS, which stops them around a fork.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            _become(entry, asked)
+            return entry  # type: ignore[no-any-return]
+        pids[pid] = index
+        _say(f"{index} {pid}")
+    _close(asked)
+    for _ in asked:
+        pid, status = os.wait()
+        _say(f"{pids[pid]} code {os.waitstatus_to_exitcode(status)}")
+    os._exit(0)
+
+
+def _say(line: str) -> None:
+    os.write(1, f"{line}\n".encode())
+
+
+def _become(entry: dict[str, Any], asked: list[dict[str, Any]]) -> None:
+    """Make this fork what a process that was started by itself would be."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.environ.clear()
+    os.environ.update(entry["env"])
+    for path in entry["namespaces"]:
+        fd = os.open(path, os.O_RDONLY)
+        enter(fd)
+        os.close(fd)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (entry["out"], 1), (entry["err"], 2)):
+        os.dup2(source, target)
+    os.close(nothing)
+    _close(asked)
+    if "numpy.random" in sys.modules:  # unseeded, it differs between processes
+        sys.modules["numpy.random"].seed()
+
+
+def _close(asked: list[dict[str, Any]]) -> None:
+    for entry in asked:
+        os.close(entry["out"])
+        os.close(entry["err"])
+
+
+if __name__ == "__main__":
+    mine = serve()
+    from shoal.testing import child
+
+    child.main(mine["arguments"])

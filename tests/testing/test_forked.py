@@ -1,0 +1,85 @@
+"""Processes that are forked from one that imported JAX behave as those that start by themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from shoal.errors import PeerFailedError, UsageError
+from shoal.testing import fork_server
+from testing import functions
+
+
+@pytest.fixture
+def bench(cluster, child_env):
+    return cluster(2, devices=2, env=child_env | {"MINE": "x"}, start_method="fork")
+
+
+def test_each_has_what_is_its_own(bench):
+    rows = bench.run(functions.what_is_its_own)
+    pids, sessions, processes, mine, drawn = zip(*rows, strict=True)
+    assert len({*pids}) == 2
+    assert sessions == pids
+    assert (processes, mine) == (("0", "1"), ("x", "x"))
+    assert drawn[0] != drawn[1]
+    assert bench.run(functions.who_and_sum, 1)[1] == ((1, 2, (1,), {}), (6.0, 4))
+
+
+def test_they_are_forks_of_one_process(bench):
+    bench.start(functions.meet, *["again"] * 1000)
+    pids = [bench.pid(process) for process in range(2)]
+    stats = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    (parent,) = {int(stat[1]) for stat in stats}
+    assert fork_server.__name__ in Path(f"/proc/{parent}/cmdline").read_text()
+    assert parent in bench.pids()
+
+
+def test_a_failure_has_its_traceback_code_and_words(bench):
+    with pytest.raises(PeerFailedError) as caught:
+        bench.run(functions.fail_in, 1)
+    assert str(caught.value).startswith("process 1 of 2 failed; so did [0] after it\nTraceback")
+    assert "ValueError: no more data" in caught.value.failed[1]
+    assert "fork_server" not in caught.value.failed[1]
+
+
+def test_one_is_killed_and_one_says_it(bench):
+    bench.start(functions.meet, *["again"] * 100_000)
+    bench.wait_for("after again", 0)
+    bench.kill(1)
+    survivor, killed = bench.wait()
+    assert (survivor.kind, killed.code) == ("ProcessLostError", -signal.SIGKILL)
+
+
+def test_some_first_and_then_the_others(bench):
+    bench.start(functions.meet, "here", only=[1])
+    bench.start(functions.meet, "here", only=[0])
+    assert [ended.code for ended in bench.wait()] == [0, 0]
+
+
+def test_functions_are_forked_and_scripts_start_by_themselves(bench, tmp_path):
+    assert bench.run(functions.jax_is_imported, initialize=False) == [True, True]
+    (tmp_path / "script.py").write_text("import sys; print('jax' in sys.modules)")
+    assert [ended.out for ended in bench.run(tmp_path / "script.py")] == ["False\n"] * 2
+
+
+def test_a_server_that_cannot_import_jax_says_so(cluster, child_env, tmp_path):
+    (tmp_path / "jax.py").write_text("raise ImportError('no jax here')")
+    env = child_env | {"PYTHONPATH": str(tmp_path)}
+    bench = cluster(2, env=env, start_method="fork")
+    with pytest.raises(PeerFailedError, match="no jax here"):
+        bench.run(functions.meet, "never")
+
+
+def test_a_server_that_is_killed_takes_its_processes_with_it(bench):
+    bench.start(functions.meet, *["again"] * 100_000)
+    parent = int(Path(f"/proc/{bench.pid(0)}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(parent, signal.SIGKILL)
+    assert [ended.code for ended in bench.wait()] == [-signal.SIGKILL] * 2
+
+
+def test_another_way_to_start_is_refused(cluster):
+    with pytest.raises(UsageError, match="start_method='thread' is neither 'spawn' nor 'fork'"):
+        cluster(2, start_method="thread")
