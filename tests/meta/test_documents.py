@@ -16,10 +16,9 @@ SHARED, ALONE = documents.modules_with_examples(package_tree())
 EXAMPLES = {"together": SHARED, **{name: [name] for name in ALONE}}
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.page}:{block.line}")
-def test_the_code_of_a_page_runs(block, child_env, tmp_path):
-    done = documents.run_block(block, child_env, tmp_path)
-    assert done.returncode == 0, done.stdout
+def test_the_code_of_all_pages_runs(child_env, tmp_path):
+    assert len(BLOCKS) > 10
+    assert documents.run_blocks(BLOCKS, child_env, tmp_path) == {}
 
 
 @pytest.mark.parametrize("names", EXAMPLES.values(), ids=EXAMPLES)
@@ -57,17 +56,18 @@ def test_blocks_are_found_with_their_lines():
 
 
 def test_a_block_that_fails_is_found(child_env, tmp_path):
-    block = documents.Block("a.md", 7, "python", "import os\nprint(os.environ['NO_SUCH'])\n")
-    done = documents.run_block(block, child_env, tmp_path)
-    assert done.returncode != 0
-    assert "line 8" in done.stdout
-
-
-def test_a_block_sees_eight_devices_and_none_of_the_suites_strictness(child_env, tmp_path):
-    code = "import os\nassert [v for v in os.environ if v.startswith('JAX_NUM')] == %r\n"
-    block = documents.Block("a.md", 1, "python", code % ["JAX_NUM_CPU_DEVICES"])
-    done = documents.run_block(block, child_env, tmp_path)
-    assert done.returncode == 0, done.stdout
+    codes = {
+        7: "import os\nprint(os.environ['NO_SUCH'])\n",
+        1: "import os\nassert [v for v in os.environ if v.startswith('JAX_NUM')] == %r\n"
+        % ["JAX_NUM_CPU_DEVICES"],  # eight devices, and none of the suite's strictness
+        2: "import warnings\nwarnings.warn('old')\n",
+        3: "import os\nos._exit(3)\n",
+        4: "assert __name__ == '__main__' and __file__.endswith('block.py')\n",
+    }
+    blocks = [documents.Block("a.md", line, "python", code) for line, code in codes.items()]
+    failed = documents.run_blocks(blocks, child_env, tmp_path)
+    assert [*failed] == ["a.md:7", "a.md:2", "a.md:3"]
+    assert "line 8" in failed["a.md:7"]
 
 
 @pytest.mark.parametrize(

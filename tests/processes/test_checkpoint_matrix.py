@@ -27,39 +27,31 @@ def layouts(grid):
     return [shoal.Layout(mesh, *dims) for dims in SPLITS[len(grid)]]
 
 
-def values(count):
+def saved_as():
     """One array for each layout that it is saved in; all have bits that arithmetic would lose."""
-    bits = np.random.default_rng(0).integers(0, 256, (count, *SHAPE, 4), np.uint8)
-    return {f"w{number}": one.view(np.float32)[..., 0] for number, one in enumerate(bits)}
+    lie = [layout for grid in GRIDS for layout in layouts(grid)]
+    bits = np.random.default_rng(0).integers(0, 256, (len(lie), *SHAPE, 4), np.uint8)
+    return {f"w{i}": (lie[i], one.view(np.float32)[..., 0]) for i, one in enumerate(bits)}
 
 
-def name(grid):
-    return "x".join(map(str, grid))
+def save_all(path):
+    rows = saved_as()
+    shoal.save(path, {name: shoal.put(values, layout) for name, (layout, values) in rows.items()})
 
 
-def save_all(folder):
-    for grid in GRIDS:
-        lie = layouts(grid)
-        wanted = values(len(lie))
-        arrays = {n: shoal.put(wanted[n], one) for n, one in zip(wanted, lie, strict=True)}
-        shoal.save(folder / name(grid), arrays)
-
-
-def restore_all(*folders):
+def restore_all(*paths):
     """Each array as it was saved in one layout, in all of the others."""
     restored = 0
-    for folder in folders:
-        for saved in GRIDS:
-            wanted = values(len(SPLITS[len(saved)]))
-            for grid in GRIDS:
-                for layout in layouts(grid):
-                    back = shoal.restore(folder / name(saved), dict.fromkeys(wanted, layout))
-                    restored += len(back)
-                    for leaf, array in back.items():
-                        assert shoal.layout_of(array) == layout
-                        for shard in array.addressable_shards:
-                            region = wanted[leaf][shard.index]
-                            assert np.asarray(shard.data).tobytes() == region.tobytes()
+    rows = saved_as()
+    for path in paths:
+        for layout, _ in rows.values():
+            back = shoal.restore(path, dict.fromkeys(rows, layout))
+            restored += len(back)
+            for name, array in back.items():
+                assert shoal.layout_of(array) == layout
+                for shard in array.addressable_shards:
+                    region = rows[name][1][shard.index]
+                    assert np.asarray(shard.data).tobytes() == region.tobytes()
     return restored
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import ml_dtypes
 import numpy as np
@@ -22,6 +24,7 @@ DIMS = {
 }
 
 
+@functools.cache
 def values():
     rng = np.random.default_rng(0)
     large = {name: rng.standard_normal(LARGE, np.float32) for name in NAMES}
