@@ -1,0 +1,103 @@
+"""Topologies whose links are not described: hosts of devices, and devices alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import raise_all
+from shoal.plan.wiring import PLAIN, Numbering, Topology
+from shoal.plan.wiring_checks import sizes_of
+
+__all__ = ["Flat", "Hosts"]
+
+IntArray = NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts(Topology):
+    """Hosts of n devices each, as GPU nodes and CPU hosts are.
+
+    Args:
+      count: how many hosts; a process each.
+      devices: the devices of each, which reach one another fast.
+      on: the platform, "gpu" or "cpu".
+      switch: hosts behind one switch, reached sooner than those behind others; None: all.
+
+    Raises:
+      UsageError: all that is wrong, in one message.
+    """
+
+    count: int
+    devices: int
+    on: str = "gpu"
+    switch: int | None = None
+    numbering: Numbering = PLAIN
+
+    def __post_init__(self) -> None:
+        offences: list[str] = []
+        sizes_of((self.count,), "count", offences)
+        sizes_of((self.devices,), "devices", offences)
+        if self.on not in ("gpu", "cpu"):
+            offences.append(f"on={self.on!r} is neither 'gpu' nor 'cpu'")
+        if self.switch is not None and sizes_of((self.switch,), "switch", offences):
+            if not offences and self.count % self.switch:
+                offences.append(f"{self.count} hosts do not divide into groups of {self.switch}")
+        raise_all("Hosts", offences)
+
+    @property
+    def platform(self) -> str:
+        """As given."""
+        return self.on
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Switch groups where there are any, hosts, devices."""
+        if self.switch is None:
+            return (self.count, self.devices)
+        return (self.count // self.switch, self.switch, self.devices)
+
+    def _processes(self) -> IntArray:
+        return np.repeat(np.arange(self.count), self.devices).reshape(self.grid)
+
+    @property
+    def text(self) -> str:
+        """`gpu:4 hosts x 8`."""
+        groups = "" if self.switch is None else f" switch={self.switch}"
+        return f"{self.on}:{self.count} hosts x {self.devices}{groups}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat(Topology):
+    """Devices of which nothing is known but how many there are."""
+
+    count: int
+    on: str = "cpu"
+    numbering: Numbering = PLAIN
+
+    def __post_init__(self) -> None:
+        offences: list[str] = []
+        sizes_of((self.count,), "count", offences)
+        if self.on not in ("cpu", "gpu", "tpu"):
+            offences.append(f"on={self.on!r} is none of 'cpu', 'gpu', 'tpu'")
+        raise_all("Flat", offences)
+
+    @property
+    def platform(self) -> str:
+        """As given."""
+        return self.on
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """One line."""
+        return (self.count,)
+
+    def _processes(self) -> IntArray:
+        return np.zeros(self.grid, np.int64)
+
+    @property
+    def text(self) -> str:
+        """`flat:8`; where they are no CPUs, `flat:8 on=tpu`."""
+        return f"flat:{self.count}" + (f" on={self.on}" if self.on != "cpu" else "")

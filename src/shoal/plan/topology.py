@@ -1,0 +1,320 @@
+"""What is near what: descriptions of hardware that need no hardware.
+
+    Torus    chips in a grid of links, as a TPU slice is       v5p:8x8x8
+    Slices   several of them over a slower network             v5e:4x8 x 2 slices
+    Hosts    hosts of n devices, perhaps behind switches       gpu:4 hosts x 8
+    Flat     devices of which nothing is known                 flat:8
+
+All are pure values: equal by content and hashable. They come from a text, from live devices, and
+from JSON.
+
+>>> parse("v5e:4x8 x 2 slices").num_devices
+64
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.colour import local
+from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
+from shoal.plan.hosts import Flat, Hosts
+from shoal.plan.tpu_generations import GENERATIONS, generation_of_kind
+from shoal.plan.wiring import Slices, Topology, Torus
+from shoal.plan.wiring_checks import DIMS
+
+__all__ = [
+    "Flat", "Hosts", "Slices", "Topology", "Torus", "from_devices", "from_json", "parse", "to_json",
+]  # fmt: skip
+
+_EXAMPLES = (
+    "v5p:8x8x8, v5e:4x8 x 2 slices, torus:4x4 wrap=xy, gpu:4 hosts x 8, cpu:16 hosts x 1, flat:8"
+)
+_SIZES = re.compile(r"\d{1,7}(?:x\d{1,7}){0,2}")
+_SLICES = re.compile(r"(.*\S)\s+x\s+(\d{1,5})\s+slices?")
+_HOSTS = re.compile(r"(gpu|cpu):\s*(\d{1,7})\s+hosts?\s+x\s+(\d{1,5})(?:\s+switch=(\d{1,7}))?")
+_FLAT = re.compile(r"flat:\s*(\d{1,9})(?: on=(cpu|gpu|tpu))?")
+
+
+@local
+def parse(text: str) -> Topology:
+    """Read the text of a topology.
+
+    Local.
+
+    Args:
+      text: `GENERATION:SIZES`, and `torus:SIZES` for chips of no generation; after it, where it
+        differs from the generation's rules, `wrap=xy` (or `none`), `host=2x2x1` (chips of a host),
+        `cores=2` (devices of a chip); then ` x N slices`, or ` + ` between slices that differ.
+        `gpu:N hosts x D` and `cpu:N hosts x D`, with `switch=S` hosts behind a switch. `flat:N`,
+        with `on=tpu`.
+
+    Raises:
+      UsageError: it is none of these, or describes what cannot be.
+
+    Example:
+      >>> parse("v5p:4x4x8").wrap
+      (True, True, True)
+      >>> parse("gpu:2 hosts x 8").processes.ravel().tolist()
+      [0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1]
+    """
+    if not isinstance(text, str):
+        raise UsageTypeError(f"a topology's text must be text, not {text!r}; {_EXAMPLES}")
+    words = " ".join(text.split())
+    if found := _FLAT.fullmatch(words):
+        return Flat(int(found[1]), found[2] or "cpu")
+    if found := _HOSTS.fullmatch(words):
+        return Hosts(int(found[2]), int(found[3]), found[1], int(found[4]) if found[4] else None)
+    slices: list[Torus] = []
+    for part in words.split(" + "):
+        many = _SLICES.fullmatch(part)
+        slices += [_torus(many[1] if many else part, text)] * (int(many[2]) if many else 1)
+    return slices[0] if len(slices) == 1 else Slices(tuple(slices))
+
+
+def _torus(words: str, text: str) -> Torus:
+    head, *options = words.split(" ")
+    name, colon, sizes = head.partition(":")
+    known = (*GENERATIONS, "torus", "gpu", "cpu", "flat")
+    if not colon or name not in (*GENERATIONS, "torus") or not _SIZES.fullmatch(sizes):
+        hint = "" if name in known else nearest(name, known)
+        raise UsageError(f"{text!r} is no topology{hint}\nsuch are {_EXAMPLES}")
+    named: dict[str, Any] = {}
+    shape = tuple(map(int, sizes.split("x")))
+    for option in options:
+        key, _, value = option.partition("=")
+        if key == "wrap" and re.fullmatch(r"none|[xyz]{1,3}", value):
+            named[key] = tuple(dim in value and value != "none" for dim in DIMS[: len(shape)])
+        elif key == "host" and _SIZES.fullmatch(value):
+            named[key] = tuple(map(int, value.split("x")))
+        elif key == "cores" and value.isdecimal():
+            named[key] = int(value)
+        else:
+            raise UsageError(
+                f"{text!r}: {option!r} is none of wrap=xy, wrap=none, host=2x2x1, cores=2"
+            )
+    return Torus(shape, "" if name == "torus" else name, **named)
+
+
+class Device(NamedTuple):
+    """What is known of one device."""
+
+    id: int
+    process: int
+    coords: tuple[int, ...] | None
+    core: int
+    slice: int
+    kind: str  # as JAX calls it
+    platform: str
+
+
+@local
+def from_devices(devices: Iterable[Any]) -> Topology:
+    """Describe live devices, in any order.
+
+    Local.
+
+    Args:
+      devices: JAX devices, or mappings with `id` and, as far as known, `process`, `coords` (x, y,
+        z), `core`, `slice`, `kind` ("TPU v4"), `platform`.
+
+    Returns:
+      A Torus or Slices where all have coordinates that fill boxes, wherever these begin; Hosts
+      where every process has as many devices; else Flat. Ids and processes are those of the
+      devices.
+
+    Raises:
+      UsageError: there is none, an id or a place comes twice, or some have coordinates and some
+        have not.
+
+    Example:
+      >>> at = [(2, 2), (3, 2), (2, 3), (3, 3)]
+      >>> rows = [{"id": 7 + i, "coords": (*xy, 0), "kind": "TPU v5e"} for i, xy in enumerate(at)]
+      >>> torus = from_devices(rows)
+      >>> torus.text, torus.device_ids.ravel().tolist()
+      ('v5e:2x2', [7, 9, 8, 10])
+    """
+    rows = [_device(one) for one in devices]
+    offences = _offences(rows)
+    raise_all("from_devices", offences)
+    if rows[0].coords is None:
+        return _without_coords(rows)
+    slices: dict[int, list[Device]] = {}
+    for row in rows:
+        slices.setdefault(row.slice, []).append(row)
+    tori = [_box(slices[number]) for number in sorted(slices)]
+    found = [torus for torus in tori if torus is not None]
+    if len(found) < len(tori):  # of a box with holes it is not known which links there are
+        return _flat(rows)
+    if len(found) == 1:
+        return found[0]
+    plain = Slices(tuple(found))
+    return plain.numbered(plain.device_ids, plain.processes, [row.id for row in rows])
+
+
+def _device(one: Any) -> Device:
+    """Read a JAX device, or a mapping of the same facts."""
+    if isinstance(one, Mapping):
+        read = {"process": 0, "coords": None, "core": 0, "slice": 0, "kind": "", "platform": ""}
+        if unknown := [name for name in one if name not in ("id", *read)]:
+            known = ("id", *read)
+            raise UsageError(
+                f"from_devices: {unknown[0]!r} is none of {', '.join(known)}"
+                f"{nearest(str(unknown[0]), known)}"
+            )
+        if "id" not in one:
+            raise UsageError(f"from_devices: {dict(one)} has no id")
+        facts = read | {name: value for name, value in one.items() if value is not None}
+    else:
+        names = {"id": "id", "process": "process_index", "coords": "coords", "core": "core_on_chip",
+                 "slice": "slice_index", "kind": "device_kind", "platform": "platform"}  # fmt: skip
+        facts = {ours: getattr(one, theirs, None) for ours, theirs in names.items()}
+        if facts["id"] is None:
+            raise UsageTypeError(f"from_devices: {one!r} is no device and no mapping of its facts")
+    coords = facts["coords"]
+    platform = str(facts["platform"] or ("tpu" if coords is not None else "cpu"))
+    return Device(
+        int(facts["id"]), int(facts["process"] or 0),
+        None if coords is None else tuple(map(int, coords)),
+        int(facts["core"] or 0), int(facts["slice"] or 0), str(facts["kind"] or ""), platform,
+    )  # fmt: skip
+
+
+def _offences(rows: Sequence[Device]) -> list[str]:
+    if not rows:
+        return ["there are no devices"]
+    found = []
+    ids, counts = np.unique([row.id for row in rows], return_counts=True)
+    if (counts > 1).any():
+        found.append(f"ids come twice: {ids[counts > 1].tolist()[:8]}")
+    without = [row.id for row in rows if row.coords is None]
+    if without and len(without) < len(rows):
+        found.append(f"devices {without[:8]} have no coordinates, and others have")
+    if not without and len({len(row.coords or ()) for row in rows}) > 1:
+        found.append("coordinates have not all as many dims")
+    elif not without:
+        places = {(row.slice, row.coords, row.core) for row in rows}
+        if len(places) < len(rows):
+            found.append(f"{len(rows) - len(places)} places come twice: no two devices share one")
+    return found
+
+
+def _box(rows: Sequence[Device]) -> Torus | None:
+    """Return the torus that the devices of a slice fill; None if it has holes."""
+    generation = generation_of_kind(rows[0].kind)
+    coords = np.array([row.coords for row in rows], np.int64)
+    cores = np.array([row.core for row in rows], np.int64)
+    places = np.column_stack((coords, cores))
+    origin = places.min(axis=0)
+    places -= origin
+    grid = tuple((places.max(axis=0) + 1).tolist())
+    if np.prod(grid) != len(rows):
+        return None
+    ids, processes = (np.empty(grid, np.int64) for _ in range(2))
+    ids[tuple(places.T)] = [row.id for row in rows]
+    processes[tuple(places.T)] = [row.process for row in rows]
+    shape = grid[:-1]
+    dims = generation.dims if generation else len(shape)
+    if all(size == 1 for size in shape[dims:]):  # the z of a flat network says nothing
+        shape = shape[:dims]
+    host = _host(processes)
+    torus = Torus(
+        shape,
+        generation.name if generation else "",
+        host=host[: len(shape)] if host else None,  # type: ignore[arg-type]
+        cores=grid[-1],
+        kind=rows[0].kind,
+        origin=tuple(origin[:-1].tolist()) if origin[:-1].any() else (),
+    )
+    listed = [row.id for row in rows]
+    return torus.numbered(ids.reshape(torus.grid), processes.reshape(torus.grid), listed)
+
+
+def _host(processes: NDArray[np.int64]) -> tuple[int, ...] | None:
+    """Return the box of chips that the process of the first chip has, if it has one."""
+    own = np.argwhere((processes == processes.flat[0]).any(axis=-1))
+    box = own.max(axis=0) + 1
+    sizes = tuple(box.tolist())
+    fits = len(own) == box.prod() and not any(
+        size % part for size, part in zip(processes.shape, sizes, strict=False)
+    )
+    return sizes if fits else None
+
+
+def _without_coords(rows: Sequence[Device]) -> Topology:
+    """Return hosts, if all processes have as many devices."""
+    by_process: dict[int, list[int]] = {}
+    for row in sorted(rows, key=lambda row: row.id):
+        by_process.setdefault(row.process, []).append(row.id)
+    counts = {len(ids) for ids in by_process.values()}
+    platform = rows[0].platform if rows[0].platform in ("cpu", "gpu") else "gpu"
+    if len(counts) > 1:
+        return _flat(rows)
+    order = sorted(by_process)
+    hosts = Hosts(len(order), counts.pop(), platform)
+    processes = [process for process in order for _ in range(hosts.devices)]
+    listed = [row.id for row in rows]
+    return hosts.numbered([by_process[p] for p in order], processes, listed)
+
+
+def _flat(rows: Sequence[Device]) -> Flat:
+    ordered = sorted(rows, key=lambda row: (row.process, row.id))
+    on = rows[0].platform if rows[0].platform in ("cpu", "tpu") else "gpu"
+    flat = Flat(len(rows), on)
+    listed = [row.id for row in rows]
+    return flat.numbered([r.id for r in ordered], [r.process for r in ordered], listed)
+
+
+@local
+def to_json(topology: Topology) -> dict[str, Any]:
+    """Return a topology as plain values, exactly.
+
+    Local.
+
+    `topology` is its text; `ids` and `processes` (row-major) and `listed` are there where they do
+    not follow its rule, `kind` and `origin` where devices said so.
+
+    >>> to_json(parse("v5e:2x2"))
+    {'topology': 'v5e:2x2'}
+    """
+    found: dict[str, Any] = {"topology": topology.text}
+    for name in ("ids", "processes", "listed"):
+        if stored := getattr(topology.numbering, name):
+            found[name] = np.frombuffer(stored, np.int64).tolist()
+    first = topology.slices[0] if isinstance(topology, Slices) else topology
+    if isinstance(first, Torus):
+        plain = Torus(first.shape, first.generation)
+        found |= {"kind": first.kind} if first.kind != plain.kind else {}
+        found |= {"origin": list(first.origin)} if first.origin else {}
+    return found
+
+
+@local
+def from_json(values: Mapping[str, Any]) -> Topology:
+    """Read what `to_json` wrote: `from_json(to_json(topology)) == topology`.
+
+    Local.
+
+    Raises:
+      UsageError: it is nothing that `to_json` writes.
+    """
+    known = ("topology", "ids", "processes", "listed", "kind", "origin")
+    if not isinstance(values, Mapping) or "topology" not in values:
+        raise UsageError(f"from_json: a topology has the keys {', '.join(known)}, the first always")
+    if unknown := [name for name in values if name not in known]:
+        raise UsageError(f"from_json: {unknown[0]!r} is none of {', '.join(known)}")
+    topology = parse(values["topology"])
+    facts = {name: values[name] for name in ("kind", "origin") if name in values}
+    if "origin" in facts:
+        facts["origin"] = tuple(facts["origin"])
+    if isinstance(topology, Torus):
+        topology = dataclasses.replace(topology, **facts)
+    elif isinstance(topology, Slices) and facts:
+        topology = Slices(tuple(dataclasses.replace(one, **facts) for one in topology.slices))
+    return topology.numbered(*(values.get(name) for name in known[1:4]))

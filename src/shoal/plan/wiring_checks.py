@@ -1,0 +1,68 @@
+"""Sizes and numbers that describe a topology, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from shoal.errors import WrongType
+
+__all__ = ["DIMS", "frozen", "sizes_of", "stored", "text_of"]
+
+IntArray = NDArray[np.int64]
+DIMS = "xyz"
+
+
+def text_of(sizes: Iterable[int]) -> str:
+    """Write sizes as `4x8`."""
+    return "x".join(map(str, sizes))
+
+
+def sizes_of(
+    given: object, name: str, offences: list[str], *, rank: int | None = None
+) -> tuple[int, ...]:
+    """Return sizes, checked; () if they are wrong."""
+    values = (
+        tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    )
+    if wrong := [v for v in values if isinstance(v, bool) or not isinstance(v, int | np.integer)]:
+        offences.append(WrongType(f"{name}={given!r}: {wrong[0]!r} is no whole number"))
+        return ()
+    sizes = tuple(map(int, values))
+    if not 1 <= len(sizes) <= len(DIMS) or min(sizes) < 1:
+        offences.append(f"{name}={given!r} must be one to three sizes, each at least 1")
+        return ()
+    if rank is not None and len(sizes) != rank:
+        offences.append(f"{name}={given!r} must have {rank} sizes, one for each dim")
+        return ()
+    return sizes
+
+
+def frozen(held: bytes, rule: Callable[[], Any], grid: tuple[int, ...]) -> IntArray:
+    array = np.frombuffer(held, np.int64).reshape(grid) if held else np.array(rule())
+    array.flags.writeable = False
+    return array
+
+
+def stored(
+    given: ArrayLike | None,
+    rule: IntArray,
+    name: str,
+    offences: list[str],
+    *,
+    distinct: bool = False,
+) -> bytes:
+    """Return numbers as they are stored: nothing where they follow the rule."""
+    if given is None:
+        return b""
+    array = np.asarray(given)
+    if array.dtype.kind not in "iu" or array.size != rule.size:
+        offences.append(f"{name} must be {rule.size} whole numbers, one for each device")
+        return b""
+    array = np.ascontiguousarray(array.reshape(rule.shape), np.int64)
+    if (array < 0).any() or (distinct and np.unique(array).size != array.size):
+        offences.append(f"{name} must not be negative{' and none may come twice' * distinct}")
+    return b"" if (array == rule).all() else array.tobytes()

@@ -1,0 +1,176 @@
+"""JAX's device orders, bit by bit: its worked cases, and JAX itself."""
+
+import hashlib
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plan.devices import as_jax, generated, row
+from shoal.errors import UsageError
+from shoal.plan import jax_order
+from shoal.plan.topology import from_devices
+
+CASES = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "cases" / "jax_mesh.jsonl").read_text().splitlines()
+]
+
+
+def has_sizes(case):
+    """No mesh has other sizes: they are refused before an order is asked for."""
+    sizes = case["mesh_shape"]
+    return sizes is None or (isinstance(sizes, list) and all(isinstance(s, int) for s in sizes))
+
+
+def of(*words):
+    chosen = [c for c in CASES if c["function"].startswith(words) and has_sizes(c)]
+    assert chosen
+    return pytest.mark.parametrize("case", chosen, ids=[case["id"] for case in chosen])
+
+
+def devices_of(case):
+    given = case["devices"]
+    if "list" in given:
+        return [row(*one) for one in given["list"]]
+    return generated(**given["generator"])
+
+
+def check(case, make):
+    expected = case["expected"]
+    if "error" in expected:
+        with pytest.raises(UsageError):
+            make()
+        return
+    ids = make()
+    assert ids.shape == tuple(expected["shape"])
+    if "device_ids" in expected:
+        assert ids.ravel().tolist() == expected["device_ids"]
+    else:
+        digest = hashlib.sha256(ids.astype("<i4").tobytes()).hexdigest()
+        assert digest == expected["device_ids_sha256_int32le"]
+
+
+@of("create_device_mesh")
+def test_one_slice(case):
+    sizes = case["mesh_shape"]
+    topology = from_devices(devices_of(case))
+    check(case, lambda: jax_order.order(topology, tuple(sizes), **case["kwargs"]))
+
+
+@of("create_hybrid")
+def test_slices(case):
+    topology = from_devices(devices_of(case))
+    inner, outer = case["mesh_shape"], case["dcn_mesh_shape"]
+    if len(inner) != len(outer):  # JAX aligns them at the end, in silence
+        assert case["shoal_should"] == "raise ValueError"
+        with pytest.raises(UsageError, match="as many axes"):
+            jax_order.hybrid_order(topology, inner, outer)
+        return
+    check(case, lambda: jax_order.hybrid_order(topology, inner, outer))
+
+
+@of("nd_torus")
+def test_the_search_over_whole_and_split_dims(case):
+    ids = from_devices(devices_of(case)).device_ids[..., 0].reshape(case["physical_shape"])
+    search = jax_order._split_order if "splitting" in case["function"] else None
+    split = bool(case["kwargs"].get("allow_split_physical_axes"))
+
+    def make():
+        sizes = case["mesh_shape"]
+        found = (
+            search(ids, sizes) if search else jax_order.torus_order(ids, sizes, allow_split=split)
+        )
+        assert found[1].tolist() == case["expected"]["assignment_physical_by_logical"]
+        return found[0]
+
+    check(case, make)
+
+
+@of("_get_prime_factors")
+def test_prime_factors(case):
+    assert jax_order._factors(case["n"]) == case["expected"]["factors"]
+
+
+@of("_enumerate")
+def test_shares(case):
+    found = jax_order._shares(
+        case["physical_shape"], np.array(case["assigned"]), case["logical_axis_size"]
+    )
+    assert found == {tuple(one) for one in case["expected"]["assignments_in_order"]}
+
+
+KINDS = {
+    "TPU v2": [(2, 2, 1), (4, 4, 1)],
+    "TPU v3": [(2, 2, 1), (4, 2, 1)],
+    "TPU v4": [(2, 2, 1), (2, 2, 4), (4, 4, 4), (4, 4, 8), (2, 6, 7)],
+    "TPU v4 lite": [(2, 2, 1), (2, 4, 1)],
+    "TPU v5": [(2, 2, 2), (4, 4, 4)],
+    "TPU v5p": [(2, 2, 2), (2, 2, 4), (4, 4, 4)],
+    "TPU v5 lite": [(2, 2, 1), (2, 4, 1), (4, 2, 1), (2, 2, 2), (4, 4, 1), (8, 8, 1), (1, 8, 1)],
+    "TPU v6 lite": [(4, 4, 1), (4, 8, 1)],
+    "TPU7x": [(1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (4, 4, 4)],
+    "TPU8i": [(2, 1, 1), (2, 2, 2)],
+    "TPU v99": [(3, 3, 3), (2, 4, 6)],
+}
+CORES = ("TPU v2", "TPU v3", "TPU7x", "TPU8i")
+
+
+def shapes_of(count):
+    """All meshes of up to three axes."""
+    divisors = [n for n in range(1, count + 1) if count % n == 0]
+    return [
+        shape
+        for rank in (1, 2, 3)
+        for shape in itertools.product(divisors, repeat=rank)
+        if math.prod(shape) == count
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_jax_itself_gives_the_same(kind):
+    mesh_utils = pytest.importorskip("jax._src.mesh_utils")
+    for at, (x, y, z) in enumerate(KINDS[kind]):
+        rows = generated(x, y, z, kind, one_device_per_chip=kind not in CORES)
+        rows = rows[::-1] if at == 1 else rows
+        topology, devices = from_devices(rows), as_jax(rows)
+        ways = itertools.product(shapes_of(len(rows)), (False, True), (False, True))
+        for shape, split, contiguous in ways:
+            options = {"allow_split_physical_axes": split, "contiguous_submeshes": contiguous}
+            try:
+                wanted = mesh_utils.create_device_mesh(shape, devices, **options)
+            except (AssertionError, NotImplementedError, TypeError, ValueError):
+                with pytest.raises(UsageError):
+                    jax_order.order(topology, shape, **options)
+                continue
+            ids = [one.id for one in wanted.ravel()]
+            found = jax_order.order(topology, shape, **options)
+            assert found.ravel().tolist() == ids, (kind, (x, y, z), shape, options)
+
+
+@pytest.mark.parametrize("kind", ["TPU v4", "TPU v5 lite", "cpu"])
+def test_jax_itself_gives_the_same_across_slices(kind):
+    mesh_utils = pytest.importorskip("jax._src.mesh_utils")
+    rows = generated(2, 4, 1, kind, num_slices=4)
+    if kind == "cpu":
+        rows = [
+            one | {"coords": None, "core": None, "slice": None, "platform": "cpu"} for one in rows
+        ]
+    topology, devices = from_devices(rows), as_jax(rows)
+    count = 8 if kind == "cpu" else 4  # processes are the granules
+    for inner, outer in itertools.product(shapes_of(32 // count), shapes_of(count)):
+        if len(inner) != len(outer):
+            continue
+        try:
+            wanted = mesh_utils.create_hybrid_device_mesh(
+                inner, outer, devices, process_is_granule=kind == "cpu"
+            )
+        except (NotImplementedError, ValueError):
+            with pytest.raises(UsageError):
+                jax_order.hybrid_order(topology, inner, outer)
+            continue
+        found = jax_order.hybrid_order(topology, inner, outer)
+        assert found.tolist() == np.vectorize(lambda one: one.id)(wanted).tolist(), (inner, outer)
