@@ -20,7 +20,7 @@ from shoal.plan.hosts import Hosts
 from shoal.plan.wiring import Slices, Topology, Torus
 from shoal.plan.wiring_checks import text_of
 
-__all__ = ["hybrid_order", "order", "torus_order"]
+__all__ = ["granules", "hybrid_order", "interleaved", "order", "torus_order"]
 
 IntArray = NDArray[np.int64]
 Sizes = Sequence[int]
@@ -104,28 +104,32 @@ def hybrid_order(
     """
     if len(inner) != len(outer):
         raise UsageError(f"{text_of(inner)} and {text_of(outer)} must have as many axes")
-    granules = _granules(topology)
-    if len(granules) != math.prod(outer):
+    parts = granules(topology)
+    if len(parts) != math.prod(outer):
         raise UsageError(
-            f"{topology.text} has {len(granules)} granules (slices, or processes), and "
+            f"{topology.text} has {len(parts)} granules (slices, or processes), and "
             f"{text_of(outer)} of them are asked for"
         )
     split = allow_split_physical_axes
-    meshes = [order(one, inner, allow_split_physical_axes=split) for one in granules]
-    # [outer..., inner...] -> outer0, inner0, outer1, inner1, …: each axis has its outer part major.
-    stacked = np.stack(meshes).reshape(*outer, *inner)
+    meshes = [order(one, inner, allow_split_physical_axes=split) for one in parts]
+    return interleaved(meshes, inner, outer)
+
+
+def interleaved(meshes: Sequence[IntArray], inner: Sizes, outer: Sizes) -> IntArray:
+    """Lay a mesh of meshes: of each axis the part across them is major [inner * outer]."""
     rank = len(inner)
-    interleaved = stacked.transpose([dim for i in range(rank) for dim in (i, rank + i)])
-    return interleaved.reshape([o * i for o, i in zip(outer, inner, strict=True)])
+    stacked = np.stack(meshes).reshape(*outer, *inner)
+    turned = stacked.transpose([dim for axis in range(rank) for dim in (axis, rank + axis)])
+    return turned.reshape([o * i for o, i in zip(outer, inner, strict=True)])
 
 
-def _granules(topology: Topology) -> list[Topology]:
+def granules(topology: Topology) -> list[Topology]:
     """Return the parts of a topology that a slow network joins, in order."""
-    if isinstance(topology, Slices):
+    if isinstance(topology, Slices | Torus):
         return list(topology.parts())
     ids, owners = topology.listed_ids, topology.process_of(topology.listed_ids)
-    parts = [ids[owners == process] for process in np.unique(owners)]
-    return [Hosts(1, len(part), "cpu").numbered(part[None], listed=part) for part in parts]
+    rows = [ids[owners == process] for process in np.unique(owners)]
+    return [Hosts(1, len(row), "cpu").numbered(row[None], listed=row) for row in rows]
 
 
 def _special(torus: Torus, sizes: Sizes) -> IntArray | None:
@@ -283,7 +287,7 @@ def _shares(shape: Sizes, used: IntArray, size: int) -> set[tuple[int, ...]]:
 
 
 def _factors(number: int) -> list[int]:
-    """Return prime factors as JAX 0.10.2 does: of 14 it knows only the 7 (its issue 38286)."""
+    """Return prime factors as JAX 0.10.2 does: of 14 it knows only the 7 (https://github.com/jax-ml/jax/issues/38286)."""
     found = []
     for prime in range(2, math.isqrt(number) + 2):
         while number % prime == 0:

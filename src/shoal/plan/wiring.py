@@ -210,6 +210,31 @@ class Torus(Topology):
             offences.append(f"a host's chips do not divide the slice: {dims}")
         return host
 
+    def parts(self) -> Iterator[Torus]:
+        """Yield the chips of each process, with their ids and order.
+
+        Raises:
+          UsageError: those of a process fill no box.
+        """
+        for process in np.unique(self.processes):
+            own = np.argwhere(self.processes == process)
+            low, high = own.min(axis=0), own.max(axis=0) + 1
+            box = tuple(slice(*ends) for ends in zip(low.tolist(), high.tolist(), strict=True))
+            ids = self.device_ids[box]
+            if ids.size != len(own):
+                raise UsageError(f"the chips of process {process} of {self.text} fill no box")
+            begin = np.add(low[:-1], self.origin or 0)
+            part = Torus(
+                ids.shape[:-1],
+                self.generation,
+                wrap=(False,) * len(self.shape),
+                cores=ids.shape[-1],
+                kind=self.kind,
+                origin=tuple(begin.tolist()),
+            )
+            listed = self.listed_ids[np.isin(self.listed_ids, ids)]
+            yield part.numbered(ids, self.processes[box], listed)
+
     def _wrap(self, shape: tuple[int, ...], known: Generation | None) -> tuple[bool, ...]:
         if self.wrap is not None:
             return tuple(self.wrap)

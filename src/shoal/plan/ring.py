@@ -1,0 +1,146 @@
+"""A closed walk over the chips of a box that hops as little as can be.
+
+A collective over a mesh axis passes data round the devices of each group of the axis. A group is a
+box of chips, cut out of a torus: of every dim it has some chips, so many chips apart. The walk
+visits each chip once and comes back; a *hop* is the number of links between two chips that follow
+one another.
+
+A box of an even number of chips in two dims or more has a walk whose hops are all 1 (a
+Hamiltonian cycle of the grid graph), and so has a dim whose ends are linked. Else, a grid being a
+bipartite graph, an odd box needs one hop of 2, and a line needs n - 2 of them: Itai, Papadimitriou
+and Szwarcfiter, "Hamilton paths in grid graphs", SIAM J. Comput. 11 (1982), for the boxes that have
+one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Side", "Walk", "best_walk", "hops"]
+
+IntArray = NDArray[np.int64]
+
+
+class Side(NamedTuple):
+    """One dim of a box: `chips` of them, each `stride` links from the last."""
+
+    chips: int
+    stride: int = 1
+    ring: int = 0  # how many chips the dim has in all if its ends are linked, else 0
+
+
+class Walk(NamedTuple):
+    """The chips of a box in the order of a closed walk."""
+
+    longest: int  # hop
+    total: int  # of all hops, that back to the first included
+    chips: IntArray  # [chips, dims], from 0 in steps of 1
+
+
+def hops(chips: IntArray, sides: Sequence[Side]) -> IntArray:
+    """Return the links between each chip and the next [chips], the last's to the first included.
+
+    Args:
+      chips: [chips, dims], in units of the sides' strides.
+    """
+    apart = np.abs(chips - np.roll(chips, -1, axis=0)) * [side.stride for side in sides]
+    rings = np.array([side.ring for side in sides])
+    around = np.where(rings > 0, rings - apart, apart)
+    return np.asarray(np.minimum(apart, around).sum(axis=1))
+
+
+@lru_cache(maxsize=4096)
+def best_walk(sides: tuple[Side, ...]) -> Walk:
+    """Return the walk with the shortest longest hop, then the shortest in all, of those known.
+
+    >>> best_walk((Side(2), Side(4)))[:2]
+    (1, 8)
+    >>> best_walk((Side(8),))[:2], best_walk((Side(8, ring=8),))[:2]
+    ((2, 14), (1, 8))
+    """
+    if not any(side.chips > 1 for side in sides):
+        return Walk(0, 0, np.zeros((1, len(sides)), np.int64))
+    walks = []
+    for chips in _walks(sides):
+        lengths = hops(chips, sides)
+        walks.append(Walk(int(lengths.max()), int(lengths.sum()), chips))
+    best = min(walks, key=lambda walk: walk[:2])
+    best.chips.flags.writeable = False
+    return best
+
+
+def _walks(sides: Sequence[Side]) -> Iterator[IntArray]:
+    """Yield walks over a box: row-major, folded, snakes and combs over each order of its dims."""
+    wide = [dim for dim, side in enumerate(sides) if side.chips > 1]
+    yield _spread(np.array(list(np.ndindex(*(sides[d].chips for d in wide)))), wide, len(sides))
+    if len(wide) == 1:
+        yield _spread(_folded(sides[wide[0]].chips)[:, None], wide, len(sides))
+        return
+    for order in itertools.permutations(wide):
+        first, *rest = order
+        snake = _snake([sides[dim].chips for dim in rest])
+        # An even number of rows, to and fro: it closes where the first dim's ends are linked.
+        yield _spread(_snake([sides[dim].chips for dim in order]), order, len(sides))
+        rows, columns = sides[first].chips, len(snake)
+        for grid in (_comb(rows, columns), _comb(columns, rows)[:, ::-1]):
+            yield _spread(np.column_stack((grid[:, 0], snake[grid[:, 1]])), order, len(sides))
+
+
+def _spread(chips: IntArray, dims: Sequence[int], rank: int) -> IntArray:
+    """Give the coordinates of some dims their places among all."""
+    full = np.zeros((len(chips), rank), np.int64)
+    full[:, list(dims)] = chips
+    return full
+
+
+def _folded(count: int) -> IntArray:
+    """Go through a line and back, every other one on the way: 0 2 4 5 3 1."""
+    return np.concatenate((np.arange(0, count, 2), np.arange(1, count, 2)[::-1]))
+
+
+def _snake(counts: Sequence[int]) -> IntArray:
+    """Visit all chips of a box, each a neighbour of the last [chips, dims].
+
+    >>> _snake([2, 3]).tolist()
+    [[0, 0], [0, 1], [0, 2], [1, 2], [1, 1], [1, 0]]
+    """
+    path = np.arange(counts[-1])[:, None]
+    for count in reversed(counts[:-1]):
+        layers = [path if layer % 2 == 0 else path[::-1] for layer in range(count)]
+        numbers = np.repeat(np.arange(count), len(path))
+        path = np.column_stack((numbers, np.concatenate(layers)))
+    return path
+
+
+def _comb(rows: int, columns: int) -> IntArray:
+    """Go over a grid and back through its first column.
+
+        → → ↓      of 4 x 3: the rows to and fro, without the first column,
+        ↑ ↓ ←      and the first column back
+        ↑ → ↓
+        ↑ ← ←
+
+    With an odd number of rows the last two are taken in turns, column by column; where both are odd
+    one step remains that is two links long.
+    """
+    teeth = columns - 1
+    plain = rows if rows % 2 == 0 else max(0, rows - 2)
+    cells = [
+        (row, 1 + (column if row % 2 == 0 else teeth - 1 - column))
+        for row in range(plain)
+        for column in range(teeth)
+    ]
+    if rows % 2:  # the snake has come to the far end of an odd number of rows
+        top = rows - 2
+        for turn in range(teeth):
+            column = teeth - turn if plain else 1 + turn
+            pair = [(top, column), (rows - 1, column)]
+            cells += pair if turn % 2 == 0 else pair[::-1]
+    cells += [(row, 0) for row in reversed(range(rows))]
+    return np.array(cells)

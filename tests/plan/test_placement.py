@@ -1,0 +1,192 @@
+"""Meshes on described wires, judged by hops on the wires themselves."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from plan.test_jax_order import CASES, check, devices_of, of, shapes_of
+from shoal.errors import UsageError
+from shoal.plan import jax_order
+from shoal.plan.placement import place
+from shoal.plan.topology import Torus, from_devices, parse
+
+NAMES = "abcdefgh"
+
+
+def axes_of(sizes):
+    return list(zip(NAMES, sizes, strict=False))
+
+
+def judged(torus, ids):
+    """Return (longest, total) of the hops of each axis's rings, at the worst group [axes]."""
+    found = []
+    cells = {n: at for at, n in np.ndenumerate(torus.device_ids)}
+    coords = np.array([cells[n] for n in ids.ravel()]).reshape(*ids.shape, -1)
+    rings = [size if wraps else 0 for size, wraps in zip(torus.shape, torus.wrap, strict=True)]
+    for axis in range(ids.ndim):
+        apart = np.abs(coords - np.roll(coords, -1, axis=axis))
+        around = np.where(np.array([*rings, 0]) > 0, [*rings, 0] - apart, apart)
+        hops = np.minimum(apart, around).sum(axis=-1)
+        found.append((int(hops.max(axis=axis).max()), int(hops.sum(axis=axis).max())))
+    return found
+
+
+@of("create_")
+def test_jaxs_cases(case):
+    sizes, outer = case["mesh_shape"], case.get("dcn_mesh_shape") or []
+    if outer and len(outer) != len(sizes):
+        return  # JAX aligns them at the end, in silence; here each axis has both
+    totals = [size * part for size, part in itertools.zip_longest(sizes, outer, fillvalue=1)]
+    topology = from_devices(devices_of(case))
+    across = dict(axes_of(outer)) if outer else None
+    known = ("allow_split_physical_axes", "contiguous_submeshes")
+    options = {name: value for name, value in case["kwargs"].items() if name in known}
+
+    def make():
+        axes = axes_of(totals)
+        return place(topology, axes, across=across, compatible_with="jax", **options).device_ids
+
+    check(case, make)
+
+
+SLICES = ["v4:2x2x1", "v4:2x2x4", "v5e:2x4", "v5e:1x8", "v5e:4x4", "v5p:2x2x2", "v5p:4x4x4",
+          "v6e:4x8", "torus:3x3x3", "torus:6x5"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_no_shape_is_refused_and_jax_is_never_better(name):
+    torus = parse(name)
+    for sizes in shapes_of(torus.num_devices):
+        mesh = place(torus, axes_of(sizes))
+        assert mesh.shape == tuple(sizes)
+        assert sorted(mesh.device_ids.ravel().tolist()) == sorted(torus.device_ids.ravel().tolist())
+        ours = judged(torus, mesh.device_ids)
+        for split in (False, True):
+            try:
+                theirs = judged(
+                    torus, jax_order.order(torus, sizes, allow_split_physical_axes=split)
+                )
+            except UsageError:
+                continue
+            assert ours[-1] <= theirs[-1], (sizes, ours, theirs)
+            pairs = list(zip(ours, theirs, strict=True))
+            worse = all(b[0] <= a[0] and b[1] <= a[1] for a, b in pairs)
+            assert not worse or ours == theirs, (sizes, ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("v5e:1x8", (2, 14)), ("torus:3x3x3", (2, 28)), ("v6e:2x4", (1, 8)), ("v5p:2x2x2", (1, 8)),
+     ("v5e:4x4", (1, 16)), ("v5e:16x16", (1, 256)), ("torus:8 wrap=x", (1, 8))],
+)  # fmt: skip
+def test_one_axis_over_all_is_a_ring_where_there_is_one(name, wanted):
+    torus = parse(name)
+    mesh = place(torus, {"x": torus.num_devices})
+    assert judged(torus, mesh.device_ids) == [wanted]
+
+
+def test_jax_refuses_and_shoal_places():
+    for name, sizes in [
+        ("v4:2x2x4", (2, 2, 4)),
+        ("v4:4x4x16", (4, 4, 16)),
+        ("v4:8x8x64", (8, 8, 64)),
+    ]:
+        with pytest.raises(UsageError, match="allow_split_physical_axes=True"):
+            place(parse(name), axes_of(sizes), compatible_with="jax")
+        mesh = place(parse(name), axes_of(sizes), allow_split_physical_axes=False)
+        assert mesh.shape == sizes
+
+
+def test_offset_slices_are_as_those_at_the_origin():
+    case = next(c for c in CASES if c["id"] == "v5e-2x2-at-offset")
+    torus = from_devices(devices_of(case))
+    assert judged(torus, place(torus, {"x": 4}).device_ids) == [(1, 4)]
+
+
+def test_slices_lie_across_the_axis_that_is_named_else_the_first():
+    topology = parse("v5e:4x4 x 4 slices")
+    slice_of = {n: part for part, one in enumerate(topology.parts()) for n in one.device_ids.flat}
+    for across, wanted in [
+        (None, (4, 1)),
+        ({"a": 4}, (4, 1)),
+        ({"a": 2, "b": 2}, (2, 2)),
+        ({"b": 4}, (1, 4)),
+    ]:
+        ids = place(topology, {"a": 8, "b": 8}, across=across).device_ids
+        slices = np.vectorize(slice_of.get)(ids)
+        blocks = slices.reshape(wanted[0], 8 // wanted[0], wanted[1], 8 // wanted[1])
+        assert (blocks == np.arange(4).reshape(wanted[0], 1, wanted[1], 1)).all()
+    torus = next(topology.parts())
+    ids = place(topology, {"a": 8, "b": 8}).device_ids[:2]
+    assert judged(torus, ids)[1] == (1, 8)
+
+
+def test_hosts_hold_the_last_axes():
+    mesh = place(parse("gpu:4 hosts x 8"), {"data": 4, "model": 8})
+    assert (mesh.processes == np.arange(4)[:, None]).all()
+    assert mesh.kind == "gpu"
+    turned = place(parse("gpu:4 hosts x 8"), {"data": 8, "model": 4}, across={"model": 4})
+    assert (turned.processes == np.arange(4)).all()
+
+
+def test_host_blocks_of_a_torus_are_granules_when_asked_for():
+    mesh = place(parse("v4:4x4x1"), {"a": 4, "b": 4}, across={"a": 4})
+    assert (mesh.processes == np.arange(4)[:, None]).all()
+    assert judged(parse("v4:4x4x1"), mesh.device_ids)[1] == (1, 4)
+
+
+TWO = "v5e:2x2 x 2 slices"
+
+
+@pytest.mark.parametrize(
+    ("text", "axes", "options", "words"),
+    [
+        ("v5p:4x4x4", {"data": 8, "model": 16}, {},
+         "128 devices, and v5p:4x4x4 has 64; these fit: data=4 model=16, or data=8 model=8"),
+        ("flat:4", {"x": 2.5}, {}, "2.5"),
+        ("flat:4", {"x": [4]}, {}, "must be an integer"),
+        ("flat:4", "22", {}, "axes"),
+        ("flat:4", {"x": 4}, {"compatible_with": "torch"}, "neither None nor 'jax'"),
+        ("flat:4", {"x": 4}, {"contiguous_submeshes": True}, "'jax' only"),
+        ("v5e:3x4", {"a": 6, "b": 2}, {"allow_split_physical_axes": False}, "whole dims"),
+        (TWO, {"data": 8}, {"across": {"dat": 2}}, "did you mean"),
+        (TWO, {"data": 8}, {"across": {"data": 4}}, f"makes 4, and {TWO} has 2 slices"),
+        (TWO, {"data": 8}, {"across": {"data": 3}}, "does not divide"),
+        ("v5e:2x2 x 3 slices", {"a": 4, "b": 3}, {"across": {"a": 3}}, "does not divide"),
+        ("v5e:2x2 + v5e:2x4", {"a": 2, "b": 6}, {}, "those of .* hold 4, 8"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_said(text, axes, options, words):
+    with pytest.raises(UsageError, match=words):
+        place(parse(text), axes, **options)
+
+
+def test_a_text_is_no_topology():
+    with pytest.raises(UsageError, match=r"topology.parse makes one"):
+        place("v5p:4x4x4", {"x": 64})
+
+
+def test_many_chips():
+    mesh = place(parse("v5p:16x16x32 x 16 slices"), {"data": 64, "fsdp": 128, "model": 16})
+    assert np.unique(mesh.device_ids).size == math.prod(mesh.shape) == 131_072
+
+
+def test_every_assignment_is_tried():
+    from shoal.plan.placement import _assignments
+
+    found = list(_assignments((4, 2), (2, 4), True))
+    rows = itertools.product(itertools.product((1, 2, 4), (1, 2)), repeat=2)
+    wanted = [
+        pair
+        for pair in rows
+        if (*map(math.prod, pair),) == (2, 4)
+        and (*map(math.prod, zip(*pair, strict=True)),) == (4, 2)
+    ]
+    assert sorted(found) == sorted(wanted)
+
+
+def test_a_torus_of_two_cores_keeps_them_together():
+    torus = Torus((2, 2, 1), "tpu7x")
+    assert judged(torus, place(torus, {"x": 8}).device_ids)[0][0] == 1
