@@ -287,7 +287,10 @@ def _shares(shape: Sizes, used: IntArray, size: int) -> set[tuple[int, ...]]:
 
 
 def _factors(number: int) -> list[int]:
-    """Return prime factors as JAX 0.10.2 does: of 14 it knows only the 7 (https://github.com/jax-ml/jax/issues/38286)."""
+    """Return prime factors as JAX 0.10.2 does: of 14 it knows only the 7.
+
+    Mended after it: https://github.com/jax-ml/jax/issues/38286.
+    """
     found = []
     for prime in range(2, math.isqrt(number) + 2):
         while number % prime == 0:
