@@ -9,7 +9,8 @@ import pytest
 from plan.test_jax_order import CASES, check, devices_of, of, shapes_of
 from shoal.errors import UsageError
 from shoal.plan import jax_order
-from shoal.plan.placement import place
+from shoal.plan.placement import _best, _sides, place
+from shoal.plan.ring import best_walk
 from shoal.plan.topology import Torus, from_devices, parse
 
 NAMES = "abcdefgh"
@@ -173,18 +174,36 @@ def test_many_chips():
     assert np.unique(mesh.device_ids).size == math.prod(mesh.shape) == 131_072
 
 
-def test_every_assignment_is_tried():
-    from shoal.plan.placement import _assignments
+def all_ways(grid, sizes):
+    """All ways to give axes parts of dims, by brute force [axis][dim]."""
+    divisors = [[n for n in range(1, size + 1) if size % n == 0] for size in grid]
+    for taken in itertools.product(itertools.product(*divisors), repeat=len(sizes)):
+        rows = [math.prod(row) for row in taken]
+        dims = [math.prod(part) for part in zip(*taken, strict=True)]
+        if (rows, dims) == ([*sizes], [*grid]):
+            yield taken
 
-    found = list(_assignments((4, 2), (2, 4), True))
-    rows = itertools.product(itertools.product((1, 2, 4), (1, 2)), repeat=2)
-    wanted = [
-        pair
-        for pair in rows
-        if (*map(math.prod, pair),) == (2, 4)
-        and (*map(math.prod, zip(*pair, strict=True)),) == (4, 2)
-    ]
-    assert sorted(found) == sorted(wanted)
+
+def cost(taken, grid, wraps):
+    """Return (longest, total) of each axis, the last one first."""
+    return [best_walk(_sides(taken, n, grid, wraps))[:2] for n in reversed(range(len(taken)))]
+
+
+@pytest.mark.parametrize("wraps", [(False,) * 3, (True, False, False), (True,) * 3], ids=str)
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("grid", [(4, 2, 2), (6, 4, 1), (2, 2, 8)], ids=str)
+def test_no_way_to_share_the_dims_is_better(grid, split, wraps):
+    for sizes in shapes_of(math.prod(grid)):
+        ways = [
+            taken for taken in all_ways(grid, sizes)
+            if split or all(p in (1, g) for row in taken for p, g in zip(row, grid, strict=True))
+        ]  # fmt: skip
+
+        found = _best(grid, wraps, sizes, split)
+        assert (found is None) == (not ways)
+        if ways:
+            assert found in ways
+            assert cost(found, grid, wraps) == min(cost(taken, grid, wraps) for taken in ways)
 
 
 def test_a_torus_of_two_cores_keeps_them_together():

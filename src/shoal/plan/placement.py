@@ -1,6 +1,6 @@
 """Which device goes where in a mesh: the order that keeps each axis's collectives on short wires.
 
-    mesh axes ──▶ how much of each dim of the wires each axis takes     `_assignments`
+    mesh axes ──▶ how much of each dim of the wires each axis takes     `_best`
               ──▶ for each axis, a walk over the chips of its groups    `ring.best_walk`
               ──▶ device ids
 
@@ -209,24 +209,47 @@ def _on_torus(torus: Torus, sizes: Sizes, split: bool) -> IntArray:
 def _best(
     grid: Sizes, wraps: tuple[bool, ...], sizes: Sizes, split: bool
 ) -> tuple[Sizes, ...] | None:
-    """Return how much of each dim each axis takes [axis][dim], at its best; None if in no way."""
-    best, least = None, None
-    for taken in _assignments(grid, sizes, split):
-        cost = []
-        for axis in reversed(range(len(sizes))):
-            walk = best_walk(_sides(taken, axis, grid, wraps))
-            cost += [walk.longest, walk.total]
-        # Among equals, many dims for the busiest axes: each has links of its own.
-        dims = [-sum(part > 1 for part in row) for row in reversed(taken)]
-        if least is None or (cost, dims, taken) < least:
-            best, least = taken, (cost, dims, taken)
-    return best
+    """Return how much of each dim each axis takes [axis][dim], at its best; None if in no way.
+
+    The busiest axis comes first and keeps every share of the dims that is as good as its best; the
+    next one chooses among what these leave, and so on. Every choice that the axes so far have left
+    can be completed, so nothing better is passed over.
+    """
+    found: list[tuple[tuple[Sizes, ...], Sizes]] = [((), grid)]  # shares, what is left of each dim
+    for axis in reversed(range(len(sizes))):
+        grown: dict[tuple[int, int], list[tuple[tuple[Sizes, ...], Sizes]]] = {}
+        for shares, left in found:
+            for share in _shares(left, sizes[axis], split):
+                rest = tuple(size // part for size, part in zip(left, share, strict=True))
+                if split or _fits(rest, sizes[:axis]):
+                    taken = (share, *shares)
+                    cost = best_walk(_sides(taken, 0, grid, wraps))[:2]
+                    grown.setdefault(cost, []).append((taken, rest))
+        if not grown:
+            return None
+        found = grown[min(grown)]
+    # Among equals, many dims for the busiest axes: each has links of its own.
+    return min(
+        (shares for shares, _ in found),
+        key=lambda shares: ([-sum(part > 1 for part in share) for share in shares[::-1]], shares),
+    )
+
+
+def _fits(grid: Sizes, sizes: Sizes) -> bool:
+    """Whether axes can be laid onto whole dims."""
+    if not sizes:
+        return all(size == 1 for size in grid)
+    for share in _shares(grid, sizes[-1], False):
+        left = tuple(size // part for size, part in zip(grid, share, strict=True))
+        if _fits(left, sizes[:-1]):
+            return True
+    return False
 
 
 def _sides(
     taken: Sequence[Sizes], axis: int, grid: Sizes, wraps: Sequence[bool]
 ) -> tuple[Side, ...]:
-    """Return the box of chips that a group of an axis is."""
+    """Return the box of chips that a group of an axis is; `taken` may begin at that axis."""
     return tuple(
         Side(taken[axis][dim], _stride(taken, axis, dim), grid[dim] if wraps[dim] else 0)
         for dim in range(len(grid))
@@ -236,18 +259,6 @@ def _sides(
 def _stride(taken: Sequence[Sizes], axis: int, dim: int) -> int:
     """Return how far apart an axis's chips are along a dim: busier axes lie between them."""
     return math.prod(row[dim] for row in taken[axis + 1 :])
-
-
-def _assignments(grid: Sizes, sizes: Sizes, split: bool) -> Iterator[tuple[Sizes, ...]]:
-    """Yield all ways to give axes parts of dims, so that each dim and each axis is used up."""
-    if not sizes:
-        if all(size == 1 for size in grid):
-            yield ()
-        return
-    for row in _shares(grid, sizes[-1], split):
-        left = tuple(size // part for size, part in zip(grid, row, strict=True))
-        for rest in _assignments(left, sizes[:-1], split):
-            yield (*rest, row)
 
 
 def _shares(grid: Sizes, size: int, split: bool) -> Iterator[Sizes]:

@@ -66,10 +66,12 @@ def best_walk(sides: tuple[Side, ...]) -> Walk:
     """
     if not any(side.chips > 1 for side in sides):
         return Walk(0, 0, np.zeros((1, len(sides)), np.int64))
-    walks = []
+    walks: list[Walk] = []
     for chips in _walks(sides):
         lengths = hops(chips, sides)
         walks.append(Walk(int(lengths.max()), int(lengths.sum()), chips))
+        if walks[-1].longest == 1:  # nothing is shorter
+            break
     best = min(walks, key=lambda walk: walk[:2])
     best.chips.flags.writeable = False
     return best
