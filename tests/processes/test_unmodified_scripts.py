@@ -74,7 +74,8 @@ def test_initialize_without_arguments(job, said, launched, slurm):
         assert said(one).splitlines() == [f"{index} 2 6.0 2", f"{index} 2"]
 
 
-def test_an_address_of_the_scripts_own_gets_no_decoy(job, said, launched):
+def test_an_address_of_the_scripts_own_gets_no_decoy(launched, job, said):
+    # the job's port is looked for while the services hold theirs: it is another one
     script = SERVED + (
         "jax.distributed.initialize(address)\n"
         "say(jax.process_index(), global_sum(), os.environ.get('JAX_COORDINATOR_BIND_ADDRESS'))\n"
