@@ -57,7 +57,7 @@ def test_large_ones_are_sampled_whatever_their_order(shape):
     assert "sample" not in digest(array.reshape(-1)[: 1 << 18])
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, None), (1000, 5200), (77_000, 79_080)])
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-1, None), (1000, 3080), (77_000, 79_080)])
 def test_the_ends_and_any_run_longer_than_a_gap_are_seen(low, high):
     array = np.zeros(LARGE, np.float32)
     array[low:high] = 1
@@ -66,13 +66,12 @@ def test_the_ends_and_any_run_longer_than_a_gap_are_seen(low, high):
 
 @given(st.integers(2, 20), st.integers(1, 5), st.integers(0, 200))
 def test_a_sample_is_even(places, items, more):
-    array = np.arange(places * items + more)
+    array = np.arange(items + more)
     taken = file._sample(array, places, items).reshape(places, items)
     assert (taken == taken[:, :1] + np.arange(items)).all()
     assert (taken[0, 0], taken[-1, -1]) == (0, array.size - 1)
-    *gaps, last = np.diff(taken[:, 0])
-    assert len({*gaps}) <= 1
-    assert 0 <= last - (gaps or [last])[0] < places
+    gaps = np.diff(taken[:, 0])
+    assert gaps.max() - gaps.min() <= 1
     folded = array.reshape(-1, 1)[::-1][::-1]
     assert (file._sample(np.asfortranarray(folded), places, items) == taken.ravel()).all()
     assert (file._sample(np.repeat(array, 2)[::2], places, items) == taken.ravel()).all()

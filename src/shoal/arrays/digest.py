@@ -21,7 +21,7 @@ __all__ = ["digest"]
 HostArray = np.ndarray[Any, Any]
 
 WHOLE_BYTES = 1 << 20  # arrays up to this size are read as a whole
-PLACES, PLACE_BYTES = 64, 128  # of larger ones so many places, evenly spaced, ends included
+PLACES, PLACE_BYTES = 128, 64  # of larger ones so many places, evenly spaced, ends included
 # Of a mapped file, whatever is not in memory yet must be read from disk: a few pages.
 MAPPED_PLACES, MAPPED_PLACE_BYTES = 8, 512
 MAPPED_WHOLE_BYTES = MAPPED_PLACES * MAPPED_PLACE_BYTES
@@ -51,14 +51,16 @@ def digest(value: HostArray) -> str:
 def _sample(array: HostArray, places: int, items: int) -> HostArray:
     """Return `items` items, in C order, at each of so many places, the first and last included.
 
-    Of 11 items, 2 at each of 3 places: items 0, 1, 4, 5, 9, 10. There must be places * items.
+    Of 10 items, 2 at each of 3 places: items 0, 1, 4, 5, 8, 9.
     """
-    step = (array.size - items) // (places - 1)
-    if array.flags.c_contiguous:  # the same items without a list of their numbers
-        flat = array.reshape(-1)
-        rows = flat[: (places - 1) * step].reshape(places - 1, step)[:, :items]
-        return np.concatenate((rows.reshape(-1), flat[-items:]))
-    starts = np.append(np.arange(places - 1) * step, array.size - items)
+    step, more = divmod(array.size - items, places - 1)  # so many gaps are longer by one
+    if array.flags.c_contiguous and step >= items:  # the same items, without their numbers
+        flat, turn = array.reshape(-1), more * (step + 1)
+        wide = flat[:turn].reshape(more, step + 1)[:, :items]
+        rest = flat[turn : array.size - items].reshape(-1, step)[:, :items]
+        return np.concatenate((wide.reshape(-1), rest.reshape(-1), flat[-items:]))
+    numbers = np.arange(places)
+    starts = numbers * step + np.minimum(numbers, more)
     numbers = (starts[:, None] + np.arange(items)).ravel()
     return np.asarray(array[np.unravel_index(numbers, array.shape)])
 

@@ -43,8 +43,8 @@ def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = No
     Whether the call was the same on all processes that own devices of the mesh is found out where
     these meet next (`barrier`, `broadcast`, `save`, `shutdown`, …): its place in the program and
     all that must be equal travel there as a digest, and a difference is a DivergenceError on all,
-    which names the first call that differed. Of values over 1 MiB the digest is that of 64
-    places of 128 bytes, of a memory-mapped file that of eight, evenly spaced.
+    which names the first call that differed. Of values over 1 MiB the digest is that of 128
+    places of 64 bytes, of a memory-mapped file that of eight, evenly spaced.
 
     Args:
       tree: numpy arrays (memory-mapped ones are read only where needed), numpy and Python scalars,
