@@ -26,6 +26,17 @@ def test_walks_are_as_short_as_can_be(counts):
     assert sorted(map(tuple, walk.chips.tolist())) == list(np.ndindex(*counts))
 
 
+@pytest.mark.parametrize(
+    "counts", [(3, 3), (3, 5), (5, 5), (3, 3, 3), (3, 1, 3), (5, 3, 3)], ids=str
+)
+def test_linked_ends_close_a_box_of_an_odd_number(counts):
+    for rings in itertools.product((False, True), repeat=len(counts)):
+        sides = [Side(n, 1, n * ring) for n, ring in zip(counts, rings, strict=True)]
+        helps = any(ring and n > 1 for n, ring in zip(counts, rings, strict=True))
+        wanted = (1, math.prod(counts)) if helps else proven(counts)
+        assert best_walk(tuple(sides))[:2] == wanted, rings
+
+
 def test_large_boxes_too():
     for counts in [(16, 16), (9, 7, 5), (8, 8, 8), (1, 64), (3, 128)]:
         assert best_walk(tuple(map(Side, counts)))[:2] == proven(counts)

@@ -90,7 +90,10 @@ def _walks(sides: Sequence[Side]) -> Iterator[IntArray]:
         # An even number of rows, to and fro: it closes where the first dim's ends are linked.
         yield _spread(_snake([sides[dim].chips for dim in order]), order, len(sides))
         rows, columns = sides[first].chips, len(snake)
-        for grid in (_comb(rows, columns), _comb(columns, rows)[:, ::-1]):
+        grids = [_comb(rows, columns), _comb(columns, rows)[:, ::-1]]
+        if columns % 2:  # closes across the linked ends of the first dim
+            grids.append(_comb(columns, rows, turns=False)[:, ::-1])
+        for grid in grids:
             yield _spread(np.column_stack((grid[:, 0], snake[grid[:, 1]])), order, len(sides))
 
 
@@ -120,7 +123,7 @@ def _snake(counts: Sequence[int]) -> IntArray:
     return path
 
 
-def _comb(rows: int, columns: int) -> IntArray:
+def _comb(rows: int, columns: int, *, turns: bool = True) -> IntArray:
     """Go over a grid and back through its first column.
 
         → → ↓      of 4 x 3: the rows to and fro, without the first column,
@@ -129,16 +132,18 @@ def _comb(rows: int, columns: int) -> IntArray:
         ↑ ← ←
 
     With an odd number of rows the last two are taken in turns, column by column; where both are odd
-    one step remains that is two links long.
+    one step remains that is two links long. Without turns that step leads from the last column to
+    the first: one link if the ends of the rows are linked.
     """
     teeth = columns - 1
-    plain = rows if rows % 2 == 0 else max(0, rows - 2)
+    turns = turns and rows % 2 == 1
+    plain = max(0, rows - 2) if turns else rows
     cells = [
         (row, 1 + (column if row % 2 == 0 else teeth - 1 - column))
         for row in range(plain)
         for column in range(teeth)
     ]
-    if rows % 2:  # the snake has come to the far end of an odd number of rows
+    if turns:  # the snake has come to the far end of an odd number of rows
         top = rows - 2
         for turn in range(teeth):
             column = teeth - turn if plain else 1 + turn

@@ -70,7 +70,7 @@ class Cluster:
             run a function from one that has imported JAX: sooner, for a fraction of the
             computing. But forks share the seed of Python's hashes: a `set` of texts that has
             another order in each process of a real job has the same order in all of them. Only
-            Linux can fork once JAX is imported; elsewhere both mean "spawn".
+            Linux can fork once JAX is imported; elsewhere, and under a launcher, both mean "spawn".
           deadline_s: from the start of the processes until all that is waited for, in seconds.
 
         Raises:
@@ -93,8 +93,10 @@ class Cluster:
             shutil.rmtree(self.folder)
             raise
         self._pump = Pump(self._pauses_at)
-        self._job = Job(processes, devices, services, self.folder, given, self._warden)
-        self._job.forks = start_method == "fork" and sys.platform == "linux"
+        self._job = Job(
+            processes, devices, services, self.folder, given, self._warden,
+            forks=start_method == "fork" and sys.platform == "linux",
+        )  # fmt: skip
         self._began = time.monotonic()
         self._running: dict[int, Running] = {}
         self._others: list[Running] = []

@@ -49,9 +49,12 @@ class Job:
         folder: str,
         env: dict[str, str],
         warden: Warden,
+        *,
+        forks: bool,
     ) -> None:
+        """`forks`: start functions as forks of one process, see `fork_server`."""
         self._processes, self._devices, self._way = processes, devices, services
-        self.forks = False  # rather than start each process by itself
+        self._forks = forks
         self._folder, self._warden = folder, warden
         self._env = env | {MARK: warden.mark, "SHOAL_TOKEN": secrets.token_hex(16)}
         self._env |= {"PYTHONUNBUFFERED": "1"}
@@ -119,7 +122,7 @@ class Job:
             if not everybody:
                 raise UsageError("shoal run starts all processes, not some of them")
             return [(self._launcher(command), None)]
-        if self.forks and program.is_function:
+        if self._forks and program.is_function:
             return self._forked(command, chosen)
         rows: list[tuple[Running, int | None]] = []
         for process in chosen:
