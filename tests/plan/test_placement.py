@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from plan.test_jax_order import CASES, check, devices_of, of, shapes_of
+from plan.jax_cases import CASES, check, devices_of, of, shapes_of
 from shoal.errors import UsageError
 from shoal.plan import jax_order
 from shoal.plan.placement import _best, _sides, place

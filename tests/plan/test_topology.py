@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plan.devices import as_jax, generated, row
-from plan.test_jax_order import CASES, devices_of
+from plan.jax_cases import CASES, devices_of
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.topology import (
     Flat,
