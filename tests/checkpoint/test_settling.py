@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from checkpoint.kept import files_of, in_job, kept, messages
+from checkpoint.saves import Save, value_of
 from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.save import save_with
+from shoal.checkpoint.save import request_of, save_with
+from shoal.checkpoint.saving import settling
 from shoal.errors import StorageError
 from shoal.runtime import fault_points
 from shoal.runtime.coordinator_local import LocalJob
@@ -55,3 +57,42 @@ def test_a_commit_that_cannot_be_made_durable_is_no_success(path, monkeypatch, i
     (path / "COMMIT").unlink()
     attempts.recover(LocalFolder(path))
     assert set(kept(path)) == set(TREE)
+
+
+@pytest.mark.parametrize("where", ["sync", "rewrite"])
+def test_an_fsync_that_failed_before_another_process_committed_is_no_success(
+    path, monkeypatch, where
+):
+    """Two processes commit at the same time, and the fsync of one fails before the link."""
+    one, folder = Save("00000000000a", 7), LocalFolder(path)
+    real, others = getattr(LocalFolder, where), []
+
+    def fails(there, *_):
+        monkeypatch.setattr(LocalFolder, where, real)
+        others.append(attempts.commit(folder, one.attempt))  # as another process does
+        raise StorageError("cannot fsync", path=there.path, errno=errno.EIO)
+
+    def fail_from_here_on(name, _):
+        if name == "save.assemble":
+            monkeypatch.setattr(fault_points, "reach", lambda *_: None)
+            monkeypatch.setattr(LocalFolder, where, fails)
+
+    one.prepare(folder)
+    monkeypatch.setattr(fault_points, "reach", fail_from_here_on)
+    with pytest.raises(StorageError, match="a crash of this host may undo that") as caught:
+        attempts.commit(folder, one.attempt)
+    assert caught.value.errno == errno.EIO
+    assert value_of(folder, others[0]) == 7
+
+
+def test_who_failed_before_another_process_committed_reports_that_and_ends_nothing(path):
+    """What a process met with in committing stays its answer when another one's commit stands."""
+    one, folder = Save("00000000000a", 7), LocalFolder(path)
+    commit = one.save(folder)
+    request = request_of(path, 5, None, None, None, 1.0)
+    scene = settling.Scene(LocalJob(2).coordinators[1], request, one.attempt, (0, 1))
+    met = StorageError("cannot fsync", path=str(path), errno=errno.EIO)
+    with pytest.raises(StorageError, match="a crash of this host may undo that"):
+        settling.ended_by(scene, met)
+    assert settling.ended_by(scene, OSError("another one")) == commit
+    assert value_of(folder, commit) == 7

@@ -49,6 +49,8 @@ __all__ = [
     "commit",
     "ended",
     "give_back",
+    "in_doubt",
+    "is_standing",
     "left_over",
     "remove_attempt",
     "taken",
@@ -56,6 +58,7 @@ __all__ = [
     "write_part",
 ]
 
+_DOUBT = "\nit is committed, but a crash of this host may undo that"
 _TRIES = 100  # to begin in a folder that others remove at the same time
 
 
@@ -163,9 +166,15 @@ def commit(folder: Folder, attempt: str) -> Commit:
         _link(folder, attempt)
     except (FileNotFoundError, FileExistsError, CorruptCheckpoint, StorageError) as error:
         # Others commit, tidy or end this attempt at the same time; what stands now counts.
+        is_open = see(folder, attempt)  # asked before COMMIT, which is there before PENDING goes
+        if isinstance(error, StorageError):  # a second fsync would say nothing
+            if is_standing(folder, attempt):
+                raise in_doubt(error) from error.__cause__
+            if is_open:
+                raise
         if done := _settled(folder, attempt):
             return done
-        if not see(folder, attempt):
+        if not is_open:
             remove_attempt(folder, attempt)  # also what was written after its end
             raise ended(folder, attempt, "commit") from error
         if isinstance(error, CheckpointError):
@@ -217,13 +226,27 @@ def _settled(folder: Folder, attempt: str) -> Commit | None:
     try:
         folder.sync()  # who linked it may have died before this
     except StorageError as error:  # PENDING stays: if a crash loses COMMIT, it is committed again
-        error.args = (f"{error}\nit is committed, but a crash of this host may undo that",)
-        raise
+        raise in_doubt(error) from error.__cause__
     with contextlib.suppress(CheckpointError, OSError):  # it is saved; who looks next tidies
         fault_points.reach("save.committed", None)
         tidy(folder, found[1])
         fault_points.reach("save.tidied", None)
     return found[1]
+
+
+def is_standing(folder: Folder, attempt: str) -> bool:
+    """Is this attempt the committed one? False also where COMMIT cannot be read."""
+    with contextlib.suppress(CheckpointError, OSError):
+        found = standing(folder)
+        return found is not None and found[1].attempt == attempt
+    return False
+
+
+def in_doubt(error: StorageError) -> StorageError:
+    """Say of a failed fsync that COMMIT is there all the same."""
+    if _DOUBT not in str(error):
+        error.args = (f"{error}{_DOUBT}",)
+    return error
 
 
 def _incomplete(folder: Folder, attempt: str) -> SaveAborted:

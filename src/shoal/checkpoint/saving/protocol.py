@@ -16,6 +16,7 @@ there, it commits; else it ends the attempt. One of the two wins, for all.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -52,6 +53,7 @@ from shoal.errors import (
     PeerFailedError,
     ProcessLostError,
     ShoalError,
+    StorageError,
     UsageError,
     raise_all,
 )
@@ -232,7 +234,8 @@ class Save:
         except Exception:
             raise
         except BaseException:  # an interrupt: what the others are told is that it cannot complete
-            settling.abandon(self._scene)
+            with contextlib.suppress(StorageError):  # committed: it stands
+                settling.abandon(self._scene)
             raise
         fault_points.reach("save.announced", self._coordinator.process)
         saved_with(self._coordinator, self._request.step)
@@ -323,9 +326,7 @@ class Save:
         try:
             commit = attempts.commit(self._folder, self._attempt)
         except Exception as error:
-            if settling.is_doubtful(self._scene, error):
-                raise
-            found = settling.abandon(self._scene)
+            found = settling.ended_by(self._scene, error)
             if found is None:
                 raise
             commit = found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 from shoal import settings
 from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.step_folder import missing_parts, standing
+from shoal.checkpoint.disk.step_folder import missing_parts
 from shoal.checkpoint.format.files import Commit
 from shoal.checkpoint.saving.request import Request
 from shoal.errors import (
@@ -24,7 +23,7 @@ from shoal.errors import (
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.verdicts import Self, listed
 
-__all__ = ["Scene", "abandon", "aborted", "is_doubtful", "settle"]
+__all__ = ["Scene", "abandon", "aborted", "ended_by", "settle"]
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S = 0.05
@@ -49,7 +48,7 @@ def settle(scene: Scene, phase: str, cause: ShoalError, *, has_part: bool) -> Co
       SaveAborted: it was not committed, and cannot be any more.
       StorageError: it is committed, but that may not survive a crash.
     """
-    folder = scene.request.folder
+    folder, problem = scene.request.folder, None
     if has_part:
         if not isinstance(cause, DeadlineError | DivergenceError):
             _wait_for_parts(scene, cause)
@@ -57,12 +56,26 @@ def settle(scene: Scene, phase: str, cause: ShoalError, *, has_part: bool) -> Co
             if attempts.is_complete(folder, scene.attempt):
                 return attempts.commit(folder, scene.attempt)
         except (CheckpointError, OSError) as error:
-            if is_doubtful(scene, error):
-                raise
-    commit = abandon(scene)
+            problem = error
+    commit = ended_by(scene, problem)
     if commit is None:
         raise aborted(scene, phase, cause) from cause
     return commit
+
+
+def ended_by(scene: Scene, problem: Exception | None) -> Commit | None:
+    """End the attempt for what this process met with; return the commit if it was one already.
+
+    Raises:
+      StorageError: it is committed, and what failed here may be what should have kept it. It is
+        neither ended then nor looked at again: an fsync succeeds after one that failed.
+    """
+    doubt = problem if isinstance(problem, StorageError) else None
+    if doubt is None or not attempts.is_standing(scene.request.folder, scene.attempt):
+        commit = abandon(scene)
+        if doubt is None or commit is None:
+            return commit
+    raise attempts.in_doubt(doubt) from doubt.__cause__
 
 
 def _wait_for_parts(scene: Scene, cause: ShoalError) -> None:
@@ -85,24 +98,18 @@ def _wait_for_parts(scene: Scene, cause: ShoalError) -> None:
         pause.wait(_LOOK_S)
 
 
-def is_doubtful(scene: Scene, error: Exception) -> bool:
-    """Is the attempt committed, and could that not be made durable? Then it is not to be ended.
-
-    Nor to be looked at again: an fsync succeeds after one that failed, whatever was lost.
-    """
-    folder = scene.request.folder
-    if isinstance(error, StorageError):
-        with contextlib.suppress(CheckpointError, OSError):
-            found = standing(folder)
-            return found is not None and found[1].attempt == scene.attempt
-    return False
-
-
 def abandon(scene: Scene) -> Commit | None:
-    """End the attempt, if the storage lets us; return the commit if it was one already."""
+    """End the attempt, if the storage lets us; return the commit if it was one already.
+
+    Raises:
+      StorageError: it is committed, but that may not survive a crash.
+    """
     try:
         return attempts.abandon(scene.request.folder, scene.attempt)
     except (ShoalError, OSError) as error:
+        if isinstance(error, StorageError):
+            if attempts.is_standing(scene.request.folder, scene.attempt):
+                raise attempts.in_doubt(error) from error.__cause__
         _LOG.warning("%s: attempt %s: %s", scene.request.asked, scene.attempt, error)
         return None
 
