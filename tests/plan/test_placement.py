@@ -149,14 +149,16 @@ TWO = "v5e:2x2 x 2 slices"
         ("flat:4", {"x": 2.5}, {}, "2.5"),
         ("flat:4", {"x": [4]}, {}, "must be an integer"),
         ("flat:4", "22", {}, "axes"),
-        ("flat:4", {"x": 4}, {"compatible_with": "torch"}, "neither None nor 'jax'"),
+        ("flat:4", {"x": 4}, {"compatible_with": "torch"}, "mean 'torch_xla'"),
         ("flat:4", {"x": 4}, {"contiguous_submeshes": True}, "'jax' only"),
         ("v5e:3x4", {"a": 6, "b": 2}, {"allow_split_physical_axes": False}, "whole dims"),
         (TWO, {"data": 8}, {"across": {"dat": 2}}, "did you mean"),
         (TWO, {"data": 8}, {"across": {"data": 4}}, f"makes 4, and {TWO} has 2 slices"),
         (TWO, {"data": 8}, {"across": {"data": 3}}, "does not divide"),
         ("v5e:2x2 x 3 slices", {"a": 4, "b": 3}, {"across": {"a": 3}}, "does not divide"),
-        ("v5e:2x2 + v5e:2x4", {"a": 2, "b": 6}, {}, "those of .* hold 4, 8"),
+        ("v5e:2x2 + v5e:2x4", {"a": 2, "b": 6}, {}, "6 devices here; they hold 4, 8"),
+        ("v5e:2x2 + v5e:2x4", {"a": 3, "b": 4}, {"across": {"a": 3}}, "makes 3"),
+        ("v5e:2x2 + v5e:2x4", {"a": 6, "b": 2}, {"across": {"a": 2}}, "those of .* hold 4, 8"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_said(text, axes, options, words):
@@ -209,3 +211,21 @@ def test_no_way_to_share_the_dims_is_better(grid, split, wraps):
 def test_a_torus_of_two_cores_keeps_them_together():
     torus = Torus((2, 2, 1), "tpu7x")
     assert judged(torus, place(torus, {"x": 8}).device_ids)[0][0] == 1
+
+
+@pytest.mark.parametrize("sizes", [(3, 4), (6, 2), (12,), (1, 3, 4), (3, 2, 2), (12, 1)])
+def test_slices_that_differ_hold_whole_rows_of_the_first_axis(sizes):
+    pair = parse("v5e:2x2 + v5e:2x4")
+    ids = place(pair, [(f"a{axis}", size) for axis, size in enumerate(sizes)]).device_ids
+    assert sorted(ids.ravel().tolist()) == list(range(12))
+    first = next(axis for axis, size in enumerate(sizes) if size > 1)
+    rows = ids.reshape(sizes[first], -1)
+    for one in pair.parts():
+        own = np.isin(rows, one.device_ids).all(axis=1)
+        assert own.sum() * rows.shape[1] == one.num_devices
+
+
+def test_a_program_for_several_slices_runs_on_one():
+    for across in ({}, {"data": 1}):
+        mesh = place(parse("v5e:2x4"), {"data": 2, "model": 4}, across=across)
+        assert mesh == place(parse("v5e:2x4"), {"data": 2, "model": 4})

@@ -24,13 +24,15 @@ from numpy.typing import NDArray
 from shoal.colour import local
 from shoal.errors import UsageError, nearest, raise_all
 from shoal.plan import jax_order
+from shoal.plan.compatible import Options
+from shoal.plan.dtensor_order import Rings
 from shoal.plan.mesh import Mesh
 from shoal.plan.mesh_checks import check_axes
 from shoal.plan.ring import Side, best_walk
 from shoal.plan.wiring import Slices, Topology, Torus
 from shoal.plan.wiring_checks import text_of
 
-__all__ = ["place"]
+__all__ = ["Rings", "place"]
 
 IntArray = NDArray[np.int64]
 Sizes = tuple[int, ...]
@@ -46,6 +48,7 @@ def place(
     compatible_with: str | None = None,
     allow_split_physical_axes: bool | None = None,
     contiguous_submeshes: bool = False,
+    rings: Rings | None = None,
 ) -> Mesh:
     """Return a mesh over all devices of a topology, in the order that suits its wires best.
 
@@ -59,11 +62,14 @@ def place(
       topology: the devices; see `topology.parse` and `topology.from_devices`.
       axes: name → size, the busiest last.
       across: name → how much of that axis lies across slices (or hosts), over the slow network;
-        the sizes in `axes` are totals. Default: as much of the first axes as there are slices.
-      compatible_with: "jax" for the order of `mesh_utils` of JAX 0.10.2, bit by bit.
+        the sizes in `axes` are totals. Default: as much of the first axes as there are slices;
+        slices that differ each hold whole rows of the first axis.
+      compatible_with: the order of another library, bit by bit: "jax" (`mesh_utils` of JAX
+        0.10.2), "torch_xla" (`HybridMesh`) or "dtensor" (`create_tpu_mesh`).
       allow_split_physical_axes: may two axes share a dim of the torus? Default: yes; under
         `compatible_with="jax"` no, as there.
       contiguous_submeshes: as JAX has it; under `compatible_with="jax"` only.
+      rings: the options of `create_tpu_mesh`; under `compatible_with="dtensor"` only.
 
     Raises:
       UsageError: the sizes do not fit; the nearest that do are named.
@@ -78,33 +84,20 @@ def place(
         raise UsageError(f"place: {topology!r} is no topology: topology.parse makes one of a text")
     offences: list[str] = []
     names, sizes = check_axes(axes, offences)
-    if compatible_with not in (None, "jax"):
-        offences.append(f"compatible_with={compatible_with!r} is neither None nor 'jax'")
-    if contiguous_submeshes and compatible_with is None:
-        offences.append("contiguous_submeshes is there under compatible_with='jax' only")
+    split = allow_split_physical_axes
+    options = Options(compatible_with, split, contiguous_submeshes, rings)
+    offences += options.offences()
     if not offences:
         offences += _misfits(topology, names, sizes)
     raise_all("place", offences)
     outer = _outer(topology, names, sizes, across, by_default=compatible_with is None)
-    split = allow_split_physical_axes
-    if compatible_with == "jax":
-        ids = _as_jax(topology, sizes, outer, bool(split), contiguous_submeshes)
-    else:
+    if compatible_with is None:
         ids = _ours(topology, sizes, outer, split is not False)
+    else:
+        ids = options.order(topology, sizes, outer)
     processes = topology.process_of(ids.ravel())
     pairs = list(zip(names, sizes, strict=True))
     return Mesh(pairs, ids.ravel(), processes, kind=topology.platform)
-
-
-def _as_jax(
-    topology: Topology, sizes: Sizes, outer: Sizes | None, split: bool, contiguous: bool
-) -> IntArray:
-    if outer is None:
-        return jax_order.order(
-            topology, sizes, allow_split_physical_axes=split, contiguous_submeshes=contiguous
-        )
-    inner = [size // part for size, part in zip(sizes, outer, strict=True)]
-    return jax_order.hybrid_order(topology, inner, outer, allow_split_physical_axes=split)
 
 
 def _misfits(topology: Topology, names: Sequence[str], sizes: Sizes) -> list[str]:
@@ -134,7 +127,9 @@ def _outer(
 ) -> Sizes | None:
     """Return how much of each axis lies across the slow network; None: nothing is said of it."""
     if across is None:
-        return _spread(topology, sizes) if by_default and isinstance(topology, Slices) else None
+        if by_default and isinstance(topology, Slices) and topology.is_even:
+            return _spread(topology, sizes)
+        return None
     offences: list[str] = []
     parts = dict(zip(*check_axes(across, offences), strict=True)) if across else {}
     for name, part in parts.items():
@@ -143,6 +138,8 @@ def _outer(
         elif sizes[names.index(name)] % part:
             size = sizes[names.index(name)]
             offences.append(f"across: {part} does not divide the {size} of axis {name!r}")
+    if not offences and isinstance(topology, Torus) and math.prod(parts.values()) == 1:
+        return None  # a program for several slices, run on one
     granules = len(jax_order.granules(topology))
     if not offences and math.prod(parts.values()) != granules:
         what = "slices" if isinstance(topology, Slices) else "hosts"
@@ -173,6 +170,8 @@ def _ours(topology: Topology, sizes: Sizes, outer: Sizes | None, split: bool) ->
     if outer is None:
         if isinstance(topology, Torus):
             return _on_torus(topology, sizes, split)
+        if isinstance(topology, Slices):
+            return _in_rows(topology, sizes, split)
         return topology.device_ids.reshape(sizes)
     inner = tuple(size // part for size, part in zip(sizes, outer, strict=True))
     granules = jax_order.granules(topology)
@@ -183,6 +182,22 @@ def _ours(topology: Topology, sizes: Sizes, outer: Sizes | None, split: bool) ->
             f"{topology.text} hold {counts}"
         )
     return jax_order.interleaved([_ours(one, inner, None, split) for one in granules], inner, outer)
+
+
+def _in_rows(topology: Slices, sizes: Sizes, split: bool) -> IntArray:
+    """Let slices that differ have whole rows of the first axis, each as many as it has devices."""
+    first = next((axis for axis, size in enumerate(sizes) if size > 1), 0)
+    row = math.prod(sizes[first + 1 :])
+    slices = list(topology.parts())
+    if any(one.num_devices % row for one in slices):
+        counts = ", ".join(str(one.num_devices) for one in slices)
+        raise UsageError(
+            f"place: the slices of {topology.text} differ, so each must hold whole rows of the "
+            f"first axis, {row} devices here; they hold {counts}"
+        )
+    tails = ((one.num_devices // row, *sizes[first + 1 :]) for one in slices)
+    ids = [_on_torus(one, tail, split) for one, tail in zip(slices, tails, strict=True)]
+    return np.concatenate(ids).reshape(sizes)
 
 
 def _on_torus(torus: Torus, sizes: Sizes, split: bool) -> IntArray:

@@ -1,0 +1,79 @@
+"""The device orders of other libraries, for a job that must go on as it began."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import UsageError, nearest
+from shoal.plan import dtensor_order, jax_order, torch_xla_order
+from shoal.plan.wiring import Topology
+
+__all__ = ["LIBRARIES", "Options"]
+
+IntArray = NDArray[np.int64]
+
+LIBRARIES = ("jax", "torch_xla", "dtensor")
+
+
+class Options(NamedTuple):
+    """What `place` is asked for beside the mesh; see there."""
+
+    library: str | None
+    allow_split: bool | None
+    contiguous: bool
+    rings: dtensor_order.Rings | None
+
+    def offences(self) -> list[str]:
+        """Say which options do not go together."""
+        found = []
+        library = self.library
+        if library is not None and library not in LIBRARIES:
+            hint = nearest(str(library), LIBRARIES)
+            found.append(
+                f"compatible_with={library!r} is none of {', '.join(map(repr, LIBRARIES))}{hint}"
+            )
+        if self.contiguous and library != "jax":
+            found.append("contiguous_submeshes is there under compatible_with='jax' only")
+        if self.rings is not None and library != "dtensor":
+            found.append("rings is there under compatible_with='dtensor' only")
+        if self.rings is not None and not isinstance(self.rings, dtensor_order.Rings):
+            found.append(f"rings={self.rings!r} must be a placement.Rings")
+        if self.allow_split is not None and library == "dtensor":
+            found.append("allow_split_physical_axes says nothing under compatible_with='dtensor'")
+        return found
+
+    def order(
+        self, topology: Topology, sizes: Sequence[int], outer: Sequence[int] | None
+    ) -> IntArray:
+        """Return the ids [sizes] in the order of that library.
+
+        Args:
+          topology: the devices.
+          sizes: of the mesh's axes, in all.
+          outer: how much of each axis lies across the slow network; None: nothing is said.
+
+        Raises:
+          UsageError: that library refuses, or fails.
+        """
+        if self.library == "torch_xla":
+            split = self.allow_split is not False
+            return torch_xla_order.order(topology, sizes, outer, allow_split=split)
+        if self.library == "dtensor":
+            if outer is not None:
+                raise UsageError("across says nothing under compatible_with='dtensor'")
+            return dtensor_order.order(topology, sizes, self.rings or dtensor_order.Rings())
+        if outer is None:
+            return jax_order.order(
+                topology,
+                sizes,
+                allow_split_physical_axes=bool(self.allow_split),
+                contiguous_submeshes=self.contiguous,
+            )
+        inner = [size // part for size, part in zip(sizes, outer, strict=True)]
+        return jax_order.hybrid_order(
+            topology, inner, outer, allow_split_physical_axes=bool(self.allow_split)
+        )
