@@ -246,7 +246,7 @@ def test_where_create_tpu_mesh_fails(text, sizes, options, words):
     [
         ({"compatible_with": "dtensr"}, "did you mean 'dtensor'"),
         ({"rings": Rings()}, "under compatible_with='dtensor' only"),
-        ({"compatible_with": "torch_xla", "contiguous_submeshes": True}, "'jax' only"),
+        ({"compatible_with": "torch_xla", "contiguous_submeshes": True}, "says nothing"),
         ({"compatible_with": "dtensor", "allow_split_physical_axes": True}, "says nothing"),
         ({"compatible_with": "dtensor", "rings": {"dims": 1}}, "must be a placement.Rings"),
         ({"compatible_with": "dtensor", "across": {"a0": 2}}, "across says nothing"),

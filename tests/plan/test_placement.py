@@ -8,7 +8,8 @@ import pytest
 
 from plan.jax_cases import CASES, check, devices_of, of, shapes_of
 from shoal.errors import UsageError
-from shoal.plan import jax_order
+from shoal.plan import dtensor_order, jax_order
+from shoal.plan.dtensor_order import Rings
 from shoal.plan.placement import _best, _sides, place
 from shoal.plan.ring import best_walk
 from shoal.plan.topology import Torus, from_devices, parse
@@ -56,21 +57,30 @@ SLICES = ["v4:2x2x1", "v4:2x2x4", "v5e:2x4", "v5e:1x8", "v5e:4x4", "v5p:2x2x2", 
           "v6e:4x8", "torus:3x3x3", "torus:6x5"]  # fmt: skip
 
 
+def peers(torus, sizes):
+    """Yield the orders of JAX and DTensor, with all options that change one."""
+    for split in (False, True):
+        try:
+            yield jax_order.order(torus, sizes, allow_split_physical_axes=split)
+        except UsageError:
+            continue
+    for options in ({}, {"dims": -1}, {"dims": len(sizes)}):
+        for is_built in (False, True):
+            yield dtensor_order.order(
+                torus, sizes, Rings(**options, build_ring_across_rings=is_built)
+            )
+
+
 @pytest.mark.parametrize("name", SLICES)
-def test_no_shape_is_refused_and_jax_is_never_better(name):
+def test_no_shape_is_refused_and_no_peer_is_ever_better(name):
     torus = parse(name)
     for sizes in shapes_of(torus.num_devices):
         mesh = place(torus, axes_of(sizes))
         assert mesh.shape == tuple(sizes)
         assert sorted(mesh.device_ids.ravel().tolist()) == sorted(torus.device_ids.ravel().tolist())
         ours = judged(torus, mesh.device_ids)
-        for split in (False, True):
-            try:
-                theirs = judged(
-                    torus, jax_order.order(torus, sizes, allow_split_physical_axes=split)
-                )
-            except UsageError:
-                continue
+        for order in peers(torus, sizes):
+            theirs = judged(torus, order)
             assert ours[-1] <= theirs[-1], (sizes, ours, theirs)
             pairs = list(zip(ours, theirs, strict=True))
             worse = all(b[0] <= a[0] and b[1] <= a[1] for a, b in pairs)
@@ -150,7 +160,6 @@ TWO = "v5e:2x2 x 2 slices"
         ("flat:4", {"x": [4]}, {}, "must be an integer"),
         ("flat:4", "22", {}, "axes"),
         ("flat:4", {"x": 4}, {"compatible_with": "torch"}, "mean 'torch_xla'"),
-        ("flat:4", {"x": 4}, {"contiguous_submeshes": True}, "'jax' only"),
         ("v5e:3x4", {"a": 6, "b": 2}, {"allow_split_physical_axes": False}, "whole dims"),
         (TWO, {"data": 8}, {"across": {"dat": 2}}, "did you mean"),
         (TWO, {"data": 8}, {"across": {"data": 4}}, f"makes 4, and {TWO} has 2 slices"),

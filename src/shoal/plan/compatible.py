@@ -36,8 +36,8 @@ class Options(NamedTuple):
             found.append(
                 f"compatible_with={library!r} is none of {', '.join(map(repr, LIBRARIES))}{hint}"
             )
-        if self.contiguous and library != "jax":
-            found.append("contiguous_submeshes is there under compatible_with='jax' only")
+        if self.contiguous and library in ("torch_xla", "dtensor"):
+            found.append(f"contiguous_submeshes says nothing under compatible_with={library!r}")
         if self.rings is not None and library != "dtensor":
             found.append("rings is there under compatible_with='dtensor' only")
         if self.rings is not None and not isinstance(self.rings, dtensor_order.Rings):

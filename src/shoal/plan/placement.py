@@ -26,9 +26,10 @@ from shoal.errors import UsageError, nearest, raise_all
 from shoal.plan import jax_order
 from shoal.plan.compatible import Options
 from shoal.plan.dtensor_order import Rings
+from shoal.plan.host_blocks import by_hosts, in_boxes
 from shoal.plan.mesh import Mesh
 from shoal.plan.mesh_checks import check_axes
-from shoal.plan.ring import Side, best_walk
+from shoal.plan.ring import Side, best_walk, shortest_hops
 from shoal.plan.wiring import Slices, Topology, Torus
 from shoal.plan.wiring_checks import text_of
 
@@ -68,7 +69,8 @@ def place(
         0.10.2), "torch_xla" (`HybridMesh`) or "dtensor" (`create_tpu_mesh`).
       allow_split_physical_axes: may two axes share a dim of the torus? Default: yes; under
         `compatible_with="jax"` no, as there.
-      contiguous_submeshes: as JAX has it; under `compatible_with="jax"` only.
+      contiguous_submeshes: must the devices of each process be a box of the mesh? That may take
+        longer hops.
       rings: the options of `create_tpu_mesh`; under `compatible_with="dtensor"` only.
 
     Raises:
@@ -92,7 +94,7 @@ def place(
     raise_all("place", offences)
     outer = _outer(topology, names, sizes, across, by_default=compatible_with is None)
     if compatible_with is None:
-        ids = _ours(topology, sizes, outer, split is not False)
+        ids = _ours(topology, sizes, outer, split is not False, contiguous_submeshes)
     else:
         ids = options.order(topology, sizes, outer)
     processes = topology.process_of(ids.ravel())
@@ -165,13 +167,19 @@ def _spread(topology: Slices, sizes: Sizes) -> Sizes:
     return tuple(outer)
 
 
-def _ours(topology: Topology, sizes: Sizes, outer: Sizes | None, split: bool) -> IntArray:
+def _ours(
+    topology: Topology, sizes: Sizes, outer: Sizes | None, split: bool, contiguous: bool
+) -> IntArray:
     """Return the ids [sizes] in our own order."""
     if outer is None:
+        if isinstance(topology, Torus) and contiguous:
+            return by_hosts(topology, sizes, lambda torus, own: _on_torus(torus, own, split))
         if isinstance(topology, Torus):
             return _on_torus(topology, sizes, split)
         if isinstance(topology, Slices):
-            return _in_rows(topology, sizes, split)
+            return _in_rows(topology, sizes, split, contiguous)
+        if contiguous:
+            return in_boxes(topology, sizes)
         return topology.device_ids.reshape(sizes)
     inner = tuple(size // part for size, part in zip(sizes, outer, strict=True))
     granules = jax_order.granules(topology)
@@ -181,10 +189,11 @@ def _ours(topology: Topology, sizes: Sizes, outer: Sizes | None, split: bool) ->
             f"place: each slice must hold {text_of(inner)} = {math.prod(inner)} devices; those of "
             f"{topology.text} hold {counts}"
         )
-    return jax_order.interleaved([_ours(one, inner, None, split) for one in granules], inner, outer)
+    meshes = [_ours(one, inner, None, split, contiguous) for one in granules]
+    return jax_order.interleaved(meshes, inner, outer)
 
 
-def _in_rows(topology: Slices, sizes: Sizes, split: bool) -> IntArray:
+def _in_rows(topology: Slices, sizes: Sizes, split: bool, contiguous: bool) -> IntArray:
     """Let slices that differ have whole rows of the first axis, each as many as it has devices."""
     first = next((axis for axis, size in enumerate(sizes) if size > 1), 0)
     row = math.prod(sizes[first + 1 :])
@@ -196,7 +205,8 @@ def _in_rows(topology: Slices, sizes: Sizes, split: bool) -> IntArray:
             f"first axis, {row} devices here; they hold {counts}"
         )
     tails = ((one.num_devices // row, *sizes[first + 1 :]) for one in slices)
-    ids = [_on_torus(one, tail, split) for one, tail in zip(slices, tails, strict=True)]
+    pairs = zip(slices, tails, strict=True)
+    ids = [_ours(one, tail, None, split, contiguous) for one, tail in pairs]
     return np.concatenate(ids).reshape(sizes)
 
 
@@ -238,7 +248,7 @@ def _best(
                 rest = tuple(size // part for size, part in zip(left, share, strict=True))
                 if split or _fits(rest, sizes[:axis]):
                     taken = (share, *shares)
-                    cost = best_walk(_sides(taken, 0, grid, wraps))[:2]
+                    cost = shortest_hops(_sides(taken, 0, grid, wraps))
                     grown.setdefault(cost, []).append((taken, rest))
         if not grown:
             return None

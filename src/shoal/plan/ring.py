@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Side", "Walk", "best_walk", "hops"]
+__all__ = ["Side", "Walk", "best_walk", "hops", "shortest_hops"]
 
 IntArray = NDArray[np.int64]
 
@@ -55,8 +55,7 @@ def hops(chips: IntArray, sides: Sequence[Side]) -> IntArray:
     return np.asarray(np.minimum(apart, around).sum(axis=1))
 
 
-@lru_cache(maxsize=4096)
-def best_walk(sides: tuple[Side, ...]) -> Walk:
+def best_walk(sides: Sequence[Side]) -> Walk:
     """Return the walk with the shortest longest hop, then the shortest in all, of those known.
 
     >>> best_walk((Side(2), Side(4)))[:2]
@@ -64,44 +63,57 @@ def best_walk(sides: tuple[Side, ...]) -> Walk:
     >>> best_walk((Side(8),))[:2], best_walk((Side(8, ring=8),))[:2]
     ((2, 14), (1, 8))
     """
-    if not any(side.chips > 1 for side in sides):
-        return Walk(0, 0, np.zeros((1, len(sides)), np.int64))
+    # Boxes that differ in the order of their dims alone have one walk.
+    dims = sorted((dim for dim, side in enumerate(sides) if side.chips > 1), key=sides.__getitem__)
+    longest, total, chips = _walk(tuple(sides[dim] for dim in dims))
+    full = np.zeros((len(chips), len(sides)), np.int64)
+    full[:, dims] = chips
+    return Walk(longest, total, full)
+
+
+def shortest_hops(sides: Sequence[Side]) -> tuple[int, int]:
+    """Return the longest hop of the best walk, and all of them together."""
+    return _walk(tuple(sorted(side for side in sides if side.chips > 1)))[:2]
+
+
+@lru_cache(maxsize=4096)
+def _walk(sides: tuple[Side, ...]) -> Walk:
+    """The same for a box whose dims are sorted, and all wider than one chip."""
+    if not sides:
+        return Walk(0, 0, np.zeros((1, 0), np.int64))
+    least = min(side.stride for side in sides)  # no hop is shorter
     walks: list[Walk] = []
     for chips in _walks(sides):
         lengths = hops(chips, sides)
         walks.append(Walk(int(lengths.max()), int(lengths.sum()), chips))
-        if walks[-1].longest == 1:  # nothing is shorter
+        if walks[-1].longest == least:
             break
-    best = min(walks, key=lambda walk: walk[:2])
-    best.chips.flags.writeable = False
-    return best
+    return min(walks, key=lambda walk: walk[:2])
 
 
 def _walks(sides: Sequence[Side]) -> Iterator[IntArray]:
     """Yield walks over a box: row-major, folded, snakes and combs over each order of its dims."""
-    wide = [dim for dim, side in enumerate(sides) if side.chips > 1]
-    yield _spread(np.array(list(np.ndindex(*(sides[d].chips for d in wide)))), wide, len(sides))
-    if len(wide) == 1:
-        yield _spread(_folded(sides[wide[0]].chips)[:, None], wide, len(sides))
+    counts = [side.chips for side in sides]
+    yield np.indices(counts).reshape(len(sides), -1).T
+    if len(sides) == 1:
+        yield _folded(counts[0])[:, None]
         return
-    for order in itertools.permutations(wide):
+    for order in itertools.permutations(range(len(sides))):
         first, *rest = order
-        snake = _snake([sides[dim].chips for dim in rest])
+        snake = _snake([counts[dim] for dim in rest])
         # An even number of rows, to and fro: it closes where the first dim's ends are linked.
-        yield _spread(_snake([sides[dim].chips for dim in order]), order, len(sides))
-        rows, columns = sides[first].chips, len(snake)
+        yield _as_listed(_snake([counts[dim] for dim in order]), order)
+        rows, columns = counts[first], len(snake)
         grids = [_comb(rows, columns), _comb(columns, rows)[:, ::-1]]
         if columns % 2:  # closes across the linked ends of the first dim
             grids.append(_comb(columns, rows, turns=False)[:, ::-1])
         for grid in grids:
-            yield _spread(np.column_stack((grid[:, 0], snake[grid[:, 1]])), order, len(sides))
+            yield _as_listed(np.column_stack((grid[:, 0], snake[grid[:, 1]])), order)
 
 
-def _spread(chips: IntArray, dims: Sequence[int], rank: int) -> IntArray:
-    """Give the coordinates of some dims their places among all."""
-    full = np.zeros((len(chips), rank), np.int64)
-    full[:, list(dims)] = chips
-    return full
+def _as_listed(chips: IntArray, order: Sequence[int]) -> IntArray:
+    """Give the coordinates, which follow an order of the dims, their own order."""
+    return np.asarray(chips[:, np.argsort(order)])
 
 
 def _folded(count: int) -> IntArray:

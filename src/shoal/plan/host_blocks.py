@@ -1,0 +1,103 @@
+"""Device orders in which each host's devices are a box of the mesh.
+
+Then what one host reads, or saves, of an array that is laid out over the mesh is one box, too. The
+price is hops: a ring through all of a host's chips, then the next host's, cannot fold as freely.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import UsageError
+from shoal.plan.jax_order import granules, interleaved
+from shoal.plan.wiring import Topology, Torus
+
+__all__ = ["by_hosts", "in_boxes"]
+
+IntArray = NDArray[np.int64]
+Sizes = tuple[int, ...]
+Place = Callable[[Torus, Sizes], IntArray]
+
+
+def by_hosts(torus: Torus, sizes: Sizes, place: Place) -> IntArray:
+    """Return the ids [sizes] of the best order in which each host's devices are a box.
+
+    The hosts are placed like chips, and the devices in each; of all ways to divide the axes between
+    the two, that with the shortest hops counts, the last axis first.
+
+    Args:
+      torus: its processes have boxes of one shape, side by side.
+      sizes: of the mesh.
+      place: returns the ids of a torus in the order of a mesh.
+
+    Raises:
+      UsageError: the hosts are no boxes of one shape.
+    """
+    parts = list(torus.parts())
+    hosts = _hosts(torus, parts)
+    found = []
+    for inner in _divided(sizes, parts[0].num_devices):
+        outer = tuple(size // own for size, own in zip(sizes, inner, strict=True))
+        order = place(hosts, outer).ravel()
+        # Hosts are alike, and so is the order in them.
+        ids = interleaved([place(parts[host], inner) for host in order], inner, outer)
+        found.append((_hops(torus, ids)[::-1], inner, ids))
+    return min(found, key=lambda one: one[:2])[2]
+
+
+def in_boxes(topology: Topology, sizes: Sizes) -> IntArray:
+    """Return the ids [sizes] of hosts without wires, each a box: the last axes lie in a host.
+
+    Raises:
+      UsageError: the hosts have different numbers of devices.
+    """
+    hosts = [one.device_ids.ravel() for one in granules(topology)]
+    if len({len(ids) for ids in hosts}) > 1:
+        raise UsageError(f"place: the processes of {topology.text} differ in their devices")
+    inner = max(_divided(sizes, len(hosts[0])), key=lambda row: row[::-1])
+    outer = tuple(size // own for size, own in zip(sizes, inner, strict=True))
+    return interleaved([ids.reshape(inner) for ids in hosts], inner, outer)
+
+
+def _hosts(torus: Torus, parts: Sequence[Torus]) -> Torus:
+    """Return the hosts as a torus of chips, whose ids are the numbers of the parts."""
+    box = parts[0].grid
+    if any(part.grid != box for part in parts):
+        raise UsageError(f"place: the processes of {torus.text} have boxes of several shapes")
+    blocks = tuple(size // own for size, own in zip(torus.shape, box, strict=False))
+    begin = np.array(torus.origin or (0,) * len(torus.shape))
+    places = (np.array([part.origin for part in parts]) - begin) / box[:-1]
+    if box[-1] != torus.cores or (places != places.round()).any():
+        raise UsageError(f"place: the processes' boxes of {torus.text} are not side by side")
+    numbers = np.empty((*blocks, 1), np.int64)
+    numbers[(*places.astype(np.int64).T, 0)] = np.arange(len(parts))
+    return Torus(blocks, wrap=torus.wrap).numbered(numbers)
+
+
+def _divided(sizes: Sizes, count: int) -> list[Sizes]:
+    """Return how much of each axis may lie in one host of `count` devices.
+
+    There always is a way: the hosts make up the mesh, so the sizes hold all prime factors of one.
+    """
+    choices = [[n for n in range(1, size + 1) if math.gcd(size, count) % n == 0] for size in sizes]
+    return [inner for inner in itertools.product(*choices) if math.prod(inner) == count]
+
+
+def _hops(torus: Torus, ids: IntArray) -> list[tuple[int, int]]:
+    """Return (longest hop, all hops) of each axis's rings, at the worst ring [axes]."""
+    cells = np.argsort(torus.device_ids, axis=None)[
+        np.searchsorted(np.sort(torus.device_ids, axis=None), ids)
+    ]
+    coords = np.stack(np.unravel_index(cells, torus.grid)[: len(torus.shape)], axis=-1)
+    rings = np.where(torus.wrap, torus.shape, 0)
+    found = []
+    for axis in range(ids.ndim):
+        apart = np.abs(coords - np.roll(coords, -1, axis=axis))
+        hops = np.where(rings > 0, np.minimum(apart, rings - apart), apart).sum(axis=-1)
+        found.append((int(hops.max()), int(hops.sum(axis=axis).max())))
+    return found
