@@ -112,6 +112,34 @@ def test_a_box_begins_anywhere():
     assert from_devices(rows).origin == (3, 3, 3)
 
 
+def test_a_part_of_a_slice_has_no_linked_ends():
+    rows = generated(4, 8, 4, "TPU v4")
+    assert from_devices(rows).wrap == (True, True, True)
+    lower = [one for one in rows if one["coords"][1] < 4]
+    upper = [one for one in rows if one["coords"][1] >= 4]
+    assert from_devices(lower, within=rows).text == "v4:4x4x4 wrap=xz"
+    assert from_devices(upper).text == from_devices(upper, within=rows).text == "v4:4x4x4 wrap=xz"
+    assert from_devices(rows[::-1], within=rows) == from_devices(rows)
+    assert from_devices(lower, within=rows[:-1]).wrap == (False,) * 3  # whose holes hide the links
+    assert from_devices(as_jax(lower), within=as_jax(rows)).wrap == (True, False, True)
+
+
+def test_a_part_of_several_slices():
+    rows = generated(4, 4, 4, "TPU v5p", num_slices=2)
+    some = [one for one in rows if one["coords"][2] < 2]
+    assert from_devices(some, within=rows).text == "v5p:4x4x2 wrap=xy x 2 slices"
+    one = [row for row in rows if row["slice"] == 1]
+    assert from_devices(one, within=rows).text == "v5p:4x4x4"
+
+
+def test_devices_that_are_not_in_the_whole():
+    rows = generated(2, 2, 1, "TPU v5p")
+    with pytest.raises(UsageError, match=r"devices \[3\] are not in within"):
+        from_devices(rows, within=rows[:3])
+    with pytest.raises(UsageError, match="within: ids come twice"):
+        from_devices(rows, within=rows + rows)
+
+
 def test_a_box_with_holes_has_links_that_nobody_knows():
     rows = generated(4, 4, 1, "TPU v5 lite")[1:]
     found = from_devices(rows)

@@ -115,7 +115,7 @@ class Device(NamedTuple):
 
 
 @local
-def from_devices(devices: Iterable[Any]) -> Topology:
+def from_devices(devices: Iterable[Any], *, within: Iterable[Any] | None = None) -> Topology:
     """Describe live devices, in any order.
 
     Local.
@@ -123,6 +123,9 @@ def from_devices(devices: Iterable[Any]) -> Topology:
     Args:
       devices: JAX devices, or mappings with `id` and, as far as known, `process`, `coords` (x, y,
         z), `core`, `slice`, `kind` ("TPU v4"), `platform`.
+      within: all devices of the slices of which these are a part, such as `jax.devices()`: a dim
+        of which a part is used has no linked ends. None: these are all. A box that begins at other
+        coordinates than 0 is taken for a part in any case.
 
     Returns:
       A Torus or Slices where all have coordinates that fill boxes, wherever these begin; Hosts
@@ -130,8 +133,8 @@ def from_devices(devices: Iterable[Any]) -> Topology:
       devices.
 
     Raises:
-      UsageError: there is none, an id or a place comes twice, or some have coordinates and some
-        have not.
+      UsageError: there is none, an id or a place comes twice, some have coordinates and some have
+        not, or some are not in `within`.
 
     Example:
       >>> at = [(2, 2), (3, 2), (2, 3), (3, 3)]
@@ -145,11 +148,9 @@ def from_devices(devices: Iterable[Any]) -> Topology:
     raise_all("from_devices", offences)
     if rows[0].coords is None:
         return _without_coords(rows)
-    slices: dict[int, list[Device]] = {}
-    for row in rows:
-        slices.setdefault(row.slice, []).append(row)
-    tori = [_box(slices[number]) for number in sorted(slices)]
-    found = [torus for torus in tori if torus is not None]
+    tori = _boxes(rows)
+    wholes = tori if within is None else _boxes(_around(rows, within))
+    found = [_part(torus, wholes[number]) for number, torus in tori.items() if torus is not None]
     if len(found) < len(tori):  # of a box with holes it is not known which links there are
         return _flat(rows)
     if len(found) == 1:
@@ -203,6 +204,33 @@ def _offences(rows: Sequence[Device]) -> list[str]:
         if len(places) < len(rows):
             found.append(f"{len(rows) - len(places)} places come twice: no two devices share one")
     return found
+
+
+def _around(rows: Sequence[Device], within: Iterable[Any]) -> list[Device]:
+    """Read all devices of the slices, which must hold the given ones."""
+    around = [_device(one) for one in within]
+    strange = sorted({row.id for row in rows} - {row.id for row in around})
+    offences = [f"devices {strange[:8]} are not in within"] if strange else []
+    raise_all("from_devices", offences or [f"within: {what}" for what in _offences(around)])
+    return around
+
+
+def _boxes(rows: Sequence[Device]) -> dict[int, Torus | None]:
+    """Return the torus of each slice by its number, in order; None for one with holes."""
+    slices: dict[int, list[Device]] = {}
+    for row in rows:
+        slices.setdefault(row.slice, []).append(row)
+    return {number: _box(slices[number]) for number in sorted(slices)}
+
+
+def _part(torus: Torus, whole: Torus | None) -> Torus:
+    """Take away the links that a part of a slice has not."""
+    if whole is None or len(whole.shape) != len(torus.shape):
+        return dataclasses.replace(torus, wrap=(False,) * len(torus.shape))
+    begin = torus.origin or (0,) * len(torus.shape)
+    dims = zip(whole.wrap, torus.shape, whole.shape, begin, strict=False)
+    wrap = tuple(wraps and own == all_ and not at for wraps, own, all_, at in dims)
+    return dataclasses.replace(torus, wrap=wrap)
 
 
 def _box(rows: Sequence[Device]) -> Torus | None:
