@@ -1,0 +1,296 @@
+"""What a collective over a mesh axis costs on described hardware: steps, bytes, seconds.
+
+    seconds = steps * latency + bytes over the busiest link / bandwidth      (α-β)
+
+with all groups of the axis at work at the same time, so that links they share carry the bytes of
+all of them: R. Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994), with
+contention counted link by link. `torus_cost` and `switched_cost` hold the schedules, each with its
+source. The model counts what the wires must carry; a program may be slower, for what it does
+besides, and faster where it hides communication behind arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.colour import local
+from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
+from shoal.plan import switched_cost, torus_cost
+from shoal.plan.hosts import Hosts
+from shoal.plan.links import Link, Links, links_of
+from shoal.plan.mesh import Mesh
+from shoal.plan.ring import Side
+from shoal.plan.routing import Grid
+from shoal.plan.stage import NOTHING, PASSES, Stage
+from shoal.plan.switched_cost import Members
+from shoal.plan.wiring import Slices, Topology, Torus
+
+__all__ = ["COLLECTIVES", "Cost", "box_seconds", "cost"]
+
+IntArray = NDArray[np.int64]
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute", "broadcast")
+
+
+class Cost(NamedTuple):
+    """What one collective costs."""
+
+    collective: str
+    axes: tuple[str, ...]  # mesh axes it runs over
+    num_bytes: int  # the payload, as `cost` defines it for each collective
+    steps: int  # hops, or steps across a switch, that follow one another
+    link_bytes: int  # over the busiest link, in one direction, all groups at work; rounded up
+    seconds: float
+    link: str  # the kind of link that takes the most time: "ICI x", "DCN", "NVLink", "in chip"…
+
+
+@local
+def cost(
+    topology: Topology,
+    mesh: Mesh,
+    collective: str,
+    axis: str | Sequence[str],
+    num_bytes: int,
+    *,
+    links: Links | None = None,
+) -> Cost:
+    """Return what a collective over one or several axes of a mesh costs.
+
+    Local.
+
+    All groups of the axes run it at the same time. Where a group lies in several slices (or hosts)
+    it runs in stages, within each and across them, one after the other; `link` and `link_bytes` are
+    those of the slower stage. Traffic between the devices of one chip is not counted: its speed is
+    not published.
+
+    Args:
+      topology: where the devices are.
+      mesh: its devices, or some of them, in any order.
+      collective: "all_reduce" and "broadcast" (`num_bytes` is what each device holds, before and
+        after), "all_gather" (what each holds after), "reduce_scatter", "all_to_all" and "permute"
+        (what each holds before). A permute sends to the next device along the axis, and from the
+        last one to the first; a broadcast is a scatter and an all-gather.
+      axis: a name, or several, the first major.
+      num_bytes: the payload of one device. Where it does not divide by the group, the shards are
+        counted as equal fractions.
+      links: how fast the links are; default `links_of(topology)`.
+
+    Raises:
+      UsageError: unknown collectives or axes; devices that the topology has not; links of unknown
+        speed.
+
+    Example:
+      >>> from shoal.plan.placement import place
+      >>> from shoal.plan.topology import parse
+      >>> torus = parse("v5e:16x16")
+      >>> mesh = place(torus, {"data": 16, "model": 16})
+      >>> found = cost(torus, mesh, "all_gather", "model", 1 << 20)
+      >>> found.steps, found.link_bytes, found.link
+      (8, 491520, 'ICI x')
+    """
+    names = _check(topology, mesh, collective, axis, num_bytes)
+    ids = _groups(mesh, names)
+    if num_bytes == 0 or ids.shape[1] == 1:
+        return Cost(collective, names, num_bytes, 0, 0, 0.0, "none")
+    cells = _cells(topology, mesh, ids)
+    found = _stages(topology, cells, collective, num_bytes, links or links_of(topology))
+    whole = math.ceil(found.link_bytes * (1 - 1e-12))  # 2.0000000000000004 bytes are 2
+    return Cost(collective, names, num_bytes, found.steps, whole, found.seconds, found.link)
+
+
+def box_seconds(sides: Sequence[Side], link: Link, num_bytes: int, *, cores: int = 1) -> float:
+    """Return the seconds of an all-reduce over groups that are all boxes of a torus.
+
+    Args:
+      sides: of one box, as `placement` makes them: one for each dim of links, then one for the
+        cores of a chip. Copies of the box fill the torus.
+      link: of the torus.
+      num_bytes: what each device holds.
+      cores: devices of a chip.
+
+    >>> from shoal.plan.topology import parse
+    >>> ici = links_of(parse("v5p:4x4x4")).near
+    >>> box = (Side(4, 1, 4), Side(4, 1, 4), Side(1), Side(1))
+    >>> box_seconds(box, ici, 1 << 30) / box_seconds(box[:1] + box[2:], ici, 1 << 30)
+    0.625...
+    """
+    steps, share = torus_cost.box_gather(sides, cores)
+    return 2 * (steps * link.latency_s + num_bytes * share / link.bytes_per_s)
+
+
+def _check(
+    topology: object, mesh: object, collective: object, axis: object, num_bytes: object
+) -> tuple[str, ...]:
+    """Return the names of the axes."""
+    if not isinstance(topology, Topology):
+        raise UsageTypeError(
+            f"cost: {topology!r} is no topology: topology.parse makes one of a text"
+        )
+    if not isinstance(mesh, Mesh):
+        raise UsageTypeError(f"cost: {mesh!r} is no Mesh: placement.place makes one")
+    offences: list[str] = []
+    if collective not in COLLECTIVES:
+        known = ", ".join(COLLECTIVES)
+        offences.append(
+            f"collective={collective!r} is none of {known}{nearest(str(collective), COLLECTIVES)}"
+        )
+    names = (axis,) if isinstance(axis, str) else tuple(axis) if isinstance(axis, Sequence) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        offences.append(f"axis={axis!r} must be the name of an axis, or several names")
+    for name in names:
+        if isinstance(name, str) and name not in mesh.axis_names:
+            hint = nearest(name, mesh.axis_names)
+            offences.append(f"no axis {name!r} (axes: {', '.join(mesh.axis_names)}){hint}")
+    if len(set(names)) < len(names):
+        offences.append(f"axis={axis!r} names an axis twice")
+    if isinstance(num_bytes, bool) or not hasattr(num_bytes, "__index__"):
+        offences.append(f"num_bytes={num_bytes!r} must be a whole number")
+    elif operator.index(num_bytes) < 0:
+        offences.append(f"num_bytes={num_bytes} must not be negative")
+    raise_all("cost", offences)
+    return names
+
+
+def _groups(mesh: Mesh, names: tuple[str, ...]) -> IntArray:
+    """Return the ids of each group of the axes, in their order [groups, members]."""
+    places = [mesh.axis_names.index(name) for name in names]
+    ids = np.moveaxis(mesh.device_ids, places, range(-len(places), 0))
+    return ids.reshape(-1, math.prod(mesh.shape[place] for place in places))
+
+
+def _cells(topology: Topology, mesh: Mesh, ids: IntArray) -> IntArray:
+    """Return the cell of each device.
+
+    Raises:
+      UsageError: the topology has not all of them.
+    """
+    known = topology.device_ids.ravel()
+    order = np.argsort(known, kind="stable")
+    at = np.minimum(np.searchsorted(known[order], ids), len(known) - 1)
+    cells = order[at]
+    if (strange := np.unique(ids[known[cells] != ids])).size:
+        shown = ", ".join(map(str, strange[:8].tolist())) + (", …" if strange.size > 8 else "")
+        raise UsageError(
+            f"cost: {mesh!r} has devices that {topology.text} has not: {shown}; "
+            f"its ids are {known.min()} to {known.max()}"
+        )
+    return cells
+
+
+def _stages(
+    topology: Topology, cells: IntArray, collective: str, num_bytes: int, links: Links
+) -> Stage:
+    """Return both stages of a collective, within slices (or hosts) and across them."""
+    members = _members(topology, cells)
+    near = NOTHING
+    if int(members.inside.max()) > 1:
+        link = _needed(links.near, topology, "link_bytes_per_s", "--link")
+        if isinstance(topology, Torus | Slices):
+            near = _on_tori(topology, cells.ravel(), members, collective, num_bytes, link)
+        else:
+            near = _in_hosts(members, collective, num_bytes, link)
+    if int(members.outside.max()) == 1:
+        return near
+    link = _needed(links.network, topology, "network_bytes_per_s", "--network")
+    if collective == "all_to_all":
+        pair_bytes = num_bytes / members.size
+        return near.beside(switched_cost.across_all_to_all(members, link, pair_bytes))
+    if collective == "permute":
+        return near.beside(switched_cost.across_permute(members, link, num_bytes))
+    return near.then(switched_cost.across_gather(members, link, num_bytes, PASSES[collective]))
+
+
+def _members(topology: Topology, cells: IntArray) -> Members:
+    hosts = np.unique(topology.processes.ravel(), return_inverse=True)[1].ravel()
+    if isinstance(topology, Slices):
+        sizes = [torus.num_devices for torus in topology.slices]
+        places = np.repeat(np.arange(len(sizes)), sizes)
+    else:
+        places = hosts if isinstance(topology, Hosts) else np.zeros(hosts.size, np.int64)
+    place = places[cells]
+    key = np.arange(len(cells))[:, None] * (int(place.max()) + 1) + place
+    _, own, counts = np.unique(key, return_inverse=True, return_counts=True)
+    inside = counts[own.reshape(cells.shape)]
+    outside = np.rint((1.0 / inside).sum(axis=1)).astype(np.int64)  # 1/m for each of m
+    leaves = place != np.roll(place, -1, axis=1)
+    return Members(
+        cells.shape[1], place.ravel(), inside.ravel(), np.repeat(outside, cells.shape[1]),
+        hosts[cells].ravel(), leaves.ravel(),
+    )  # fmt: skip
+
+
+def _in_hosts(members: Members, collective: str, num_bytes: int, link: Link) -> Stage:
+    if collective == "all_to_all":
+        return switched_cost.host_all_to_all(members, link, num_bytes / members.size)
+    if collective == "permute":
+        return switched_cost.host_permute(members, link, num_bytes)
+    return switched_cost.host_gather(members, link, num_bytes, PASSES[collective])
+
+
+def _on_tori(
+    topology: Torus | Slices,
+    cells: IntArray,
+    members: Members,
+    collective: str,
+    num_bytes: int,
+    link: Link,
+) -> Stage:
+    """Return the slowest of the slices' own stages."""
+    slowest = NOTHING
+    for grid, chosen, coords in _grids(topology, cells, members.place):
+        if collective == "permute":
+            stays = ~members.leaves[chosen]
+            ahead = np.searchsorted(chosen, members.next[chosen[stays]])  # in the same slice
+            found = torus_cost.permute(grid, coords[stays], coords[ahead], link, num_bytes)
+        else:
+            groups = _clusters(members, chosen, coords)
+            if collective == "all_to_all":
+                found = torus_cost.all_to_all(grid, groups, link, num_bytes / members.size)
+            else:
+                found = torus_cost.gather(grid, groups, link, num_bytes, PASSES[collective])
+        slowest = slowest.beside(found)
+    return slowest
+
+
+def _grids(
+    topology: Torus | Slices, cells: IntArray, place: IntArray
+) -> Iterator[tuple[Grid, IntArray, IntArray]]:
+    """Yield the slices of each shape: which devices are there, and where [devices, dims]."""
+    tori = topology.slices if isinstance(topology, Slices) else (topology,)
+    begins = np.cumsum([0, *(torus.num_devices for torus in tori)])
+    kinds: dict[tuple[tuple[int, ...], tuple[bool, ...], int], list[int]] = {}
+    for number, torus in enumerate(tori):
+        kinds.setdefault((torus.shape, torus.wrap, torus.cores), []).append(number)
+    for (shape, wrap, cores), numbers in kinds.items():
+        chosen = np.flatnonzero(np.isin(place, numbers))
+        inner = cells[chosen] - begins[place[chosen]]
+        own = np.searchsorted(numbers, place[chosen])
+        coords = np.column_stack((own, *np.unravel_index(inner, (*shape, cores))))
+        yield Grid(len(numbers), shape, wrap, cores), chosen, coords.astype(np.int64)
+
+
+def _clusters(members: Members, chosen: IntArray, coords: IntArray) -> list[IntArray]:
+    """Return what each group has in each slice, for each size [groups, members, dims]."""
+    # Stable: what a group has in a slice stays in the order of the axis.
+    order = np.lexsort((members.place[chosen], chosen // members.size))
+    counts = members.inside[chosen][order]
+    return [
+        coords[order[counts == size]].reshape(-1, size, coords.shape[1])
+        for size in np.unique(counts).tolist()
+    ]
+
+
+def _needed(link: Link | None, topology: Topology, name: str, option: str) -> Link:
+    if link is None:
+        what = "network" if option == "--network" else "links"
+        raise UsageError(
+            f"cost: how fast the {what} of {topology.text} may be is not known; give "
+            f"links=links_of(topology, {name}=…), or {option} to shoal plan"
+        )
+    return link

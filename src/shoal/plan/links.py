@@ -1,0 +1,120 @@
+"""How fast the links of a topology are: published figures, and yours.
+
+A figure that nobody has published is not made up: it is None, and a cost that needs it is refused
+until you give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shoal.colour import local
+from shoal.errors import UsageError
+from shoal.plan.hosts import Hosts
+from shoal.plan.tpu_generations import GENERATIONS
+from shoal.plan.wiring import Slices, Topology, Torus
+
+__all__ = ["Link", "Links", "links_of"]
+
+
+class Link(NamedTuple):
+    """What carries data between two places, and how fast."""
+
+    name: str
+    bytes_per_s: float  # in one direction
+    latency_s: float  # of one hop, or of one step across a switch
+    source: str
+
+
+class Links(NamedTuple):
+    """The links of a topology; None where the figure is not known."""
+
+    near: Link | None  # of a torus each link; of a host each device's own port
+    network: Link | None  # of a host, which its devices share
+
+
+# Data centre network of a chip, in bytes per second: the table "DCN bandwidth per chip" of
+# https://docs.cloud.google.com/tpu/docs/tpu7x for v5p, v6e and TPU7x; for v5e the NICs of a host of
+# 8 chips, 2 x 100 Gbit/s, of https://docs.cloud.google.com/tpu/docs/v6e. For others none is there.
+_DCN = {"v5e": 3.125e9, "v5p": 6.25e9, "v6e": 12.5e9, "tpu7x": 12.5e9}
+
+# NVIDIA DGX H100: NVLink 4, 900 GB/s a GPU in both directions together; a ConnectX-7 of 400 Gbit/s
+# for each GPU (DGX H100/H200 User Guide, "Hardware Overview").
+_NVLINK, _NIC = 450e9, 50e9
+# A step of a ring, protocol Simple, over NVLink and over a network: `hwLat` in
+# https://github.com/NVIDIA/nccl/blob/v2.19/src/graph/tuning.cc. No figure is published for other
+# networks; the same one is taken for them.
+_NVLINK_S, _NETWORK_S = 3.4e-6, 14e-6
+_GIVEN = "as given"
+
+
+@local
+def links_of(
+    topology: Topology,
+    *,
+    link_bytes_per_s: float | None = None,
+    network_bytes_per_s: float | None = None,
+) -> Links:
+    """Return the links of a topology, by published figures where you give none.
+
+    Local.
+
+    Args:
+      topology: of a TPU generation, the figures are that generation's; of GPU hosts, those of a
+        DGX H100; of all else none are known.
+      link_bytes_per_s: of one link of a torus in one direction; elsewhere, of one device's port
+        within its host.
+      network_bytes_per_s: of one host, in one direction.
+
+    Raises:
+      UsageError: a figure is not above 0.
+
+    Example:
+      >>> from shoal.plan.topology import parse
+      >>> links_of(parse("v5p:4x4x4 x 2 slices")).network.bytes_per_s  # 4 chips of 50 Gbit/s
+      25000000000.0
+      >>> links_of(parse("flat:8")).near is None
+      True
+    """
+    given = {"link_bytes_per_s": link_bytes_per_s, "network_bytes_per_s": network_bytes_per_s}
+    for name, figure in given.items():
+        if figure is not None and not 0 < figure < float("inf"):
+            raise UsageError(f"links_of: {name}={figure!r} must be above 0, and finite")
+    if isinstance(topology, Torus):
+        near, network = _of_tori(topology, [topology])
+    elif isinstance(topology, Slices):
+        near, network = _of_tori(topology, topology.slices)
+    elif isinstance(topology, Hosts):
+        near, network = _of_hosts(topology)
+    else:
+        near, network = Link("link", 0.0, _NETWORK_S, ""), Link("network", 0.0, _NETWORK_S, "")
+    return Links(_filled(near, link_bytes_per_s), _filled(network, network_bytes_per_s))
+
+
+def _filled(link: Link, given: float | None) -> Link | None:
+    if given is not None:
+        return link._replace(bytes_per_s=float(given), source=_GIVEN)
+    return link if link.bytes_per_s else None
+
+
+def _of_tori(topology: Topology, tori: Sequence[Torus]) -> tuple[Link, Link]:
+    """Return the ICI, and a host's network; of several generations, the slowest."""
+    known = [GENERATIONS.get(torus.generation) for torus in tori]
+    hop_s = max((one.latency_s for one in known if one), default=GENERATIONS["v5p"].latency_s)
+    ici = min(one.link_bytes_per_s if one else 0.0 for one in known)
+    source = ", ".join(sorted({one.source for one in known if one}))
+    chips = sum(torus.num_chips for torus in tori) / len(set(topology.processes.ravel().tolist()))
+    dcn = chips * min(_DCN.get(torus.generation, 0.0) for torus in tori)
+    network = Link("DCN", dcn, _NETWORK_S, "Cloud TPU: DCN bandwidth per chip")
+    return Link("ICI", ici, hop_s, source), network
+
+
+def _of_hosts(hosts: Hosts) -> tuple[Link, Link]:
+    if hosts.on != "gpu":
+        return Link("in host", 0.0, _NVLINK_S, ""), Link("network", 0.0, _NETWORK_S, "")
+    nics = hosts.devices * _NIC
+    return (
+        Link("NVLink", _NVLINK, _NVLINK_S, "DGX H100: NVLink 4"),
+        Link("network", nics, _NETWORK_S, "DGX H100: 400 Gbit/s a GPU"),
+    )

@@ -1,0 +1,35 @@
+"""One stage of a collective: what it puts on one kind of link, and how long that takes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["NOTHING", "PASSES", "Stage"]
+
+# How often a collective passes its payload through the links as one all-gather does. A
+# reduce-scatter is an all-gather played backwards, an all-reduce the one and then the other
+# (Rabenseifner), a broadcast a scatter and then an all-gather (van de Geijn): Thakur, Rabenseifner
+# and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19 (2005).
+PASSES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "broadcast": 2}
+
+
+class Stage(NamedTuple):
+    """Steps one after the other, and bytes over the busiest link."""
+
+    steps: int
+    link_bytes: float
+    seconds: float
+    link: str
+
+    def then(self, other: Stage) -> Stage:
+        """Return both stages, one after the other; the slower one's link binds."""
+        slower = max(self, other, key=lambda stage: stage.seconds)
+        steps, seconds = self.steps + other.steps, self.seconds + other.seconds
+        return slower._replace(steps=steps, seconds=seconds)
+
+    def beside(self, other: Stage) -> Stage:
+        """Return both stages, at the same time; the slower one binds."""
+        return max(self, other, key=lambda stage: stage.seconds)
+
+
+NOTHING = Stage(0, 0.0, 0.0, "none")
