@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from rows import compare
 
 from shoal.errors import UsageError
-from shoal.plan import dtensor_order, jax_order, placement
+from shoal.plan import dtensor_order, jax_order, placement, torus_order
 from shoal.plan.dtensor_order import Rings
 from shoal.plan.ring import _walk
 from shoal.plan.topology import Topology, Torus, parse
@@ -137,7 +137,7 @@ def times() -> None:
 
 
 def cold(topology: Topology, axes: list[tuple[str, int]]) -> None:
-    placement._best.cache_clear()
+    torus_order._best.cache_clear()
     _walk.cache_clear()
     placement.place(topology, axes)
 

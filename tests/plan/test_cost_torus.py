@@ -11,8 +11,9 @@ from plan.jax_cases import shapes_of
 from shoal.plan.cost import COLLECTIVES, box_seconds, cost
 from shoal.plan.links import links_of
 from shoal.plan.mesh import Mesh
-from shoal.plan.placement import _best, _sides, place
+from shoal.plan.placement import place
 from shoal.plan.topology import parse
+from shoal.plan.torus_order import _best, _sides
 
 NAMES = "abcdefgh"
 TORI = ["torus:5", "torus:6 wrap=x", "torus:4x3 wrap=x", "torus:2x4 wrap=xy", "torus:2x2x3",

@@ -104,7 +104,7 @@ def cost(
     return Cost(collective, names, num_bytes, found.steps, whole, found.seconds, found.link)
 
 
-def box_seconds(sides: Sequence[Side], link: Link, num_bytes: int, *, cores: int = 1) -> float:
+def box_seconds(sides: Sequence[Side], link: Link, num_bytes: float, *, cores: int = 1) -> float:
     """Return the seconds of an all-reduce over groups that are all boxes of a torus.
 
     Args:

@@ -13,23 +13,21 @@ being worse for a busier one.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.colour import local
 from shoal.errors import UsageError, nearest, raise_all
-from shoal.plan import jax_order
+from shoal.plan import jax_order, torus_order
 from shoal.plan.compatible import Options
 from shoal.plan.dtensor_order import Rings
 from shoal.plan.host_blocks import by_hosts, in_boxes
 from shoal.plan.mesh import Mesh
 from shoal.plan.mesh_checks import check_axes
-from shoal.plan.ring import Side, best_walk, shortest_hops
 from shoal.plan.wiring import Slices, Topology, Torus
 from shoal.plan.wiring_checks import text_of
 
@@ -46,6 +44,7 @@ def place(
     axes: Axes,
     *,
     across: Mapping[str, int] | None = None,
+    weights: Mapping[str, float] | None = None,
     compatible_with: str | None = None,
     allow_split_physical_axes: bool | None = None,
     contiguous_submeshes: bool = False,
@@ -65,6 +64,9 @@ def place(
       across: name → how much of that axis lies across slices (or hosts), over the slow network;
         the sizes in `axes` are totals. Default: as much of the first axes as there are slices;
         slices that differ each hold whole rows of the first axis.
+      weights: name → bytes that each device brings to all-reduces over that axis in a step of the
+        program, or any amounts in their ratio; 0 where nothing is said. The order then takes the
+        least time by the model of `cost`, whatever axis is last.
       compatible_with: the order of another library, bit by bit: "jax" (`mesh_utils` of JAX
         0.10.2), "torch_xla" (`HybridMesh`) or "dtensor" (`create_tpu_mesh`).
       allow_split_physical_axes: may two axes share a dim of the torus? Default: yes; under
@@ -89,17 +91,53 @@ def place(
     split = allow_split_physical_axes
     options = Options(compatible_with, split, contiguous_submeshes, rings)
     offences += options.offences()
+    bytes_of = _weights(names, weights, options, offences)
     if not offences:
         offences += _misfits(topology, names, sizes)
     raise_all("place", offences)
-    outer = _outer(topology, names, sizes, across, by_default=compatible_with is None)
+    outer = _outer(topology, names, sizes, across, options, bytes_of)
     if compatible_with is None:
-        ids = _ours(topology, sizes, outer, split is not False, contiguous_submeshes)
+        how = _How(split is not False, contiguous_submeshes, bytes_of)
+        ids = _ours(topology, sizes, outer, how)
     else:
         ids = options.order(topology, sizes, outer)
     processes = topology.process_of(ids.ravel())
     pairs = list(zip(names, sizes, strict=True))
     return Mesh(pairs, ids.ravel(), processes, kind=topology.platform)
+
+
+class _How(NamedTuple):
+    """What our own order is asked for."""
+
+    split: bool
+    contiguous: bool
+    weights: tuple[float, ...] | None
+
+
+def _weights(
+    names: Sequence[str],
+    weights: Mapping[str, float] | None,
+    options: Options,
+    offences: list[str],
+) -> tuple[float, ...] | None:
+    """Return the weight of each axis; None: the last is the busiest."""
+    if weights is None:
+        return None
+    if options.library is not None or options.contiguous:
+        other = "contiguous_submeshes" if options.contiguous else "compatible_with"
+        offences.append(f"weights and {other} do not go together: each says what comes first")
+    if not isinstance(weights, Mapping):
+        offences.append(f"weights={weights!r} must be a dict: name → bytes")
+        return None
+    for name, weight in weights.items():
+        if name not in names:
+            offences.append(f"weights: no axis {name!r}{nearest(str(name), names)}")
+        is_number = isinstance(weight, int | float | np.number) and not isinstance(weight, bool)
+        if not is_number or not 0 <= weight < math.inf:
+            offences.append(f"weights: {name}={weight!r} must be a number of bytes")
+    if not offences and not any(weights.values()):
+        offences.append("weights: all are 0; say how busy at least one axis is, or leave them out")
+    return None if offences else tuple(float(weights.get(name, 0)) for name in names)
 
 
 def _misfits(topology: Topology, names: Sequence[str], sizes: Sizes) -> list[str]:
@@ -124,13 +162,13 @@ def _outer(
     names: Sequence[str],
     sizes: Sizes,
     across: Mapping[str, int] | None,
-    *,
-    by_default: bool,
+    options: Options,
+    weights: tuple[float, ...] | None,
 ) -> Sizes | None:
     """Return how much of each axis lies across the slow network; None: nothing is said of it."""
     if across is None:
-        if by_default and isinstance(topology, Slices) and topology.is_even:
-            return _spread(topology, sizes)
+        if options.library is None and isinstance(topology, Slices) and topology.is_even:
+            return _spread(topology, sizes, _by_weight(sizes, weights))
         return None
     offences: list[str] = []
     parts = dict(zip(*check_axes(across, offences), strict=True)) if across else {}
@@ -153,12 +191,17 @@ def _outer(
     return tuple(parts.get(name, 1) for name in names)
 
 
-def _spread(topology: Slices, sizes: Sizes) -> Sizes:
-    """Lay the slices across the first axes, which are the least busy."""
-    left, outer = len(topology.slices), []
-    for size in sizes:
-        outer.append(math.gcd(size, left))
-        left //= outer[-1]
+def _by_weight(sizes: Sizes, weights: tuple[float, ...] | None) -> list[int]:
+    """Return the axes, the least busy first."""
+    return sorted(range(len(sizes)), key=lambda axis: weights[axis] if weights else 0.0)
+
+
+def _spread(topology: Slices, sizes: Sizes, axes: Sequence[int]) -> Sizes:
+    """Lay the slices across the axes, which are given the least busy first."""
+    left, outer = len(topology.slices), [1] * len(sizes)
+    for axis in axes:
+        outer[axis] = math.gcd(sizes[axis], left)
+        left //= outer[axis]
     if left > 1:
         raise UsageError(
             f"place: {text_of(sizes)} cannot be laid across the {len(topology.slices)} slices of "
@@ -167,20 +210,27 @@ def _spread(topology: Slices, sizes: Sizes) -> Sizes:
     return tuple(outer)
 
 
-def _ours(
-    topology: Topology, sizes: Sizes, outer: Sizes | None, split: bool, contiguous: bool
-) -> IntArray:
+def _ours(topology: Topology, sizes: Sizes, outer: Sizes | None, how: _How) -> IntArray:
     """Return the ids [sizes] in our own order."""
-    if outer is None:
-        if isinstance(topology, Torus) and contiguous:
-            return by_hosts(topology, sizes, lambda torus, own: _on_torus(torus, own, split))
-        if isinstance(topology, Torus):
-            return _on_torus(topology, sizes, split)
-        if isinstance(topology, Slices):
-            return _in_rows(topology, sizes, split, contiguous)
-        if contiguous:
-            return in_boxes(topology, sizes)
-        return topology.device_ids.reshape(sizes)
+    if outer is not None:
+        return _across(topology, sizes, outer, how)
+    if isinstance(topology, Torus):
+        if how.contiguous:
+            return by_hosts(
+                topology, sizes, lambda one, own: torus_order.order(one, own, how.split)
+            )
+        return torus_order.order(topology, sizes, how.split, how.weights)
+    if isinstance(topology, Slices):
+        return _in_rows(topology, sizes, how)
+    if how.contiguous:
+        return in_boxes(topology, sizes)
+    # Row-major, the busiest axis in the hosts.
+    axes = _by_weight(sizes, how.weights)
+    return topology.device_ids.reshape([sizes[axis] for axis in axes]).transpose(np.argsort(axes))
+
+
+def _across(topology: Topology, sizes: Sizes, outer: Sizes, how: _How) -> IntArray:
+    """Place each slice (or host) by itself, `outer` of them along each axis."""
     inner = tuple(size // part for size, part in zip(sizes, outer, strict=True))
     granules = jax_order.granules(topology)
     if any(one.num_devices != math.prod(inner) for one in granules):
@@ -189,11 +239,11 @@ def _ours(
             f"place: each slice must hold {text_of(inner)} = {math.prod(inner)} devices; those of "
             f"{topology.text} hold {counts}"
         )
-    meshes = [_ours(one, inner, None, split, contiguous) for one in granules]
+    meshes = [_ours(one, inner, None, how) for one in granules]
     return jax_order.interleaved(meshes, inner, outer)
 
 
-def _in_rows(topology: Slices, sizes: Sizes, split: bool, contiguous: bool) -> IntArray:
+def _in_rows(topology: Slices, sizes: Sizes, how: _How) -> IntArray:
     """Let slices that differ have whole rows of the first axis, each as many as it has devices."""
     first = next((axis for axis, size in enumerate(sizes) if size > 1), 0)
     row = math.prod(sizes[first + 1 :])
@@ -204,108 +254,6 @@ def _in_rows(topology: Slices, sizes: Sizes, split: bool, contiguous: bool) -> I
             f"place: the slices of {topology.text} differ, so each must hold whole rows of the "
             f"first axis, {row} devices here; they hold {counts}"
         )
-    tails = ((one.num_devices // row, *sizes[first + 1 :]) for one in slices)
-    pairs = zip(slices, tails, strict=True)
-    ids = [_ours(one, tail, None, split, contiguous) for one, tail in pairs]
-    return np.concatenate(ids).reshape(sizes)
-
-
-def _on_torus(torus: Torus, sizes: Sizes, split: bool) -> IntArray:
-    # The cores of a chip are a dim of their own, whose two ends are one chip apart at most.
-    wraps = (*torus.wrap, False)
-    grid = torus.grid
-    taken = _best(grid, wraps, sizes, split)
-    if taken is None:
-        whole = ", ".join(map(text_of, itertools.islice(_whole(grid, len(sizes)), 6)))
-        raise UsageError(
-            f"place: {text_of(sizes)} on {torus.text} needs a dim that two axes share; whole dims "
-            f"make {whole}, …\nallow_split_physical_axes=True lets axes share dims"
-        )
-    coords = [np.zeros(sizes, np.int64) for _ in grid]
-    for axis, size in enumerate(sizes):
-        walk = best_walk(_sides(taken, axis, grid, wraps))
-        shape = [size if other == axis else 1 for other in range(len(sizes))]
-        for dim, coord in enumerate(coords):
-            coord += (walk.chips[:, dim] * _stride(taken, axis, dim)).reshape(shape)
-    return torus.device_ids[tuple(coords)]
-
-
-@lru_cache(maxsize=256)
-def _best(
-    grid: Sizes, wraps: tuple[bool, ...], sizes: Sizes, split: bool
-) -> tuple[Sizes, ...] | None:
-    """Return how much of each dim each axis takes [axis][dim], at its best; None if in no way.
-
-    The busiest axis comes first and keeps every share of the dims that is as good as its best; the
-    next one chooses among what these leave, and so on. Every choice that the axes so far have left
-    can be completed, so nothing better is passed over.
-    """
-    found: list[tuple[tuple[Sizes, ...], Sizes]] = [((), grid)]  # shares, what is left of each dim
-    for axis in reversed(range(len(sizes))):
-        grown: dict[tuple[int, int], list[tuple[tuple[Sizes, ...], Sizes]]] = {}
-        for shares, left in found:
-            for share in _shares(left, sizes[axis], split):
-                rest = tuple(size // part for size, part in zip(left, share, strict=True))
-                if split or _fits(rest, sizes[:axis]):
-                    taken = (share, *shares)
-                    cost = shortest_hops(_sides(taken, 0, grid, wraps))
-                    grown.setdefault(cost, []).append((taken, rest))
-        if not grown:
-            return None
-        found = grown[min(grown)]
-    # Among equals, many dims for the busiest axes: each has links of its own.
-    return min(
-        (shares for shares, _ in found),
-        key=lambda shares: ([-sum(part > 1 for part in share) for share in shares[::-1]], shares),
-    )
-
-
-def _fits(grid: Sizes, sizes: Sizes) -> bool:
-    """Whether axes can be laid onto whole dims."""
-    if not sizes:
-        return all(size == 1 for size in grid)
-    for share in _shares(grid, sizes[-1], False):
-        left = tuple(size // part for size, part in zip(grid, share, strict=True))
-        if _fits(left, sizes[:-1]):
-            return True
-    return False
-
-
-def _sides(
-    taken: Sequence[Sizes], axis: int, grid: Sizes, wraps: Sequence[bool]
-) -> tuple[Side, ...]:
-    """Return the box of chips that a group of an axis is; `taken` may begin at that axis."""
-    return tuple(
-        Side(taken[axis][dim], _stride(taken, axis, dim), grid[dim] if wraps[dim] else 0)
-        for dim in range(len(grid))
-    )
-
-
-def _stride(taken: Sequence[Sizes], axis: int, dim: int) -> int:
-    """Return how far apart an axis's chips are along a dim: busier axes lie between them."""
-    return math.prod(row[dim] for row in taken[axis + 1 :])
-
-
-def _shares(grid: Sizes, size: int, split: bool) -> Iterator[Sizes]:
-    """Yield the ways to make up a size of parts of dims."""
-    if not grid:
-        if size == 1:
-            yield ()
-        return
-    parts = (n for n in range(1, grid[0] + 1) if grid[0] % n == 0 and size % n == 0)
-    for part in parts:
-        if split or part in (1, grid[0]):
-            for rest in _shares(grid[1:], size // part, split):
-                yield (part, *rest)
-
-
-def _whole(grid: Sizes, rank: int) -> Iterator[Sizes]:
-    """Yield the meshes of so many axes that share no dim."""
-    seen = set()
-    for owners in itertools.product(range(rank), repeat=len(grid)):
-        row = [1] * rank
-        for size, owner in zip(grid, owners, strict=True):
-            row[owner] *= size
-        if tuple(row) not in seen:
-            seen.add(tuple(row))
-            yield tuple(row)
+    own = [(*sizes[:first], one.num_devices // row, *sizes[first + 1 :]) for one in slices]
+    ids = [_ours(one, part, None, how) for one, part in zip(slices, own, strict=True)]
+    return np.concatenate(ids, axis=first).reshape(sizes)
