@@ -36,12 +36,10 @@ def ways(torus, source, target):
 
 
 def send(loads, torus, source, target, num_bytes):
-    """Add what a message brings to each link; return its longest way."""
-    paths = ways(torus, source, target)
-    for part, path in paths:
+    """Add what a message brings to each link."""
+    for part, path in ways(torus, source, target):
         for link in path:
             loads[link] += part * num_bytes
-    return max(len(path) for _, path in paths)
 
 
 def busiest(loads):
@@ -56,40 +54,54 @@ def chips_of(torus, mesh, axis):
     return [[at[int(n)] for n in row] for row in ids.reshape(-1, ids.shape[-1])]
 
 
+def apart(torus, source, target):
+    """Return the links of the longest of the shortest paths; another core is one more."""
+    longest = max(len(path) for _, path in ways(torus, source, target))
+    return longest + abs(source[-1] - target[-1])
+
+
 def permuted(torus, groups, num_bytes):
-    """Count a permute."""
-    loads = Counter()
+    """Count a permute, and its hops one after the other."""
+    loads, steps = Counter(), 0
     for group in groups:
         for number, chip in enumerate(group):
-            send(loads, torus, chip, group[(number + 1) % len(group)], num_bytes)
-    return busiest(loads)
+            target = group[(number + 1) % len(group)]
+            send(loads, torus, chip, target, num_bytes)
+            steps = max(steps, apart(torus, chip, target))
+    return busiest(loads), steps
 
 
 def all_to_all(torus, groups, num_bytes):
-    """Count an all-to-all."""
-    loads = Counter()
+    """Count an all-to-all, and the hops of its longest way."""
+    loads, steps = Counter(), 0
     for group in groups:
         for one, other in itertools.product(group, group):
             send(loads, torus, one, other, Fraction(num_bytes, len(group)))
-    return busiest(loads)
+            steps = max(steps, apart(torus, one, other))
+    return busiest(loads), steps
 
 
 def ring_gather(torus, groups, num_bytes):
-    """Count an all-gather in rings: half of every shard is passed on either way, n - 1 times."""
-    loads = Counter()
+    """Count an all-gather in rings: half of every shard is passed on either way, n - 1 times.
+
+    Whole shards go half the way round in as many hops.
+    """
+    loads, longest = Counter(), 0
+    members = len(groups[0])
+    half = Fraction(num_bytes, 2 * members)
     for group in groups:
-        members = len(group)
-        half = Fraction(num_bytes, 2 * members)
-        for _ in range(members - 1):
-            for number, chip in enumerate(group):
-                for way in (1, -1):
-                    send(loads, torus, chip, group[(number + way) % members], half)
-    return busiest(loads)
+        for number, chip in enumerate(group):
+            for way in (1, -1):
+                target = group[(number + way) % members]
+                longest = max(longest, apart(torus, chip, target))
+                for _ in range(members - 1):
+                    send(loads, torus, chip, target, half)
+    return busiest(loads), members // 2 * longest
 
 
 def line_loads(torus, groups, dim, as_ring):
-    """Count the shards of one byte over each link where all lines along a dim gather."""
-    loads = Counter()
+    """Count the shards over the busiest link where all lines along a dim gather, and the hops."""
+    loads, steps = Counter(), 0
     for group in groups:
         lines = {}
         for chip in group:
@@ -97,9 +109,12 @@ def line_loads(torus, groups, dim, as_ring):
         for row in map(sorted, lines.values()):
             if as_ring:
                 ring_along(loads, torus, row, dim)
+                ahead = [b[dim] - a[dim] for a, b in itertools.pairwise([*row, row[0]])]
+                steps = max(steps, *(len(row) // 2 * (gap % torus.shape[dim]) for gap in ahead))
             else:
                 ends_along(loads, row, dim)
-    return loads
+                steps = max(steps, row[-1][dim] - row[0][dim])
+    return busiest(loads), steps
 
 
 def ring_along(loads, torus, row, dim):
@@ -131,16 +146,18 @@ def bucket_gather(torus, groups, num_bytes):
     shards = {}  # the lightest way to gather along each dim
     for dim in wide:
         modes = [False, True] if torus.wrap[dim] else [False]
-        shards[dim] = min(busiest(line_loads(torus, groups, dim, mode)) for mode in modes)
+        shards[dim] = min(line_loads(torus, groups, dim, mode) for mode in modes)
     table = []
     for order in itertools.permutations(wide):
         # Devices of a chip share what they have last, and over no link.
         gathered, loads = 1, {}
         for dim in order:
-            loads[dim] = shards[dim] * Fraction(gathered, members)
+            loads[dim] = shards[dim][0] * Fraction(gathered, members)
             gathered *= counts[dim]
         table.append([float(loads[dim]) for dim in wide])
-    return num_bytes * game_value(np.array(table)) if wide else 0
+    cores = members // int(np.prod([counts[dim] for dim in wide]))
+    steps = sum(steps for _, steps in shards.values()) + cores - 1
+    return (num_bytes * game_value(np.array(table)) if wide else 0), steps
 
 
 def game_value(table):

@@ -51,8 +51,9 @@ def through_ports(topology, mesh, axis):
     return {name: math.ceil(max(load.values(), default=0)) for name, load in loads.items()}
 
 
-SPREAD = ["v5e:2x4 x 2 slices", "torus:2x2 host=1x2 x 3 slices", "v5e:2x2 + v5e:2x4",
-          "gpu:4 hosts x 3", "cpu:6 hosts x 1", "cpu:4 hosts x 2 switch=2"]  # fmt: skip
+SPREAD = ["v5e:2x4 x 2 slices", "tpu7x:2x1x1 x 3 slices", "torus:2x2 host=1x2 x 3 slices",
+          "v5e:2x2 + v5e:2x4", "gpu:4 hosts x 3", "cpu:6 hosts x 1",
+          "cpu:4 hosts x 2 switch=2"]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SPREAD)
@@ -61,7 +62,8 @@ def test_the_busiest_port_is_that_of_counting_every_message(name):
     count = topology.num_devices
     for size in (n for n in range(2, count + 1) if count % n == 0):
         axes = {"a": count // size, "b": size}
-        for ids in (topology.device_ids.ravel(), shuffled.permutation(topology.device_ids.ravel())):
+        own = topology.device_ids.ravel()
+        for ids in (own, *(shuffled.permutation(own) for _ in range(4))):
             mesh = Mesh(axes, ids)
             for collective, wanted in through_ports(topology, mesh, "b").items():
                 found = cost(topology, mesh, collective, "b", BYTES, links=FAR)
@@ -136,11 +138,28 @@ def test_nothing_costs_nothing(name):
         assert cost(topology, mesh, collective, ("one", "model"), 999).steps > 0
 
 
+def test_what_all_leave_costs_their_hosts_nothing():
+    topology = parse("gpu:2 hosts x 2")
+    mesh = Mesh({"x": 4}, [0, 2, 1, 3])  # to and fro between the hosts
+    assert cost(topology, mesh, "permute", "x", 8, links=NEAR).seconds < 1e-20
+    assert cost(topology, Mesh({"x": 4}), "permute", "x", 8, links=NEAR).seconds == 8.0
+
+
+def test_what_goes_to_one_host_goes_together():
+    topology = parse("gpu:4 hosts x 2")
+    found = cost(topology, Mesh({"x": 8}), "all_to_all", "x", 800)
+    assert found[3:5] == (3, 2 * 600)
+
+
 def test_one_byte_is_rounded_up_and_shards_are_fractions():
     topology = parse("torus:8")
     mesh, links = Mesh({"x": 8}), links_of(topology, link_bytes_per_s=1e9)
     assert cost(topology, mesh, "all_gather", "x", 1, links=links).link_bytes == 1
     assert cost(topology, mesh, "all_gather", "x", 1001, links=links).link_bytes == 876
+    # 23.000000000000004 as floating point has it.
+    topology = parse("torus:3x8 wrap=x")
+    mesh = place(topology, {"x": 24})
+    assert cost(topology, mesh, "all_gather", "x", 72, links=links).link_bytes == 23
 
 
 def test_figures_are_the_published_ones_or_yours():
