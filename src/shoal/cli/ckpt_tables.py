@@ -1,4 +1,4 @@
-"""Tables of `shoal ckpt`: drawn on a terminal, plain columns where they are piped."""
+"""Tables of `shoal ckpt` and `plan`: drawn on a terminal, plain columns where they are piped."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from shoal.plan.hlo import hlo_text
 from shoal.plan.layout import Layout
 from shoal.plan.shards import owners
 
-__all__ = ["layout"]
+__all__ = ["halves", "item_bytes", "layout", "read_shape"]
 
 _HALVES = re.compile(r'((?:"(?:[^"\\]|\\.)*"|[^@])*?)(?:(@)(.*))?', re.DOTALL)  # "@" in names aside
 
@@ -40,38 +40,46 @@ def layout(
       shoal layout 'model, -' --mesh '{"data": 4, "model": 2}' --shape 1024,512 --dtype bfloat16
     """
     chosen = _read(dims, mesh, processes)
-    sizes = _read_shape(shape) if shape else None
-    item_bytes = _item_bytes(dtype) if shape else 0
+    sizes = read_shape(shape) if shape else None
+    each = item_bytes(dtype) if shape else 0
     if as_json:
         print(json.dumps(_facts(chosen, sizes)))
     else:
         name = dtype if shape else ""
-        Console().print(render(draw_layout(chosen, sizes, item_bytes, name)))
+        Console().print(render(draw_layout(chosen, sizes, each, name)))
 
 
 def _read(dims: str, mesh: str, processes: int) -> Layout:
-    text, at, inner = _HALVES.fullmatch(dims).groups(default="")  # type: ignore[union-attr]
+    text, at, inner = halves(dims)
     if bool(at) == bool(mesh):
         raise UsageError(f"layout {dims!r}: give the mesh once, after '@' or with --mesh")
     grid = read_mesh(inner.strip() if at else mesh, processes)
     return Layout.parse(f"{text} @ {grid.text}")
 
 
-def _read_shape(text: str) -> tuple[int, ...]:
+def halves(text: str) -> tuple[str, str, str]:
+    """Return the dims of a layout's text, its "@" and its mesh; the latter empty without."""
+    dims, at, mesh = _HALVES.fullmatch(text).groups(default="")  # type: ignore[union-attr]
+    return dims, at, mesh
+
+
+def read_shape(text: str, what: str = "--shape") -> tuple[int, ...]:
+    """Read the sizes of an array: `1024,512` or `1024x512`; nothing for a scalar."""
     try:
         sizes = text.replace("x", ",").removesuffix(",")
         return tuple(int(size) for size in sizes.split(",")) if sizes else ()
     except ValueError:
-        raise UsageError(f"--shape {text!r} must be numbers with commas, as 1024,512") from None
+        raise UsageError(f"{what} {text!r} must be numbers with commas, as 1024,512") from None
 
 
-def _item_bytes(name: str) -> int:
+def item_bytes(name: str, what: str = "--dtype") -> int:
+    """Return the bytes of one item of a dtype of NumPy or ml_dtypes."""
     import ml_dtypes
 
     try:
         return np.dtype(getattr(ml_dtypes, name, name)).itemsize
     except (TypeError, ValueError, SyntaxError):
-        raise UsageError(f"--dtype {name!r} is not a dtype of NumPy or ml_dtypes") from None
+        raise UsageError(f"{what} {name!r} is not a dtype of NumPy or ml_dtypes") from None
 
 
 def _facts(chosen: Layout, sizes: tuple[int, ...] | None) -> dict[str, object]:

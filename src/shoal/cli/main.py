@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Command] = {
     "coordinator": Command("shoal.cli.coordinator", "coordinator"),
     "mesh": Command("shoal.cli.mesh", "mesh"),
     "layout": Command("shoal.cli.layout", "layout"),
+    "plan": Command("shoal.cli.plan", "plan"),
     "ckpt": Command("shoal.cli.ckpt", "ckpt", is_group=True),
 }
 

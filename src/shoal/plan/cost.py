@@ -290,7 +290,7 @@ def _needed(link: Link | None, topology: Topology, name: str, option: str) -> Li
     if link is None:
         what = "network" if option == "--network" else "links"
         raise UsageError(
-            f"cost: how fast the {what} of {topology.text} may be is not known; give "
+            f"cost: the speed of the {what} of {topology.text} is not known; give "
             f"links=links_of(topology, {name}=…), or {option} to shoal plan"
         )
     return link

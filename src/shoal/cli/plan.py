@@ -1,0 +1,176 @@
+"""`shoal plan`: what a mesh costs on hardware that need not be there, and what its devices hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli.amounts import read_bytes, read_speed
+from shoal.cli.ckpt_tables import print_json, print_table, safe
+from shoal.cli.mesh import read_mesh
+from shoal.cli.params import Param, read_params
+from shoal.draw.amounts import in_bytes, in_seconds
+from shoal.errors import UsageError, nearest
+from shoal.plan.cost import COLLECTIVES, Cost, cost
+from shoal.plan.links import Links, links_of
+from shoal.plan.mesh import Mesh
+from shoal.plan.placement import place
+from shoal.plan.topology import Topology, parse
+from shoal.plan.wiring import Torus
+
+__all__ = ["plan"]
+
+_ORDERS = ("shoal", "jax", "given")
+
+
+def plan(
+    topology: Annotated[str, typer.Argument(help="'v5p:4x4x8', 'v5e:4x8 x 2 slices', …")],
+    axes: Annotated[str, typer.Argument(help="'data=16 model=8', or JSON; with ids as they are")],
+    params: Annotated[
+        list[str] | None, typer.Argument(help="'NAME: SHAPE DTYPE LAYOUT', several")
+    ] = None,
+    tree: Annotated[
+        str, typer.Option("--params", metavar="FILE", help="A tree of them in JSON; - reads it.")
+    ] = "",
+    payload: Annotated[
+        str, typer.Option("--bytes", help="Of a collective's array, on each device.")
+    ] = "64MiB",
+    order: Annotated[
+        str, typer.Option(help="Of the devices: shoal, jax, or given, as AXES says.")
+    ] = "",
+    link: Annotated[str, typer.Option(help="Speed of a link: 50GB/s or 400Gbit/s.")] = "",
+    network: Annotated[str, typer.Option(help="Speed of a host's network.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Say what each collective costs on each axis, and what each device holds. Needs no device.
+
+    \b
+    Examples:
+      shoal plan v5p:4x4x8 'data=16 model=8'
+      shoal plan 'v5e:4x8 x 2 slices' 'data=16 model=4' --bytes 1GiB
+      shoal plan v5e:4x4 'data=4 model=4' 'w: 8192x1024 bfloat16 data, model'
+      shoal plan v5e:4x4 'data=4 model=4' --params params.json --json
+      shoal ckpt show run/ --json | shoal plan v5e:4x4 'data=4 model=4' --params -
+
+    params.json: {"dense": {"w": {"shape": [8192, 1024], "dtype": "bfloat16",
+    "layout": "data, model"}}}; without a layout a parameter is whole everywhere.
+    """
+    hardware = parse(topology)
+    mesh = _mesh(hardware, axes, order)
+    num_bytes = read_bytes(payload, "--bytes")
+    links = links_of(
+        hardware,
+        link_bytes_per_s=read_speed(link, "--link") if link else None,
+        network_bytes_per_s=read_speed(network, "--network") if network else None,
+    )
+    held = read_params(tree, params or (), mesh)
+    used = [axis for axis, size in mesh.axes.items() if size > 1]
+    ahead = [cost(hardware, mesh, "permute", axis, 1, links=links) for axis in used]
+    costs = [
+        cost(hardware, mesh, c, axis, num_bytes, links=links) for axis in used for c in COLLECTIVES
+    ]
+    if as_json:
+        print_json(_facts(hardware, mesh, links, ahead, costs, held))
+        return
+    _print_mesh(hardware, mesh, links, ahead)
+    if costs:
+        _print_costs(costs, num_bytes)
+    if held:
+        _print_held(held)
+
+
+def _mesh(topology: Topology, axes: str, order: str) -> Mesh:
+    """Return the mesh that is judged: placed, unless it says which device stands where."""
+    given = read_mesh(axes)
+    if order and order not in _ORDERS:
+        raise UsageError(
+            f"--order {order!r} is none of {', '.join(_ORDERS)}{nearest(order, _ORDERS)}"
+        )
+    if order == "given" or (not order and not given.is_iota):
+        return given
+    return place(topology, given.axes, compatible_with="jax" if order == "jax" else None)
+
+
+def _print_mesh(topology: Topology, mesh: Mesh, links: Links, ahead: Sequence[Cost]) -> None:
+    sizes = " ".join(f"{axis}={size}" for axis, size in mesh.axes.items())
+    print(safe(f"{topology.text} as {sizes}; {mesh.size} of {topology.num_devices} devices"))
+    shown = [links.near, None if isinstance(topology, Torus) else links.network]
+    for link in shown:
+        if link is not None:
+            speed, latency = link.bytes_per_s / 1e9, in_seconds(link.latency_s)
+            print(f"{link.name}: {speed:g} GB/s each way, {latency} a step ({link.source})")
+    if not ahead:
+        print("No axis has two devices: nothing travels.")
+        return
+    print()
+    rows = [[one.axes[0], str(mesh.axes[one.axes[0]]), _far(one)] for one in ahead]
+    print_table(("axis", "size", "to the next device"), rows, "size")
+
+
+def _far(ahead: Cost) -> str:
+    """Say how far it is from each device to the next one of its group, at the most."""
+    if not ahead.link.startswith("ICI"):
+        return ahead.link
+    return f"{ahead.steps} hop{'s' if ahead.steps > 1 else ''}"
+
+
+def _print_costs(costs: Sequence[Cost], num_bytes: int) -> None:
+    print(f"\n{in_bytes(num_bytes)} on each device before it (of an all_gather: after it)")
+    rows: list[list[str]] = []
+    for one in costs:
+        first = not rows or one.collective == COLLECTIVES[0]
+        amounts = [str(one.steps), in_bytes(one.link_bytes), in_seconds(one.seconds)]
+        rows.append([one.axes[0] if first else "", one.collective, *amounts, one.link])
+    head = ("axis", "collective", "steps", "busiest", "time", "link")
+    print_table(head, rows, "steps busiest time")
+
+
+def _print_held(held: Sequence[Param]) -> None:
+    print()
+    rows = [
+        [p.name, p.dtype, "x".join(map(str, p.shape)) or "-", p.layout.text.partition(" @ ")[0],
+         in_bytes(p.bytes_per_device), str(p.copies)]
+        for p in held
+    ]  # fmt: skip
+    head = ("parameter", "dtype", "shape", "layout", "device", "copies")
+    print_table(head, rows, "device copies")
+    whole, each = sum(p.bytes for p in held), sum(p.bytes_per_device for p in held)
+    count = held[0].layout.mesh.size
+    print(
+        f"\n{in_bytes(each)} on each device; {in_bytes(whole)} in all, "
+        f"held {each * count / whole if whole else 1:.4g} times"
+    )
+    for param in held:
+        for words in param.uneven:
+            print(safe(f"{param.name}: {words}"))
+
+
+def _facts(
+    topology: Topology,
+    mesh: Mesh,
+    links: Links,
+    ahead: Sequence[Cost],
+    costs: Sequence[Cost],
+    held: Sequence[Param],
+) -> dict[str, Any]:
+    return {
+        "topology": topology.text,
+        "mesh": mesh.text,
+        "links": {name: link and link._asdict() for name, link in links._asdict().items()},
+        "axes": [
+            {"axis": one.axes[0], "size": mesh.axes[one.axes[0]], "steps_to_next": one.steps,
+             "link": one.link}
+            for one in ahead
+        ],
+        "costs": [one._asdict() for one in costs],
+        "params": [
+            {"name": p.name, "shape": p.shape, "dtype": p.dtype, "layout": p.layout.text,
+             "shard_shape": p.layout.shard_shape(p.shape), "bytes": p.bytes,
+             "bytes_per_device": p.bytes_per_device, "copies": p.copies, "uneven": p.uneven}
+            for p in held
+        ],
+        "bytes": sum(p.bytes for p in held),
+        "bytes_per_device": sum(p.bytes_per_device for p in held),
+    }  # fmt: skip
