@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -68,9 +69,8 @@ def plan(
     held = read_params(tree, params or (), mesh)
     used = [axis for axis, size in mesh.axes.items() if size > 1]
     ahead = [cost(hardware, mesh, "permute", axis, 1, links=links) for axis in used]
-    costs = [
-        cost(hardware, mesh, c, axis, num_bytes, links=links) for axis in used for c in COLLECTIVES
-    ]
+    runs = itertools.product(used, COLLECTIVES)
+    costs = [cost(hardware, mesh, what, axis, num_bytes, links=links) for axis, what in runs]
     if as_json:
         print_json(_facts(hardware, mesh, links, ahead, costs, held))
         return

@@ -4,5 +4,7 @@
 * `layout`: which axes split which dims.
 * `shards` (with `writers`): who holds which region, and who writes it.
 * `hlo`: a layout in XLA's words.
+* `topology` (with `wiring`, `hosts`, `tpu_generations`), `placement`: hardware, and meshes on it.
+* `cost` (with `links`, `torus_cost`, `switched_cost`, `routing`): what collectives cost on it.
 * `text`: the words of the text forms.
 """
