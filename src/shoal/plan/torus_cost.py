@@ -6,6 +6,11 @@ the same time, so that all dims carry data all the time: N. Jain and Y. Sabharwa
 algorithms for large MPI collectives on torus interconnects", ICS 2010; P. Sack and W. Gropp,
 "Collective algorithms for multiported torus networks", ACM TOPC 1 (2015).
 
+XLA compiles the same for TPUs where dims have equal sizes ("StrategyND", a colour for each order);
+over dims of different sizes libtpu 0.0.52 takes fewer orders, and so leaves links idle that are
+counted here: a group of 4 x 8 wrapped chips takes one order, whose second dim carries 1.8 times the
+bytes.
+
 Other groups gather in a ring through their devices in mesh order, both ways round: P. Patarasuk and
 X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009).
 
