@@ -14,6 +14,7 @@ from shoal.cli.mesh import read_mesh
 from shoal.cli.params import Param, read_params
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import UsageError, nearest
+from shoal.plan.compatible import LIBRARIES
 from shoal.plan.cost import COLLECTIVES, Cost, cost
 from shoal.plan.links import Links, links_of
 from shoal.plan.mesh import Mesh
@@ -23,7 +24,7 @@ from shoal.plan.wiring import Torus
 
 __all__ = ["plan"]
 
-_ORDERS = ("shoal", "jax", "given")
+_ORDERS = ("shoal", *LIBRARIES, "given")
 
 
 def plan(
@@ -39,7 +40,7 @@ def plan(
         str, typer.Option("--bytes", help="Of a collective's array, on each device.")
     ] = "64MiB",
     order: Annotated[
-        str, typer.Option(help="Of the devices: shoal, jax, or given, as AXES says.")
+        str, typer.Option(help="Of the devices: shoal, jax, torch_xla, dtensor; given, as AXES is.")
     ] = "",
     link: Annotated[str, typer.Option(help="Speed of a link: 50GB/s or 400Gbit/s.")] = "",
     network: Annotated[str, typer.Option(help="Speed of a host's network.")] = "",
@@ -90,7 +91,7 @@ def _mesh(topology: Topology, axes: str, order: str) -> Mesh:
         )
     if order == "given" or (not order and not given.is_iota):
         return given
-    return place(topology, given.axes, compatible_with="jax" if order == "jax" else None)
+    return place(topology, given.axes, compatible_with=order if order in LIBRARIES else None)
 
 
 def _print_mesh(topology: Topology, mesh: Mesh, links: Links, ahead: Sequence[Cost]) -> None:
