@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from shoal.plan.cost import cost
@@ -62,14 +63,20 @@ def dims_of_links(program):
     return {"xyz".index(dim) for dim in found.link.removeprefix("ICI ")}
 
 
+def replica_groups(text):
+    """Read `{{0,1},{2,3}}`, or what newer XLA writes: `mesh['data'=2,'model'=2] {'model'}`."""
+    if listed := re.search(r"replica_groups=(\{\{.*?\}\})", text):
+        return json.loads(listed[1].translate(str.maketrans("{}", "[]")))
+    sizes, axis = re.search(r"replica_groups=mesh\[(.*?)\] \{'(\w+)'\}", text).groups()
+    axes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", sizes)}
+    numbers = np.arange(np.prod([*axes.values()])).reshape(*axes.values())
+    return np.moveaxis(numbers, [*axes].index(axis), -1).reshape(-1, axes[axis]).tolist()
+
+
 def test_replica_groups_lie_on_the_links_that_are_counted(programs):
     for program in programs:
         dims = dims_of_links(program)
-        groups = json.loads(
-            re.search(r"replica_groups=(\{\{.*?\}\})", program["text"])[1].translate(
-                str.maketrans("{}", "[]")
-            )
-        )
+        groups = replica_groups(program["text"])
         assert len(groups[0]) == SIZES[program["topology"]][program["axis"]]
         for group in groups:
             columns = list(zip(*(program["coords"][n] for n in group), strict=True))
