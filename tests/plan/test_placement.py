@@ -23,15 +23,17 @@ def axes_of(sizes):
 
 
 def judged(torus, ids):
-    """Return (longest, total) of the hops of each axis's rings, at the worst group [axes]."""
+    """Return (longest, total) of the hops of each axis's rings, at the worst group [axes].
+
+    Between the cores of a chip there is none.
+    """
     found = []
-    cells = {n: at for at, n in np.ndenumerate(torus.device_ids)}
-    coords = np.array([cells[n] for n in ids.ravel()]).reshape(*ids.shape, -1)
-    rings = [size if wraps else 0 for size, wraps in zip(torus.shape, torus.wrap, strict=True)]
+    chips = {n: at[:-1] for at, n in np.ndenumerate(torus.device_ids)}
+    coords = np.array([chips[n] for n in ids.ravel()]).reshape(*ids.shape, -1)
+    rings = np.where(torus.wrap, torus.shape, 0)
     for axis in range(ids.ndim):
         apart = np.abs(coords - np.roll(coords, -1, axis=axis))
-        around = np.where(np.array([*rings, 0]) > 0, [*rings, 0] - apart, apart)
-        hops = np.minimum(apart, around).sum(axis=-1)
+        hops = np.minimum(apart, np.where(rings > 0, rings - apart, apart)).sum(axis=-1)
         found.append((int(hops.max(axis=axis).max()), int(hops.sum(axis=axis).max())))
     return found
 
@@ -55,7 +57,7 @@ def test_jaxs_cases(case):
 
 
 SLICES = ["v4:2x2x1", "v4:2x2x4", "v5e:2x4", "v5e:1x8", "v5e:4x4", "v5p:2x2x2", "v5p:4x4x4",
-          "v6e:4x8", "torus:3x3x3", "torus:6x5"]  # fmt: skip
+          "v6e:4x8", "torus:3x3x3", "torus:6x5", "v3:2x2", "tpu7x:2x2x1"]  # fmt: skip
 
 
 def peers(torus, sizes):
@@ -97,6 +99,16 @@ def test_one_axis_over_all_is_a_ring_where_there_is_one(name, wanted):
     torus = parse(name)
     mesh = place(torus, {"x": torus.num_devices})
     assert judged(torus, mesh.device_ids) == [wanted]
+
+
+def test_the_cores_of_a_chip_are_nearest():
+    for name, sizes in [("v3:2x2", (4, 2)), ("tpu7x:4x4x4", (8, 8, 2)), ("v2:2x4", (2, 4, 2))]:
+        torus = parse(name)
+        ids = place(torus, axes_of(sizes)).device_ids
+        assert (ids % 2 == np.arange(2)).all()
+        assert (ids[..., 0] + 1 == ids[..., 1]).all()
+        assert judged(torus, ids)[-1] == (0, 0)
+    assert judged(torus, place(torus, {"x": 16}).device_ids) == [(1, 8)]
 
 
 def test_jax_refuses_and_shoal_places():

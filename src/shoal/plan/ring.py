@@ -15,6 +15,7 @@ one.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -31,7 +32,7 @@ class Side(NamedTuple):
     """One dim of a box: `chips` of them, each `stride` links from the last."""
 
     chips: int
-    stride: int = 1
+    stride: int = 1  # 0: between cores of one chip
     ring: int = 0  # how many chips the dim has in all if its ends are linked, else 0
 
 
@@ -64,21 +65,30 @@ def best_walk(sides: Sequence[Side]) -> Walk:
     ((2, 14), (1, 8))
     """
     # Boxes that differ in the order of their dims alone have one walk.
-    dims = sorted((dim for dim, side in enumerate(sides) if side.chips > 1), key=sides.__getitem__)
+    dims = sorted((dim for dim, side in enumerate(sides) if _counts(side)), key=sides.__getitem__)
     longest, total, chips = _walk(tuple(sides[dim] for dim in dims))
-    full = np.zeros((len(chips), len(sides)), np.int64)
-    full[:, dims] = chips
+    # Places that no link parts follow one another.
+    near = [dim for dim, side in enumerate(sides) if not side.stride]
+    counts = [sides[dim].chips for dim in near]
+    inside = np.array(list(np.ndindex(*counts))).reshape(math.prod(counts), len(near))
+    full = np.zeros((len(chips) * len(inside), len(sides)), np.int64)
+    full[:, dims] = np.repeat(chips, len(inside), axis=0)
+    full[:, near] = np.tile(inside, (len(chips), 1))
     return Walk(longest, total, full)
+
+
+def _counts(side: Side) -> bool:
+    return side.chips > 1 and side.stride > 0
 
 
 def shortest_hops(sides: Sequence[Side]) -> tuple[int, int]:
     """Return the longest hop of the best walk, and all of them together."""
-    return _walk(tuple(sorted(side for side in sides if side.chips > 1)))[:2]
+    return _walk(tuple(sorted(filter(_counts, sides))))[:2]
 
 
 @lru_cache(maxsize=4096)
 def _walk(sides: tuple[Side, ...]) -> Walk:
-    """The same for a box whose dims are sorted, and all wider than one chip."""
+    """The same for a box whose dims are sorted, and all wider than one chip, apart by links."""
     if not sides:
         return Walk(0, 0, np.zeros((1, 0), np.int64))
     least = min(side.stride for side in sides)  # no hop is shorter

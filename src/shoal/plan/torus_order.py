@@ -39,8 +39,7 @@ def order(torus: Torus, sizes: Sizes, split: bool, weights: Weights | None = Non
     Raises:
       UsageError: axes would have to share a dim, and may not.
     """
-    # The cores of a chip are a dim of their own, whose two ends are one chip apart at most.
-    wraps = (*torus.wrap, False)
+    wraps = (*torus.wrap, False)  # the cores of a chip are a dim of their own
     nest = tuple(range(len(sizes)))
     if weights is None:
         taken = _best(torus.grid, wraps, sizes, split)
@@ -178,11 +177,15 @@ def _fits(grid: Sizes, sizes: Sizes) -> bool:
 def _sides(
     taken: Sequence[Sizes], axis: int, grid: Sizes, wraps: Sequence[bool]
 ) -> tuple[Side, ...]:
-    """Return the box of chips that a group of an axis is; `taken` may begin at that axis."""
-    return tuple(
+    """Return the box of chips that a group of an axis is; `taken` may begin at that axis.
+
+    The last side is that of a chip's cores, between which there is no link.
+    """
+    links = tuple(
         Side(taken[axis][dim], _stride(taken, axis, dim), grid[dim] if wraps[dim] else 0)
-        for dim in range(len(grid))
+        for dim in range(len(grid) - 1)
     )
+    return (*links, Side(taken[axis][-1], 0))
 
 
 def _stride(taken: Sequence[Sizes], axis: int, dim: int) -> int:
