@@ -1,0 +1,118 @@
+"""Which device stands where in a new mesh, and why there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from shoal.errors import UsageError
+from shoal.plan.hop_counts import hops_of
+from shoal.plan.mesh import Mesh
+from shoal.plan.placement import place
+from shoal.plan.topology import Topology, from_devices
+from shoal.plan.wiring import Slices, Torus
+
+__all__ = ["Order", "Wish", "order_offences", "ordered"]
+
+T = TypeVar("T")
+
+
+class Wish(NamedTuple):
+    """What the caller of `make_mesh` said of the order; None: nothing."""
+
+    order: str | None = None  # "wires" or "given"
+    across: Mapping[str, int] | None = None
+    compatible_with: str | None = None
+    allow_split_physical_axes: bool | None = None
+
+    @property
+    def is_of_placing(self) -> bool:
+        """Does it ask for what only a placed mesh has?"""
+        return any(value is not None for value in self[1:])
+
+
+class Order(NamedTuple):
+    """The devices of a mesh, in its order."""
+
+    mesh: Mesh
+    topology: Topology | None  # None: the order is the caller's
+    wish: Wish
+
+    @property
+    def why(self) -> str:
+        """What was recognised, what was chosen, and what it costs; computed when asked for."""
+        if self.topology is None:
+            return "in the order given by devices= (order='wires' would place them)"
+        found = f"{self.topology.text}, {len(self.mesh.process_indices)} processes"
+        if self.wish.compatible_with == "jax":
+            chosen = "in the order of JAX's mesh_utils, as compatible_with='jax' says"
+        elif isinstance(self.topology, Torus | Slices):
+            chosen = "placed on the wires, the last axis on the shortest"
+        else:
+            chosen = "process after process, for no links are known"
+        hops = hops_of(self.topology, self.mesh)
+        told = [
+            f"{name} has hops of {one.longest} link{'s' * (one.longest != 1)} at most"
+            + (f", over {one.slices} slices" if one.slices > 1 else "")
+            for name, one in hops.items()
+        ]
+        return "; ".join([f"{found}: {chosen}", *told])
+
+
+def ordered(
+    pairs: Sequence[tuple[str, int]],
+    devices: Sequence[Any],
+    wish: Wish,
+    *,
+    given: bool,
+    **named: Any,
+) -> Order:
+    """Put devices into the order of a mesh.
+
+    Args:
+      pairs: name and size of each axis; the product is the number of devices.
+      devices: JAX's, or objects with the same attributes.
+      wish: what the caller said of the order.
+      given: did the caller list the devices?
+      named: `kind`, `name`, `axis_types` of the mesh.
+
+    Raises:
+      UsageError: what `topology.from_devices` and `placement.place` refuse, said of `make_mesh`.
+    """
+    process_of = {device.id: device.process_index for device in devices}
+    if wish.order == "given" or (given and wish.order is None and not wish.is_of_placing):
+        ids, topology = [device.id for device in devices], None
+    else:
+        topology = _as_make_mesh(lambda: from_devices(devices))
+        wanted = wish._asdict()
+        del wanted["order"]
+        placed = _as_make_mesh(lambda: place(topology, pairs, **wanted))
+        ids = placed.device_ids.ravel().tolist()
+    owners = [process_of[one] for one in ids]
+    return Order(Mesh(pairs, ids, owners, **named), topology, wish)
+
+
+def _as_make_mesh(call: Callable[[], T]) -> T:
+    """Call; an error of a planner's function is one of `make_mesh`."""
+    try:
+        return call()
+    except UsageError as error:
+        words = str(error)
+        for name in ("place", "from_devices"):
+            words = words.removeprefix(f"{name}: ")
+        told = words if words.startswith("make_mesh") else f"make_mesh: {words}"
+        raise type(error)(told, offences=error.offences) from None
+
+
+def order_offences(wish: Wish, *, is_listed: bool) -> list[str]:
+    """Return what is wrong with `order`, by itself and beside the other arguments."""
+    if wish.order not in (None, "wires", "given"):
+        return [f"order={wish.order!r} must be 'wires' or 'given'"]
+    if wish.order != "given":
+        return []
+    if not is_listed:
+        return ["order='given' needs a list of devices=, in mesh order"]
+    if wish.is_of_placing:
+        names = [name for name, value in wish._asdict().items() if value is not None][1:]
+        return [f"order='given' leaves nothing for {', '.join(names)} to choose"]
+    return []

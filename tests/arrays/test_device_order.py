@@ -1,0 +1,151 @@
+"""The order of a new mesh's devices: placed as planned, on devices that are none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plan.devices import as_jax, generated, row
+from shoal.arrays.device_order import Wish, order_offences, ordered
+from shoal.errors import UsageError, UsageTypeError
+from shoal.plan.mesh import Mesh
+from shoal.plan.placement import place
+from shoal.plan.topology import from_devices, parse
+
+V5P = generated(4, 4, 4, "TPU v5")
+SLICES = generated(4, 4, 1, "TPU v5 lite", num_slices=2)
+CORES = generated(2, 2, 1, "TPU v3", one_device_per_chip=False)
+
+
+def hosts(platform, counts):
+    """List the devices of hosts without coordinates, numbered as JAX does for CPUs."""
+    return [
+        row(2048 * process + n, process, None, None, None, platform, platform)
+        for process, count in enumerate(counts)
+        for n in range(count)
+    ]
+
+
+def made(rows, axes, wish=None, *, given=False, **named):
+    named.setdefault("kind", rows[0]["platform"])
+    pairs = list(axes.items())
+    return ordered(pairs, as_jax(rows), wish or Wish(), given=given, **named)
+
+
+@pytest.mark.parametrize(
+    ("rows", "axes", "asked"),
+    [
+        (V5P, {"data": 4, "model": 16}, {}),
+        (V5P[::-1], {"data": 4, "model": 16}, {}),
+        (V5P, {"x": 4, "y": 4, "z": 4}, {"compatible_with": "jax"}),
+        (SLICES, {"data": 2, "model": 16}, {}),
+        (SLICES, {"data": 4, "model": 8}, {"across": {"model": 2}}),
+        (CORES, {"a": 2, "b": 4}, {}),
+        (generated(2, 4, 1, "TPU v5 lite"), {"a": 8}, {}),
+        (SLICES, {"data": 4, "model": 8}, {"across": {"data": 2}, "compatible_with": "jax",
+                                           "allow_split_physical_axes": True}),
+    ],
+)  # fmt: skip
+def test_tpus_are_placed_as_planned(rows, axes, asked):
+    order = made(rows, axes, Wish(**asked), name="pod", axis_types="explicit")
+    planned = place(from_devices(rows), axes, **asked)
+    assert (order.mesh.device_ids == planned.device_ids).all()
+    owners = {one["id"]: one["process"] for one in rows}
+    assert all(owners[one] == order.mesh.processes.flat[at]
+               for at, one in enumerate(order.mesh.device_ids.flat))  # fmt: skip
+    assert (order.mesh.kind, order.mesh.name) == ("tpu", "pod")
+    assert set(order.mesh.axis_types.values()) == {"explicit"}
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("counts", [(8,), (4, 4), (2, 6), (1, 1, 1, 1, 1, 1, 1, 1)])
+def test_hosts_stand_process_after_process(platform, counts):
+    rows = hosts(platform, counts)
+    order = made(rows, {"a": 2, "b": 4})
+    ids, owners = ([one[name] for one in rows] for name in ("id", "process"))
+    assert order.mesh == Mesh({"a": 2, "b": 4}, ids, owners, platform)
+    assert made(rows[::-1], {"a": 2, "b": 4}).mesh == order.mesh
+
+
+def test_across_counts_processes_where_there_are_no_slices():
+    rows = hosts("gpu", (4, 4))
+    mesh = made(rows, {"data": 4, "model": 2}, Wish(across={"model": 2})).mesh
+    assert mesh.processes.tolist() == [[0, 1]] * 4
+
+
+def test_what_the_caller_lists_stands_as_listed_unless_a_placement_is_asked_for():
+    listed = [V5P[n] for n in np.random.default_rng(0).permutation(64)]
+    ids = [one["id"] for one in listed]
+    axes = {"a": 8, "b": 8}
+    planned = place(from_devices(V5P), axes).device_ids.ravel().tolist()
+    assert ids != planned
+    for wish, wanted in (
+        (Wish(), ids),
+        (Wish(order="given"), ids),
+        (Wish(order="wires"), planned),
+        (Wish(allow_split_physical_axes=True), planned),
+        (Wish(order="wires", allow_split_physical_axes=True), planned),
+    ):
+        got = made(listed, axes, wish, given=True).mesh.device_ids.ravel().tolist()
+        assert got == wanted
+
+
+def test_a_part_of_a_pod_is_a_topology_of_its_own():
+    part = [one for one in V5P if one["coords"][2] == 1]
+    order = made(part, {"a": 16}, Wish(order="wires"), given=True)
+    assert order.topology.text == "v5p:4x4x1"
+    assert (order.mesh.device_ids == place(from_devices(part), {"a": 16}).device_ids).all()
+
+
+def test_why_is_said():
+    why = made(SLICES, {"data": 2, "model": 16}).why
+    assert "v5e:4x4 x 2 slices" in why
+    assert "8 processes: placed on the wires" in why
+    assert "data has hops of 0 links at most, over 2 slices" in why
+    assert why.endswith("model has hops of 1 link at most")
+    assert "process after process" in made(hosts("cpu", (4, 4)), {"a": 8}).why
+    assert "JAX's mesh_utils" in made(V5P, {"a": 64}, Wish(compatible_with="jax")).why
+    assert "given by devices=" in made(V5P, {"a": 64}, given=True).why
+
+
+@pytest.mark.parametrize(
+    ("rows", "axes", "wish", "message"),
+    [
+        (SLICES, {"a": 32}, Wish(across={"b": 2}), "make_mesh: across: no axis 'b'"),
+        (SLICES, {"a": 32}, Wish(across={"a": 4}), "make_mesh: across: .* has 2 slices"),
+        (SLICES, {"a": 32}, Wish(across="a"), "make_mesh: "),
+        (V5P, {"a": 8, "b": 8}, Wish(allow_split_physical_axes=False), "make_mesh: 8x8 on v5p"),
+        (V5P, {"a": 64}, Wish(compatible_with="jacks"), "make_mesh: compatible_with='jacks'"),
+        ([*V5P, V5P[0]], {"a": 65}, Wish(), "(?s)make_mesh: .*ids come twice"),
+        (V5P[:-1] + hosts("cpu", (1,)), {"a": 64}, Wish(), "(?s)make_mesh: .*have no coordinates"),
+    ],
+)
+def test_errors_of_the_planner_are_said_of_the_call(rows, axes, wish, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        made(rows, axes, wish)
+    assert "place:" not in str(caught.value)
+    assert caught.value.offences
+
+
+def test_orders_that_cannot_be():
+    assert "must be 'wires' or 'given'" in order_offences(Wish("best"), is_listed=True)[0]
+    assert "needs a list of devices=" in order_offences(Wish("given"), is_listed=False)[0]
+    told = order_offences(Wish("given", across={"a": 2}), is_listed=True)
+    assert told == ["order='given' leaves nothing for across to choose"]
+    for wish in (Wish(), Wish("wires"), Wish("wires", {"a": 2})):
+        assert order_offences(wish, is_listed=False) == []
+    assert order_offences(Wish("given"), is_listed=True) == []
+
+
+def test_a_device_that_is_none():
+    with pytest.raises(UsageTypeError, match=r"is no device"):
+        ordered([("a", 1)], [type("Odd", (), {"id": None, "process_index": 0})()], Wish(),
+                given=False)  # fmt: skip
+
+
+def test_one_slice_with_a_hole_is_taken_as_flat():
+    part = parse("v5p:4x4x4")
+    assert part.num_devices == 64
+    order = made(V5P[:-1], {"a": 63})
+    assert order.topology.text == "flat:63 on=tpu"
+    assert "for no links are known" in order.why
