@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import CheckpointError as CheckpointError
 from shoal.errors import CorruptCheckpoint as CorruptCheckpoint
 from shoal.errors import DeadlineError as DeadlineError
+from shoal.errors import DeviceStartError as DeviceStartError
 from shoal.errors import DivergenceError as DivergenceError
 from shoal.errors import InitializeError as InitializeError
+from shoal.errors import NoDevicesError as NoDevicesError
 from shoal.errors import NotCommitted as NotCommitted
 from shoal.errors import NotShared as NotShared
 from shoal.errors import PeerFailedError as PeerFailedError
@@ -121,10 +123,12 @@ __all__ = [
     "Checkpoints",
     "CorruptCheckpoint",
     "DeadlineError",
+    "DeviceStartError",
     "DivergenceError",
     "InitializeError",
     "Layout",
     "Mesh",
+    "NoDevicesError",
     "NotCommitted",
     "NotShared",
     "PeerFailedError",

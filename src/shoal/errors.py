@@ -10,6 +10,8 @@
     ├── PeerFailedError       the peer: another process raised; carries its traceback
     ├── DeadlineError         somebody is late, not dead            (also a TimeoutError)
     ├── InitializeError       the start-up: the job could not be joined
+    │   └── DeviceStartError      devices did not start: a likely hardware fault
+    │       └── NoDevicesError        there are none of the kind asked for
     └── CheckpointError       what lies on disk
         ├── NotCommitted          nothing is saved there           (also a FileNotFoundError)
         ├── StepAlreadyCommitted  something is; it is kept          (also a FileExistsError)
@@ -34,8 +36,10 @@ __all__ = [
     "CheckpointError",
     "CorruptCheckpoint",
     "DeadlineError",
+    "DeviceStartError",
     "DivergenceError",
     "InitializeError",
+    "NoDevicesError",
     "NotCommitted",
     "NotShared",
     "PeerFailedError",
@@ -155,6 +159,26 @@ class InitializeError(ShoalError):
     def __init__(self, message: str, *, missing: Iterable[int] = ()) -> None:
         super().__init__(message)
         self.missing = tuple(missing)
+
+
+class DeviceStartError(InitializeError):
+    """The devices of this process did not start: most likely a fault of the hardware.
+
+    `process` and `host` say where, `platform` which devices: "tpu", "gpu", or "" for the default.
+    The other processes of the job get PeerFailedError or ProcessLostError.
+    """
+
+    def __init__(
+        self, message: str, *, platform: str = "", process: int = 0, host: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.platform = platform
+        self.process = process
+        self.host = host
+
+
+class NoDevicesError(DeviceStartError):
+    """There are no devices of the kind that was asked for, or no software for them."""
 
 
 class CheckpointError(ShoalError):

@@ -2,68 +2,200 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
+from shoal import settings
+from shoal.arrays.agreed_devices import View, agree_on_devices, owners_of
+from shoal.arrays.device_order import Order, Wish, order_offences, ordered
 from shoal.arrays.devices import jax_mesh
+from shoal.arrays.leave_trail import lane_offences
 from shoal.colour import collective
-from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.errors import DeviceStartError, InitializeError, UsageError, UsageTypeError, raise_all
 from shoal.plan.mesh import Mesh
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.device_start import start_devices
+from shoal.runtime.launched import alone
+from shoal.runtime.process import coordinator, registered
+from shoal.runtime.verdicts import Self
 
 __all__ = ["make_mesh"]
 
+_LOG = logging.getLogger("shoal")
+_PLATFORMS = ("tpu", "gpu", "cpu")
 
-@collective("all processes")
+
+@collective("the mesh's processes")
 def make_mesh(
     axes: Mapping[str, int] | Iterable[tuple[str, int]],
     *,
-    devices: Iterable[jax.Device | int] | None = None,
+    devices: Iterable[jax.Device | int] | str | None = None,
+    order: str | None = None,
+    across: Mapping[str, int] | None = None,
+    compatible_with: str | None = None,
+    allow_split_physical_axes: bool | None = None,
     axis_types: str | Mapping[str, str] = "auto",
     name: str = "",
+    timeout_s: float | None = None,
+    lane: str = "main",
 ) -> Mesh:
-    """Return a mesh over the devices of the job, in JAX's order.
+    """Return a mesh over the devices of the job, in the order that suits their wires.
 
-    Collective over all processes.
+    Collective over the mesh's processes.
 
-    It is impossible that a device is left out unnoticed: fewer than there are must be named.
+    TPU devices are placed by `shoal.plan.placement.place`: neighbours along an axis are neighbours
+    on the wires, and the first axes lie across slices; those of CPU and GPU hosts stand process
+    after process. The logger "shoal" says at level DEBUG what was recognised and chosen, and why.
+
+    It is impossible that a device is left out unnoticed: fewer than there are must be named. Nor
+    does it return if the processes that own the mesh's devices call it with other arguments, see
+    other devices (ids, owners, coordinates) or own others than they believe of each other: they
+    meet in one round trip. A process without a device in the mesh may call it or not; where one
+    process owns all devices, nothing is sent. No call relies on an earlier one: after an interrupt
+    one process might not remember what the others do.
+
+    The devices start, if they have not, and meanwhile the other processes are watched.
 
     Args:
-      axes: name → size, in order, major first; a dict or pairs. One size may be -1: whatever is
-        left.
-      devices: which devices, in mesh order: JAX's devices, or their ids. The default is all of
-        `jax.devices()`, in its order: process after process.
+      axes: name → size, in order, major first, the busiest last; a dict or pairs. One size may be
+        -1: whatever is left.
+      devices: which devices: JAX's or their ids, in mesh order; or a platform, "tpu", "gpu" or
+        "cpu", for all of its devices. None: all of `jax.devices()`.
+      order: "wires": placed as said above, also where `devices` lists them; "given": as listed.
+        None: devices stand as listed, unless one of the next three asks for a placement.
+      across: name → how much of that axis lies across slices (or processes), over the slow network;
+        the sizes in `axes` are totals. None: as much of the first axes as there are slices.
+      compatible_with: "jax" for the order of JAX 0.10.2's `mesh_utils`, as `place` has it.
+      allow_split_physical_axes: may two axes share a dim of the torus? As `place` has it.
       axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
         are part of the type, as JAX's `AxisType`); or a dict for each axis.
-      name: a label of yours; part of equality.
+      name: a label of yours; part of equality. It declares calls at different places to be one.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
+        wait for all.
+      lane: the line of execution; see `barrier`.
+
+    Returns:
+      the mesh; equal meshes of one job are the same object, in the process's record.
 
     Raises:
       UsageError: the sizes do not multiply to the number of devices (the nearest shape that does
-        is named), several -1, unknown devices, or whatever `Mesh` refuses. On every process, as
-        long as all pass the same arguments.
+        is named), several -1, unknown devices, or whatever `place` or `Mesh` refuses. On every
+        process, as long as all pass the same arguments.
+      DivergenceError: on all that came: arguments or devices differ, first in what is shown.
+      DeviceStartError: on the caller: its devices did not start, or it has none of this platform
+        (NoDevicesError). The others get PeerFailedError.
+      DeadlineError: on all that came: a process did not come in time.
+      ProcessLostError: on all that came: a process is dead or unreachable.
+      PeerFailedError: on all that came: a process raised an exception, in this call or
+        elsewhere, or left the job.
+      InitializeError: this process is one of several, and has not joined them.
 
     Example:
       >>> import shoal
       >>> shoal.make_mesh({"data": -1, "model": 1}).axis_names
       ('data', 'model')
     """
+    limit_s = settings.timeout("make_mesh", timeout_s, "SHOAL_TIMEOUT_S")
+    raise_all("make_mesh", ["lane must be text"] if lane is None else lane_offences(lane))
+    here = _coordinator(devices)
+    wish = Wish(order, across, compatible_with, allow_split_physical_axes)
+    found = _find(here, devices, limit_s)
+    if here.num_processes == 1 and any(not _is_own(device) for device in found.devices):
+        coordinator()  # says why this process meets no others
+    group = owners_of(here, found.devices, limit_s)
+    meets = len(group) > 1 and here.process in group
+    with here.call("make_mesh", lane, group) if meets else contextlib.nullcontext():
+        if found.problem is not None:
+            raise found.problem
+        chosen = _ordered(axes, found, wish, axis_types=axis_types, name=name)
+        if meets:
+            own = jax.local_devices(backend=chosen.mesh.kind)
+            ids = {device.id for device in found.devices}
+            agree_on_devices(
+                here,
+                chosen.mesh,
+                View(jax.process_index(), found.devices, [one for one in own if one.id in ids]),
+                options=_options(wish, chosen.mesh),
+                site=callsite(),
+                group=None if len(group) == here.num_processes else group,
+                lane=lane,
+                timeout_s=limit_s,
+            )
+    if _LOG.isEnabledFor(logging.DEBUG):
+        me = Self(here.process, here.hosts)
+        _LOG.debug("%s: make_mesh (%s): %r: %s", me, callsite(), chosen.mesh, chosen.why)
+    return registered(chosen.mesh)
+
+
+class _Found(NamedTuple):
+    """The devices for a mesh, or why there are none: raised in the call, of which others hear."""
+
+    devices: list[jax.Device]
+    is_listed: bool = False  # by the caller, one by one
+    problem: UsageError | DeviceStartError | None = None
+
+
+def _coordinator(devices: object) -> Coordinator:
+    """Return what this process meets others by; a process that meets none is a job of its own.
+
+    It is so before `initialize`, after `shutdown` and in a fork; a mesh of devices that are all its
+    own needs no others.
+    """
+    try:
+        return coordinator()
+    except InitializeError:
+        if devices is None or isinstance(devices, str):
+            raise
+        return alone()
+
+
+def _is_own(device: jax.Device) -> bool:
+    return bool(device.process_index == jax.process_index())
+
+
+def _find(here: Coordinator, devices: object, limit_s: float) -> _Found:
+    """Return the devices that `devices=` names; start them if need be."""
+    platform = devices if isinstance(devices, str) else None
+    is_listed = devices is not None and platform is None
+    try:
+        if platform is not None and platform not in _PLATFORMS:
+            known = ", ".join(map(repr, _PLATFORMS))
+            raise UsageError(f"make_mesh: devices={platform!r} is no list and none of {known}")
+        present = start_devices(here, platform, limit_s)
+        return _Found(_listed(devices, present) if is_listed else present, is_listed)
+    except (UsageError, DeviceStartError) as error:
+        return _Found([], is_listed, error)
+
+
+def _ordered(axes: object, found: _Found, wish: Wish, **named: Any) -> Order:
+    """Return the mesh; what is wrong with it is refused here, not at the first array."""
     pairs = _pairs(axes)
-    chosen = jax.devices() if devices is None else _devices(devices)
-    kinds = sorted({device.platform for device in chosen})
+    raise_all("make_mesh", order_offences(wish, is_listed=found.is_listed))
+    kinds = sorted({device.platform for device in found.devices})
     if len(kinds) > 1:
         raise UsageError(f"make_mesh: devices of {len(kinds)} kinds: {', '.join(kinds)}")
-    mesh = Mesh(
-        _filled(pairs, len(chosen), devices is None),
-        device_ids=[device.id for device in chosen],
-        processes=[device.process_index for device in chosen],
-        kind=kinds[0] if kinds else jax.default_backend(),
-        name=name,
-        axis_types=axis_types,
-    )
-    jax_mesh(mesh)  # what JAX cannot use is refused here, not at the first array
-    return mesh
+    filled = _filled(pairs, len(found.devices), not found.is_listed)
+    kind = kinds[0] if kinds else jax.default_backend()
+    chosen = ordered(filled, found.devices, wish, given=found.is_listed, kind=kind, **named)
+    jax_mesh(chosen.mesh)
+    return chosen
+
+
+def _options(wish: Wish, mesh: Mesh) -> list[str]:
+    """Return what else must be equal."""
+    named = wish._asdict()
+    if isinstance(wish.across, Mapping):
+        named["across"] = dict(sorted(wish.across.items()))
+    lines = [f"{name}={value!r}" for name, value in named.items() if value is not None]
+    explicit = [axis for axis, kind in mesh.axis_types.items() if kind == "explicit"]
+    return [*lines, f"explicit axes {', '.join(explicit)}"] if explicit else lines
 
 
 def _pairs(axes: object) -> list[tuple[str, int]]:
@@ -92,14 +224,15 @@ def _pairs(axes: object) -> list[tuple[str, int]]:
     return pairs
 
 
-def _devices(devices: Iterable[jax.Device | int]) -> list[jax.Device]:
+def _listed(devices: object, present: Iterable[jax.Device]) -> list[jax.Device]:
     """Return the devices named, by themselves or by id."""
     try:
-        named = list(getattr(devices, "flat", devices))
+        named = list(getattr(devices, "flat", devices))  # type: ignore[call-overload]
     except TypeError:
         raise UsageTypeError(f"make_mesh: devices={devices!r} must be a list") from None
-    by_id = {device.id: device for device in jax.devices()}
-    offences, chosen = [], []
+    by_id = {device.id: device for device in present}
+    offences: list[str] = []
+    chosen = []
     for device in named:
         if isinstance(device, jax.Device):
             chosen.append(device)

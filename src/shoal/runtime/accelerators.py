@@ -7,12 +7,13 @@ import importlib.util
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["count_accelerators"]
+__all__ = ["are_attached", "count_accelerators"]
 
 
 class _Accelerators(NamedTuple):
     """How one kind is counted: its plugin is installed, and what is visible or in /dev."""
 
+    platform: str
     plugins: tuple[str, ...]
     visible: tuple[str, ...]
     devices: tuple[str, ...]
@@ -20,16 +21,19 @@ class _Accelerators(NamedTuple):
 
 _ACCELERATORS = (
     _Accelerators(
+        "gpu",
         ("jax_cuda13_plugin", "jax_cuda12_plugin"),
         ("CUDA_VISIBLE_DEVICES",),
         ("/dev/nvidia[0-9]*",),
     ),
     _Accelerators(
+        "gpu",
         ("jax_rocm7_plugin", "jax_rocm60_plugin"),
         ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
         ("/dev/dri/renderD*",),
     ),
     _Accelerators(
+        "tpu",
         ("libtpu",),
         ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"),
         ("/dev/accel*", "/dev/vfio/[0-9]*"),
@@ -52,3 +56,18 @@ def count_accelerators(env: Mapping[str, str]) -> int:
             return len(ids)
         return max(len(glob.glob(pattern)) for pattern in kind.devices)
     return 0
+
+
+def are_attached(platform: str) -> bool:
+    """Does this host show devices of a platform ("tpu", "gpu", JAX's aliases), ready or not?
+
+    True if that cannot be told.
+
+    >>> are_attached("a platform of a plugin")
+    True
+    """
+    platform = {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
+    patterns = [
+        name for kind in _ACCELERATORS if kind.platform == platform for name in kind.devices
+    ]
+    return not patterns or any(glob.glob(pattern) for pattern in patterns)

@@ -31,12 +31,14 @@ __all__ = [
     "backend_exists",
     "configure_devices",
     "connect",
+    "devices",
     "disconnect",
     "install",
     "is_idle",
     "leave",
     "look_up",
     "main",
+    "platforms",
     "processes_of",
     "publish",
     "serve_unmodified_scripts",
@@ -106,12 +108,29 @@ def attached() -> Attached | None:
 
 
 def backend_exists() -> bool:
-    """Has JAX created a backend, after which a process can join no job?"""
+    """Has JAX created a backend, after which a process can join no job? Never blocks.
+
+    JAX's own answer waits for a start that is under way in another thread, which may never end.
+    """
     if "jax._src.xla_bridge" not in sys.modules:
         return False
     from jax._src import xla_bridge
 
-    return bool(xla_bridge.backends_are_initialized())
+    return bool(xla_bridge._backends)
+
+
+def devices(platform: str | None) -> list[Any]:
+    """Return all devices of the job, of one platform or of the default one. Starts them."""
+    import jax
+
+    return list(jax.devices(platform))
+
+
+def platforms() -> str:
+    """Return which platforms JAX was told to use, "" for its own choice."""
+    import jax
+
+    return str(jax.config.jax_platforms or "")
 
 
 def virtual_devices() -> int:

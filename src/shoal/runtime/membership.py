@@ -21,10 +21,9 @@ from shoal.runtime import fault_points, jax_runtime, services
 from shoal.runtime.allowance import given_s, left_of
 from shoal.runtime.callsite import callsite
 from shoal.runtime.cluster import Arguments, Cluster, decide, is_loopback
-from shoal.runtime.coordinator import Coordinator, Member, Point
+from shoal.runtime.coordinator import Coordinator, Point
 from shoal.runtime.coordinator_tcp import TcpCoordinator, join
-from shoal.runtime.exit_guard import gone_members, pause_s
-from shoal.runtime.failure_words import fate_of
+from shoal.runtime.exit_guard import pause_s
 from shoal.runtime.frames import address_text, split_address
 from shoal.runtime.keeping import (
     HostKeeper,
@@ -33,6 +32,7 @@ from shoal.runtime.keeping import (
     past_the_proxy,
 )
 from shoal.runtime.launched import alone
+from shoal.runtime.living import MORE, check_living
 
 __all__ = [
     "SAVES",
@@ -48,7 +48,6 @@ SAVES = "shoal-save"  # what threads are called that save; they meet others by t
 
 _KEY = "shoal/meeting_place"  # in JAX's key-value store, for attached jobs
 _CONNECTING = "shoal connects the devices"
-_MORE = "give timeout_s= more, if it is only slow"
 _ASK_S = 2.0  # for an answer from whoever has our port
 
 
@@ -288,7 +287,7 @@ def _connect_devices(joined: Coordinator, near: str, deadline: float) -> None:
     threading.Thread(target=run, name=_CONNECTING, daemon=True).start()
     try:
         while wait([result], min(pause_s(joined), left_of(deadline))).not_done:
-            _check_living(joined, deadline, "connecting the devices")
+            check_living(joined, deadline, "connecting the devices")
     except BaseException:
         result.add_done_callback(_disconnect)  # now, or when it connects after all
         raise
@@ -318,7 +317,7 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
     ask_at = time.monotonic() + 1.0
     while not jax_runtime.is_idle():
         if time.monotonic() >= min(ask_at, deadline):
-            _check_living(joined, deadline, "finishing what it computed")
+            check_living(joined, deadline, "finishing what it computed")
             ask_at = time.monotonic() + pause_s(joined)
         time.sleep(0.002)
 
@@ -341,25 +340,7 @@ def wait_for_saves(joined: Coordinator, deadline: float) -> None:
         if thread.is_alive():
             me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
             told = f"shutdown waited {given_s(deadline):g} s for a save that goes on"
-            raise DeadlineError(f"{me}: {told}\n{_MORE}", name="shutdown")
-
-
-def _check_living(joined: Coordinator, deadline: float, doing: str) -> None:
-    me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
-    if gone := gone_members(joined):
-        joined.troubles.tell_all()
-        joined.troubles.tell(gone)  # the watcher may have yet to hear of them
-        lost = {p: member.said for p, member in gone.items()}
-        names = "; ".join(f"process {p} ({m.host}) {_fate(m)}" for p, m in gone.items())
-        raise ProcessLostError(f"{me} cannot go on {doing}: {names}", lost=lost)
-    joined.check(doing)  # JAX's service may be lost
-    if time.monotonic() >= deadline:
-        told = f"is still {doing} at its deadline ({given_s(deadline):g} s)"
-        raise DeadlineError(f"{me} {told}\n{_MORE}", name=doing)
-
-
-def _fate(member: Member) -> str:
-    return f"is lost: {member.said}" if member.state == "lost" else fate_of(member.said)
+            raise DeadlineError(f"{me}: {told}\n{MORE}", name="shutdown")
 
 
 def _bind_for(host: str) -> str:

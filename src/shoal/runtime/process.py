@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from shoal import settings
 from shoal.colour import collective, local
@@ -24,7 +25,11 @@ from shoal.runtime.ending import Ending, Patience
 from shoal.runtime.exit_guard import ExitGuard
 from shoal.runtime.launched import alone
 from shoal.runtime.leaving import Given
+from shoal.runtime.meshes import Meshes
 from shoal.runtime.notices import Sources
+
+if TYPE_CHECKING:
+    from shoal.plan.mesh import Mesh
 
 __all__ = [
     "coordinator",
@@ -33,6 +38,7 @@ __all__ = [
     "last_coordinator",
     "process_count",
     "process_index",
+    "registered",
     "shutdown",
     "sources",
 ]
@@ -50,6 +56,7 @@ class _Record:
         self.alone: Coordinator | None = None  # before `initialize`
         self.sources: Sources | None = None  # what tells it that it will be ended
         self.left: Coordinator | None = None  # the job that it left last
+        self.meshes = Meshes()  # over the devices of the job
 
 
 _RECORD = _Record()
@@ -189,7 +196,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         joined.close()
         guard.release()
     finally:
-        _RECORD.joined, _RECORD.left = None, joined
+        _RECORD.joined, _RECORD.left, _RECORD.meshes = None, joined, Meshes()
         if _RECORD.sources is not None:
             _RECORD.sources.close()
             _RECORD.sources = None
@@ -267,6 +274,11 @@ def _here() -> Coordinator:
         if found is not None and found[:2] != (left.process, left.num_processes):
             return _alone()  # jax.distributed has joined another job since
     return last_coordinator()
+
+
+def registered(mesh: Mesh) -> Mesh:
+    """Return the mesh that was registered first of those that equal this one, in this job."""
+    return _RECORD.meshes.register(mesh).mesh
 
 
 def is_watching() -> bool:

@@ -1,0 +1,208 @@
+"""All processes of a new mesh see the same devices, and each owns those that the others believe.
+
+JAX gives every process a list of all devices, and no process compares its list with another's. A
+broken chip, a process that fell back to the CPU, or two jobs that were mixed up make lists that
+differ; programs compiled for them exchange wrong data, or hang. So the processes meet before the
+mesh is used: the list (ids, owners, coordinates, in mesh order) is compared in one round trip, of
+which only a digest travels, and each brings a digest of what its own devices say of themselves.
+DTensor merges the coordinates by an all-reduce over the devices that are to be described, and
+compares nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from shoal.errors import DeadlineError, DivergenceError
+from shoal.plan.mesh import Mesh
+from shoal.plan.text import runs_to_text
+from shoal.runtime import fault_points, jax_runtime
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.verdicts import Self, disagreement
+
+__all__ = ["View", "agree_on_devices", "owners_of"]
+
+
+def owners_of(
+    coordinator: Coordinator, devices: Sequence[Any], timeout_s: float
+) -> tuple[int, ...]:
+    """Return the processes that own these devices, as the job counts; of none, all processes.
+
+    On TPUs JAX may count processes in an order of its own; then they tell each other.
+
+    Raises:
+      DeadlineError: one of them did not tell its number in time.
+    """
+    owners = {device.process_index for device in devices}
+    if not owners or len(owners) == coordinator.num_processes:
+        return tuple(range(coordinator.num_processes))
+    if owners == {jax.process_index()}:
+        return (coordinator.process,)
+    if devices[0].platform != "tpu":
+        return tuple(sorted(owners))
+    try:
+        return jax_runtime.processes_of(owners, coordinator.process, timeout_s=timeout_s)
+    except TimeoutError as error:
+        me = Self(coordinator.process, coordinator.hosts)
+        raise DeadlineError(
+            f"{me}: make_mesh: the processes that are {sorted(owners)} in JAX own its devices, and "
+            f"have not all called it within {timeout_s:g} s ({error})",
+            name="make_mesh",
+            waited_s=timeout_s,
+        ) from None
+
+
+class View(NamedTuple):
+    """What one process sees, as JAX tells it."""
+
+    process: int  # its own number in JAX
+    devices: Sequence[Any]  # that the mesh was made of, in the order of the call
+    own: Sequence[Any]  # those of them that this process says are its own
+
+
+class _Meeting(NamedTuple):
+    """The call in which the processes meet."""
+
+    coordinator: Coordinator
+    call: Call
+    group: tuple[int, ...] | None
+    lane: str
+    timeout_s: float
+
+    def bring(self, payload: bytes, *spec: str) -> Mapping[int, bytes]:
+        call = self.call._replace(spec=spec) if spec else self.call
+        return agree(
+            self.coordinator,
+            call,
+            payload,
+            timeout_s=self.timeout_s,
+            group=self.group,
+            lane=self.lane,
+        )
+
+
+def agree_on_devices(
+    coordinator: Coordinator,
+    mesh: Mesh,
+    view: View,
+    *,
+    options: Sequence[str],
+    site: str,
+    group: tuple[int, ...] | None,
+    lane: str,
+    timeout_s: float,
+) -> None:
+    """Return if all processes make the same mesh of the same devices.
+
+    Args:
+      coordinator: what the processes meet by.
+      mesh: the mesh, devices ordered.
+      view: what this process sees.
+      options: what else must be equal.
+      site: where the program calls.
+      group: the processes that meet; None: all of the job.
+      lane: the line of execution.
+      timeout_s: deadline.
+
+    Raises:
+      DivergenceError: on all that came: calls, lists of devices or owners differ; the first
+        difference is shown, with the processes on each side.
+      DeadlineError, ProcessLostError, PeerFailedError: as `Coordinator.arrive`.
+    """
+    lines = [_line(device) for device in view.devices]
+    kinds = ", ".join(sorted({device.platform for device in view.devices}))
+    axes = " ".join(f"{name}={size}" for name, size in mesh.axes.items())
+    spec = (
+        f"axes {axes or 'none'}",
+        f"options {', '.join(options) or 'none'}",
+        f"{len(lines)} {kinds} devices",
+        *lines,
+        f"order {runs_to_text(mesh.device_ids.ravel())}",
+    )
+    call = Call("make_mesh", mesh.name or None, site, spec)
+    meeting = _Meeting(coordinator, call, group, lane, timeout_s)
+    own = sorted(_line(device) for device in view.own)
+    fault_points.reach("make_mesh.before_arrive", coordinator.process)
+    answers = meeting.bring(json.dumps([view.process, _digest(own)]).encode())
+    fault_points.reach("make_mesh.after_arrive", coordinator.process)
+    claims = {process: tuple(json.loads(text)) for process, text in answers.items()}
+    _check_numbers(meeting, {process: number for process, (number, _) in claims.items()})
+    believed: dict[int, list[str]] = {number: [] for number, _ in claims.values()}
+    for device, line in zip(view.devices, lines, strict=True):
+        believed.setdefault(device.process_index, []).append(line)
+    wrong = [p for p, (number, told) in claims.items() if told != _digest(sorted(believed[number]))]
+    if wrong:
+        raise _other_owners(meeting, own, {p: claims[p][0] for p in wrong}, believed)
+
+
+def _line(device: Any) -> str:
+    """Say all that a device says of itself: `device 5: tpu, TPU v4, process 1, at (1, 1, 0)`."""
+    words = [f"device {device.id}: {device.platform}"]
+    if device.device_kind and device.device_kind != device.platform:
+        words.append(device.device_kind)
+    words.append(f"process {device.process_index}")
+    if (coords := getattr(device, "coords", None)) is not None:
+        words.append(f"at {tuple(coords)}")
+    if (core := getattr(device, "core_on_chip", None)) is not None:
+        words.append(f"core {core}")
+    if (number := getattr(device, "slice_index", None)) is not None:
+        words.append(f"slice {number}")
+    return ", ".join(words)
+
+
+def _digest(lines: Sequence[str]) -> str:
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
+
+
+def _heading(meeting: _Meeting) -> str:
+    coordinator, call = meeting.coordinator, meeting.call
+    me = Self(coordinator.process, coordinator.hosts)
+    return f"{me}: make_mesh{f' {call.name!r}' if call.name else ''} ({call.site})"
+
+
+def _check_numbers(meeting: _Meeting, numbers: Mapping[int, int]) -> None:
+    """Raise if two processes have one number in JAX: the jobs of the two are not the same."""
+    holders: dict[int, list[int]] = {}
+    for process, number in numbers.items():
+        holders.setdefault(number, []).append(process)
+    if len(holders) < len(numbers):
+        rows = [(f"is process {number} in JAX", tuple(held)) for number, held in holders.items()]
+        advice = "JAX's job is another one than shoal's: initialize both together"
+        raise disagreement(f"{_heading(meeting)}: numbers in JAX differ", rows, advice)
+
+
+def _other_owners(
+    meeting: _Meeting,
+    own: Sequence[str],
+    wrong: Mapping[int, int],
+    believed: Mapping[int, Sequence[str]],
+) -> DivergenceError:
+    """Return the error about processes whose devices are not what the list of all says of them.
+
+    Each shows the first of its devices that is not in the list, or else the first that is in the
+    list and is none of its devices.
+    """
+    me = meeting.coordinator.process
+    shown = _strange(own, sorted(believed[wrong[me]])) if me in wrong else ""
+    told = meeting.bring(shown.encode(), "what the processes own")
+    rows = [(told[process].decode(errors="replace"), (process,)) for process in wrong]
+    heading = f"{_heading(meeting)}: own devices are not those of the list that all processes have"
+    advice = "a likely hardware fault, or two jobs mixed up: start the job anew, without that host"
+    return disagreement(heading, rows, advice)
+
+
+def _strange(own: Sequence[str], listed: Sequence[str]) -> str:
+    """Say the first difference between a process's own devices and those that it should have."""
+    for line in own:
+        if line not in listed:
+            named = line.partition(":")[0]
+            other = next((one for one in listed if one.startswith(f"{named}:")), "no such device")
+            return f"has {line}; the list has {other}"
+    missing = next(line for line in listed if line not in own)
+    return f"does not have what the list has: {missing}"

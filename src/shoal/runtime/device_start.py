@@ -1,0 +1,165 @@
+"""The devices of this process start, while the others are watched.
+
+JAX starts its devices at their first use, which in a job waits in native code until those of all
+processes have started, for minutes, whatever happened to the others. So here a thread of its own
+waits. If the devices of a process do not start, it is known to have failed from then on, and the
+others get an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from typing import Any
+
+from shoal import settings
+from shoal.errors import DeadlineError, DeviceStartError, NoDevicesError, ShoalError
+from shoal.runtime import jax_runtime
+from shoal.runtime.accelerators import are_attached
+from shoal.runtime.allowance import ends_at, given_s, left_of
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator, Member, Point
+from shoal.runtime.exit_guard import DEVICE_WORK, pause_s
+from shoal.runtime.failure_words import failure_of
+from shoal.runtime.living import MORE, check_living
+from shoal.runtime.verdicts import Self
+
+__all__ = ["start_devices"]
+
+_LOG = logging.getLogger("shoal")
+_START = "the start of the devices"
+_DOING = "starting the devices"
+_LOOK_S = 0.1  # between two looks at what this process was told
+_ASK_S = 2.0
+_MOST_SHOWN = 8
+# What JAX says of a platform that it has no plugin for, or whose plugin sees nothing.
+_ABSENT = ("Unknown backend", "no platforms that are instances", "cannot open shared object file")
+
+
+def start_devices(coordinator: Coordinator, platform: str | None, timeout_s: float) -> list[Any]:
+    """Return all devices of the job, of one platform; they start if they have not.
+
+    Args:
+      coordinator: who else is there.
+      platform: "tpu", "gpu", "cpu"; None: JAX's default.
+      timeout_s: deadline, of a start in a job of several processes.
+
+    Raises:
+      NoDevicesError: there are none of that platform here.
+      DeviceStartError: a device did not start. If that leaves this process without any device, it
+        counts as failed, and the others are told.
+      ProcessLostError: a process is lost or failed meanwhile.
+      DeadlineError: they have not all started in time.
+    """
+    if coordinator.num_processes == 1 or jax_runtime.backend_exists():
+        return _devices(coordinator, platform, callsite())
+    started: Future[list[Any]] = Future()
+    point = Point(_START, site=callsite())
+
+    def run() -> None:
+        try:
+            started.set_result(_devices(coordinator, platform, point.site))
+        except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
+            started.set_exception(error)
+
+    threading.Thread(target=run, name=DEVICE_WORK, daemon=True).start()
+    coordinator.progress.come(point, time.monotonic())
+    try:
+        _watch(coordinator, started, ends_at(timeout_s))
+    finally:
+        coordinator.progress.go(point)
+    return started.result()
+
+
+def _watch(coordinator: Coordinator, started: Future[list[Any]], deadline: float) -> None:
+    """Wait for the start; raise when a process is gone, without which it may never end."""
+    began = time.monotonic()
+    ask_at = began + pause_s(coordinator)
+    warn_at = began + settings.seconds("SHOAL_WARN_AFTER_S")
+    while wait([started], min(_LOOK_S, left_of(deadline))).not_done:
+        now = time.monotonic()
+        coordinator.check(_DOING)  # what this process was told
+        if now >= min(ask_at, deadline):
+            if now >= deadline:
+                raise _late(coordinator, given_s(deadline))
+            check_living(coordinator, deadline, _DOING)
+            ask_at = time.monotonic() + pause_s(coordinator)
+        if now >= warn_at:
+            me = Self(coordinator.process, coordinator.hosts)
+            words = _words(_missing(coordinator))
+            _LOG.warning("%s: %s for %.0f s; not there: %s", me, _DOING, now - began, words)
+            warn_at = math.inf
+
+
+def _missing(coordinator: Coordinator) -> list[Member]:
+    """Return the other processes that are not known to start their devices."""
+    with contextlib.suppress(ShoalError, OSError):
+        return [
+            member
+            for member in coordinator.members(timeout_s=_ASK_S)
+            if member.process != coordinator.process and _START not in member.place
+        ]
+    return []
+
+
+def _words(missing: Sequence[Member]) -> str:
+    shown = [f"process {one.process} ({one.host}), {one.said}" for one in missing[:_MOST_SHOWN]]
+    more = len(missing) - len(shown)
+    return "; ".join(shown + ([f"and {more} more"] if more else [])) or "not known"
+
+
+def _late(coordinator: Coordinator, timeout_s: float) -> DeadlineError:
+    missing = _missing(coordinator)
+    me = Self(coordinator.process, coordinator.hosts)
+    return DeadlineError(
+        f"{me} is still {_DOING} at its deadline ({timeout_s:g} s): JAX waits until all processes "
+        f"do so; not there: {_words(missing)}\n{MORE}",
+        name=_START,
+        waited_s=timeout_s,
+        missing=[one.process for one in missing],
+        last_words={one.process: one.said for one in missing},
+    )
+
+
+def _devices(coordinator: Coordinator, platform: str | None, site: str) -> list[Any]:
+    try:
+        return jax_runtime.devices(platform)
+    except Exception as error:  # JAX's are of many types, an AssertionError too
+        failure = _failure(coordinator, platform, error)
+        if coordinator.num_processes > 1 and not jax_runtime.backend_exists():
+            with contextlib.suppress(OSError):
+                coordinator.tell("failed", failure_of(failure, site).words)
+        raise failure from error
+
+
+def _failure(coordinator: Coordinator, asked: str | None, error: Exception) -> DeviceStartError:
+    platforms = jax_runtime.platforms()
+    platform = asked or platforms.partition(",")[0]
+    host = coordinator.hosts[coordinator.process]
+    me = Self(coordinator.process, coordinator.hosts)
+    said = (str(error).splitlines() or [""])[0] or type(error).__name__
+    kind = platform.upper() if platform else "default"
+    is_absent = any(words in str(error) for words in _ABSENT) or not are_attached(platform)
+    if is_absent:
+        who = f"JAX_PLATFORMS={platforms}" if platforms and not asked else "the program"
+        return NoDevicesError(
+            f"{me}: no {kind} device was found: {said}\n"
+            f"{who} asks for them: run on a host that has some, with JAX's plugin for them "
+            "installed, or ask for others",
+            platform=platform,
+            process=coordinator.process,
+            host=host,
+        )
+    return DeviceStartError(
+        f"{me}: the {kind} devices did not start: {said}\n"
+        f"a likely hardware fault of {host}, if no other program holds the devices: look at its "
+        "system log, and start the job without this host",
+        platform=platform,
+        process=coordinator.process,
+        host=host,
+    )

@@ -1,0 +1,45 @@
+"""Are the others alive, while this process waits for what only native code knows the end of?"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from shoal.errors import DeadlineError, ProcessLostError
+from shoal.runtime.allowance import given_s
+from shoal.runtime.coordinator import Coordinator, Member
+from shoal.runtime.exit_guard import gone_members
+from shoal.runtime.failure_words import fate_of
+
+__all__ = ["MORE", "check_living"]
+
+MORE = "give timeout_s= more, if it is only slow"
+
+
+def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
+    """Raise if a process that this one needs is gone, or the deadline is over.
+
+    Args:
+      joined: what this process knows the others by.
+      deadline: on the monotonic clock.
+      doing: what this process does meanwhile, for the message.
+
+    Raises:
+      ProcessLostError: a process is lost or failed, or a service of the job is lost.
+      DeadlineError: it is late.
+    """
+    me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
+    if gone := gone_members(joined):
+        joined.troubles.tell_all()
+        joined.troubles.tell(gone)  # the watcher may have yet to hear of them
+        lost = {p: member.said for p, member in gone.items()}
+        names = "; ".join(f"process {p} ({m.host}) {_fate(m)}" for p, m in gone.items())
+        raise ProcessLostError(f"{me} cannot go on {doing}: {names}", lost=lost)
+    joined.check(doing)  # JAX's service may be lost
+    if time.monotonic() >= deadline:
+        told = f"is still {doing} at its deadline ({given_s(deadline):g} s)"
+        raise DeadlineError(f"{me} {told}\n{MORE}", name=doing)
+
+
+def _fate(member: Member) -> str:
+    return f"is lost: {member.said}" if member.state == "lost" else fate_of(member.said)
