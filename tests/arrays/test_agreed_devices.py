@@ -104,7 +104,6 @@ def test_the_first_device_that_differs_is_shown_with_its_coordinates():
          "axes data=4 model=4", "axes model=4 data=4"),
         (lambda view: view.update(options=["across={'data': 2}"]),
          "options none", "across={'data': 2}"),
-        (lambda view: view.update(site="train.py:9 (main)"), "train.py:3", "train.py:9"),
         (lambda view: view.update(rows=view["rows"][:12], pairs=[("data", 4), ("model", 3)]),
          "data=4 model=4", "data=4 model=3"),
         (lambda view: view.update(name="pod"), "make_mesh at train", "make_mesh 'pod'"),
@@ -117,12 +116,8 @@ def test_what_differs_first_is_shown(change, one, other):
     assert apart(sides, 1)
 
 
-def test_one_name_declares_calls_at_different_places_to_be_one():
-    def elsewhere(view):
-        view["name"] = "pod"
-        view["site"] = f"train.py:{view['number']} (main)"
-
-    assert len({*agreed(elsewhere)}) == 1
+def test_equal_calls_at_different_places_agree():
+    assert len({*agreed(lambda view: view.update(site=f"train.py:{view['number']} (main)"))}) == 1
 
 
 def test_two_processes_with_one_number_in_jax():

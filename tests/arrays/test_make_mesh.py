@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import threading
 
@@ -16,8 +17,9 @@ from shoal.arrays.devices import jax_mesh
 from shoal.arrays.make_mesh import make_mesh
 from shoal.arrays.put import put
 from shoal.arrays.use_mesh import default_mesh, use_mesh
-from shoal.errors import UsageError, UsageTypeError
+from shoal.errors import InitializeError, NoDevicesError, UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
+from shoal.runtime import process
 
 
 def test_all_devices_in_jaxs_order():
@@ -164,3 +166,66 @@ def test_not_a_mesh():
 def test_without_a_default_mesh_the_error_says_how_to_get_one():
     with pytest.raises(UsageError, match=r"'x' needs a mesh: give a Layout, .* use_mesh\(mesh\)"):
         put(np.ones(8, np.float32), "x")
+
+
+def test_a_platform_names_all_of_its_devices():
+    mesh = make_mesh({"x": -1}, devices="cpu")
+    assert mesh is make_mesh({"x": 8})
+    with pytest.raises(NoDevicesError, match=r"no TPU device was found: .*\nthe program asks"):
+        make_mesh({"x": -1}, devices="tpu")
+    with pytest.raises(UsageError, match="devices='cpus' is no list and none of 'tpu', 'gpu'"):
+        make_mesh({"x": -1}, devices="cpus")
+
+
+def test_what_orders_the_devices():
+    reversed_ids = list(range(8))[::-1]
+    given = make_mesh({"x": 8}, devices=reversed_ids)
+    assert given.device_ids.tolist() == reversed_ids
+    assert make_mesh({"x": 8}, devices=reversed_ids, order="given") is given
+    assert make_mesh({"x": 8}, devices=reversed_ids, order="wires") is make_mesh({"x": 8})
+    assert make_mesh({"x": 8}, across={"x": 1}) is make_mesh({"x": 8}, compatible_with="jax")
+    with pytest.raises(UsageError, match=r"^make_mesh: across: x=2 makes 2, .* has 1 hosts"):
+        make_mesh({"x": 8}, across={"x": 2})
+    with pytest.raises(UsageError, match="needs a list of devices="):
+        make_mesh({"x": 8}, order="given")
+    with pytest.raises(UsageError, match="lane"):
+        make_mesh({"x": 8}, lane=None)
+
+
+def test_what_was_chosen_is_said_once_at_debug_level(caplog):
+    with caplog.at_level(logging.DEBUG, logger="shoal"):
+        make_mesh({"x": 4, "y": 2})
+    (line,) = caplog.messages
+    assert "make_mesh (" in line
+    assert "test_make_mesh.py" in line
+    assert line.endswith(
+        "cpu:1 hosts x 8, 1 process: process after process, for no links are known"
+    )
+    with caplog.at_level(logging.INFO, logger="shoal"):
+        make_mesh({"x": 4, "y": 2})
+    assert len(caplog.messages) == 1
+
+
+def test_meshes_are_registered_once_from_all_threads():
+    meet = threading.Barrier(8, timeout=30)
+    made = []
+
+    def make(number):
+        meet.wait()
+        made.append(make_mesh({f"axis {number % 2}": 8}, name="threads"))
+
+    threads = [threading.Thread(target=make, args=[number]) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({id(mesh) for mesh in made}) == 2
+
+
+def test_a_process_of_a_job_that_it_has_not_joined_has_only_meshes_of_its_own(monkeypatch):
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "4")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(process._RECORD, "alone", None)
+    with pytest.raises(InitializeError, match=r"one of 4 .* call shoal.initialize\(\) first"):
+        make_mesh({"x": -1})
+    assert make_mesh({"x": 2}, devices=[0, 1]).size == 2

@@ -32,6 +32,7 @@ ids = [device.id for device in jax.devices()]
 mixed = shoal.make_mesh({"rows": -1}, devices=[ids[n] for n in (5, 0, 7, 2, 4, 1, 6, 3)])
 first = shoal.make_mesh({"x": 4}, devices=jax.devices()[:4])  # all of process 0
 second = shoal.make_mesh({"x": 4}, devices=jax.devices()[4:])
+explicit = shoal.make_mesh({"a": 4, "b": 2}, axis_types="explicit")
 assert mesh.processes.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
 assert (mesh.process_indices, first.process_indices) == ((0, 1), (0,))
 value = np.arange(128, dtype=np.float32).reshape(16, 8)
@@ -75,7 +76,7 @@ holds(shoal.put(mine, rows, same=False), value, rows)
 
 array = shoal.put(value, rows)
 assert shoal.put(array, rows) is array
-same = shoal.put(array, Layout(shoal.make_mesh({"a": 4, "b": 2}, axis_types="explicit"), "a", None))
+same = shoal.put(array, Layout(explicit, "a", None))
 assert [s.data.unsafe_buffer_pointer() for s in same.addressable_shards] == [
     s.data.unsafe_buffer_pointer() for s in array.addressable_shards]
 errors = [

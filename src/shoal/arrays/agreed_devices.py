@@ -105,7 +105,7 @@ def agree_on_devices(
       mesh: the mesh, devices ordered.
       view: what this process sees.
       options: what else must be equal.
-      site: where the program calls.
+      site: where the program calls; shown, not compared: equal calls give equal meshes anywhere.
       group: the processes that meet; None: all of the job.
       lane: the line of execution.
       timeout_s: deadline.
@@ -125,7 +125,7 @@ def agree_on_devices(
         *lines,
         f"order {runs_to_text(mesh.device_ids.ravel())}",
     )
-    call = Call("make_mesh", mesh.name or None, site, spec)
+    call = Call("make_mesh", mesh.name or "make_mesh", site, spec)
     meeting = _Meeting(coordinator, call, group, lane, timeout_s)
     own = sorted(_line(device) for device in view.own)
     fault_points.reach("make_mesh.before_arrive", coordinator.process)
@@ -163,7 +163,8 @@ def _digest(lines: Sequence[str]) -> str:
 def _heading(meeting: _Meeting) -> str:
     coordinator, call = meeting.coordinator, meeting.call
     me = Self(coordinator.process, coordinator.hosts)
-    return f"{me}: make_mesh{f' {call.name!r}' if call.name else ''} ({call.site})"
+    label = "" if call.name == call.operation else f" {call.name!r}"
+    return f"{me}: make_mesh{label} ({call.site})"
 
 
 def _check_numbers(meeting: _Meeting, numbers: Mapping[int, int]) -> None:

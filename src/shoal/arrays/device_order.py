@@ -43,7 +43,8 @@ class Order(NamedTuple):
         """What was recognised, what was chosen, and what it costs; computed when asked for."""
         if self.topology is None:
             return "in the order given by devices= (order='wires' would place them)"
-        found = f"{self.topology.text}, {len(self.mesh.process_indices)} processes"
+        count = len(self.mesh.process_indices)
+        found = f"{self.topology.text}, {count} process{'es' * (count != 1)}"
         if self.wish.compatible_with == "jax":
             chosen = "in the order of JAX's mesh_utils, as compatible_with='jax' says"
         elif isinstance(self.topology, Torus | Slices):

@@ -76,7 +76,7 @@ def make_mesh(
       allow_split_physical_axes: may two axes share a dim of the torus? As `place` has it.
       axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
         are part of the type, as JAX's `AxisType`); or a dict for each axis.
-      name: a label of yours; part of equality. It declares calls at different places to be one.
+      name: a label of yours; part of equality.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
         wait for all.
       lane: the line of execution; see `barrier`.

@@ -13,30 +13,30 @@ __all__ = ["are_attached", "count_accelerators"]
 class _Accelerators(NamedTuple):
     """How one kind is counted: its plugin is installed, and what is visible or in /dev."""
 
-    platform: str
     plugins: tuple[str, ...]
     visible: tuple[str, ...]
     devices: tuple[str, ...]
+    platform: str = ""
 
 
 _ACCELERATORS = (
     _Accelerators(
-        "gpu",
         ("jax_cuda13_plugin", "jax_cuda12_plugin"),
         ("CUDA_VISIBLE_DEVICES",),
         ("/dev/nvidia[0-9]*",),
+        "gpu",
     ),
     _Accelerators(
-        "gpu",
         ("jax_rocm7_plugin", "jax_rocm60_plugin"),
         ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
         ("/dev/dri/renderD*",),
+        "gpu",
     ),
     _Accelerators(
-        "tpu",
         ("libtpu",),
         ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"),
         ("/dev/accel*", "/dev/vfio/[0-9]*"),
+        "tpu",
     ),
 )
 

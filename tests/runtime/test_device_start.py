@@ -1,0 +1,86 @@
+"""Devices that do not start: what it is called, and who is told. The hardware is made up."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from shoal.errors import DeviceStartError, InitializeError, NoDevicesError, PeerFailedError
+from shoal.runtime import accelerators, device_start, jax_runtime
+from shoal.runtime.coordinator_local import LocalJob
+
+BROKEN = "INTERNAL: TPU initialization failed: Failed to reset device 2"
+NO_PLUGIN = "Unknown backend: 'tpu' requested, but no platforms that are instances of tpu"
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Return a function that lets JAX fail, on a host that shows devices or none."""
+
+    def fail(error, *, attached=True, started=False):
+        def devices(platform):
+            raise error
+
+        monkeypatch.setattr(jax_runtime, "devices", devices)
+        monkeypatch.setattr(jax_runtime, "backend_exists", lambda: started)
+        monkeypatch.setattr(device_start, "are_attached", lambda platform: attached)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "attached", "kind", "words"),
+    [
+        (RuntimeError(BROKEN), True, DeviceStartError, "a likely hardware fault of there"),
+        (RuntimeError(BROKEN), False, NoDevicesError, "no TPU device was found: INTERNAL"),
+        (RuntimeError(NO_PLUGIN), True, NoDevicesError, "run on a host that has some"),
+        (AssertionError(), False, NoDevicesError, "no TPU device was found: AssertionError"),
+        (AssertionError(), True, DeviceStartError, "the TPU devices did not start: Assert"),
+    ],
+)
+def test_what_it_is_called(failing, error, attached, kind, words):
+    failing(error, attached=attached)
+    (alone,) = LocalJob(1, hosts=["there"]).coordinators
+    with pytest.raises(DeviceStartError, match=words) as caught:
+        device_start.start_devices(alone, "tpu", 1.0)
+    assert type(caught.value) is kind
+    assert str(caught.value).startswith("process 0 of 1 (there): ")
+    assert caught.value.__cause__ is error
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.platform, again.process, again.host) == ("tpu", 0, "there")
+    assert (again.exit_code, isinstance(again, InitializeError)) == (74, True)
+
+
+def test_the_others_are_told_where_a_process_is_left_without_devices(failing):
+    failing(RuntimeError(BROKEN))
+    first, second = LocalJob(2).coordinators
+    with pytest.raises(DeviceStartError):
+        device_start.start_devices(second, None, 30.0)
+    with pytest.raises(PeerFailedError, match=r"process 1 .* raised .*DeviceStartError"):
+        first.check("going on")
+
+
+def test_who_asks_in_vain_for_a_second_platform_has_not_failed(failing):
+    failing(RuntimeError(NO_PLUGIN), started=True)
+    first, second = LocalJob(2).coordinators
+    with pytest.raises(NoDevicesError):
+        device_start.start_devices(second, "tpu", 30.0)
+    first.check("going on")
+
+
+def test_the_platform_that_jax_was_told_is_named(failing, monkeypatch):
+    failing(RuntimeError(NO_PLUGIN))
+    monkeypatch.setattr(jax_runtime, "platforms", lambda: "tpu,cpu")
+    (alone,) = LocalJob(1).coordinators
+    with pytest.raises(NoDevicesError, match=r"no TPU device .*\nJAX_PLATFORMS=tpu,cpu asks"):
+        device_start.start_devices(alone, None, 1.0)
+
+
+def test_a_host_shows_its_devices(monkeypatch, tmp_path):
+    chip = accelerators._Accelerators((), (), (f"{tmp_path}/chip[0-9]*",), "tpu")
+    monkeypatch.setattr(accelerators, "_ACCELERATORS", (chip,))
+    assert not accelerators.are_attached("tpu")
+    (tmp_path / "chip0").touch()
+    assert accelerators.are_attached("tpu")
+    assert accelerators.are_attached("gpu"), "nothing is known of GPUs here"
