@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from arrays.grids import grids, placements
-from shoal.arrays.devices import jax_mesh, mesh_of, twins
+from shoal.arrays import devices as bridge
+from shoal.arrays.devices import jax_mesh, mesh_of, twins, twins_needed
 from shoal.arrays.sharding import layout_of, sharding
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
@@ -121,6 +125,45 @@ def test_twins_pair_each_process_by_ascending_id():
     assert twins({5: 1}, accelerators, cpus) == {5: 2049}  # the same twin in any mesh
     assert twins({5: 1}, accelerators, {0: 0, 2048: 1}) == {}  # too few CPU devices
     assert twins({5: 0}, accelerators, cpus) == {}  # not the owner
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.data())
+def test_as_many_cpu_devices_as_needed_make_twins_and_one_fewer_does_not(owners, data):
+    accelerators = dict(enumerate(owners))
+    chosen = data.draw(st.sets(st.sampled_from(sorted(accelerators)), min_size=1))
+    devices = {one: accelerators[one] for one in chosen}
+    count = twins_needed(devices, accelerators)
+
+    def paired(each):
+        cpus = {2048 * p + n: p for p in range(4) for n in range(each)}
+        return set(twins(devices, accelerators, cpus)) == chosen
+
+    assert paired(count)
+    assert not paired(count - 1)
+
+
+def test_a_host_mesh_without_its_cpu_devices_says_what_to_write(monkeypatch):
+    gpus = [SimpleNamespace(id=n, process_index=0, platform="gpu") for n in range(100, 104)]
+    cpus = jax.devices()[:2]
+    monkeypatch.setattr(
+        bridge,
+        "jax",
+        SimpleNamespace(
+            devices=lambda kind=None: cpus if kind == "cpu" else gpus,
+            default_backend=lambda: "gpu",
+            sharding=jax.sharding,
+            Device=jax.Device,
+        ),
+    )
+    mesh = Mesh({"x": 4}, [one.id for one in gpus], kind="gpu", name="twins")
+    there = jax_mesh(mesh.submesh(x=slice(2)).host_mesh())
+    assert [one.id for one in there.devices.flat] == [0, 1]
+    assert jax_mesh(mesh.host_mesh(per="process")).devices.tolist() == [cpus[0]]
+    with pytest.raises(
+        UsageError,
+        match=r"too few CPU devices .*: process 0 has 2; write initialize\(host_devices=4\)",
+    ):
+        jax_mesh(mesh.host_mesh())
 
 
 def test_manual_and_abstract_meshes_are_refused():

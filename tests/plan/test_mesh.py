@@ -64,6 +64,22 @@ def test_host_mesh_is_one_to_one(mesh):
     assert host.axes == mesh.axes
 
 
+@given(meshes())
+def test_host_mesh_per_process_has_the_first_device_of_each(mesh):
+    host = mesh.host_mesh(per="process")
+    owners = mesh.processes.ravel()
+    firsts = {p: mesh.device_ids.ravel()[owners == p].min() for p in np.unique(owners)}
+    assert host.axes == {"process": len(firsts)}
+    assert host.kind == "cpu"
+    assert dict(zip(host.processes.tolist(), host.device_ids.tolist(), strict=True)) == firsts
+    assert host.processes.tolist() == sorted(firsts)
+
+
+def test_host_mesh_of_what():
+    with pytest.raises(UsageError, match="per='host' must be 'device' or 'process'"):
+        Mesh({"x": 2}).host_mesh(per="host")
+
+
 def test_submesh_drops_or_keeps_an_axis_like_numpy():
     mesh = Mesh({"x": 4, "y": 2}, np.arange(8)[::-1], processes=[0, 0, 0, 0, 1, 1, 2, 2])
     grid = mesh.device_ids

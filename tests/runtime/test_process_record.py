@@ -185,8 +185,34 @@ def test_virtual_devices_and_twins(child_env):
     env = {name: value for name, value in child_env.items() if name != "JAX_PLATFORMS"}
     asked = [("", env), ("virtual_devices=3", env), ("local_device_ids=[0, 1]", env)]
     asked += [("", {**env, "JAX_PLATFORMS": "cpu"}), ("", {**env, "JAX_NUM_CPU_DEVICES": "5"})]
+    asked += [("host_devices=6", {**env, "JAX_PLATFORMS": "cpu"})]
     said = [run(script % options, env).stdout for options, env in asked]
-    assert said == ["4 cpu\n", "3 cpu\n", "2 cpu\n", "1 cpu\n", "5 cpu\n"]
+    assert said == ["4 cpu\n", "3 cpu\n", "2 cpu\n", "1 cpu\n", "5 cpu\n", "6 cpu\n"]
+
+
+def test_cpu_devices_beside_accelerators(child_env):
+    script = """
+    import jax
+    from shoal.runtime.process import initialize, shutdown
+    initialize(host_devices=3)
+    print(jax.config.jax_platforms, jax.config.jax_num_cpu_devices)
+    jax.config.update("jax_platforms", "cpu")
+    print(len(jax.devices()))
+    shutdown()
+    initialize(host_devices=3)
+    shutdown()
+    for options in ({"host_devices": 4}, {"host_devices": 2, "virtual_devices": 2},
+                    {"host_devices": 0}):
+        try:
+            initialize(**options)
+        except Exception as error:
+            print(type(error).__name__, error)
+    """
+    lines = run(script, {**child_env, "JAX_PLATFORMS": "tpu"}).stdout.splitlines()
+    assert lines[:2] == ["tpu,cpu 3", "3"]
+    assert lines[2].startswith("InitializeError too late for host_devices=4")
+    assert any("give one of them" in line for line in lines)
+    assert lines[-1].endswith("host_devices=0 must be a whole number, at least 1")
 
 
 def test_how_accelerators_are_counted(monkeypatch, tmp_path):

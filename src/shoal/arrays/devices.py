@@ -14,7 +14,7 @@ from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
 from shoal.plan.text import runs_to_text
 
-__all__ = ["jax_mesh", "mesh_of", "twins"]
+__all__ = ["jax_mesh", "mesh_of", "twins", "twins_needed"]
 
 
 @local
@@ -91,6 +91,23 @@ def twins(
     }
 
 
+def twins_needed(devices: Mapping[int, int], accelerators: Mapping[int, int]) -> int:
+    """Return how many CPU devices each process must have, so that all of `devices` have twins.
+
+    Example:
+      >>> twins_needed({5: 1, 2: 0}, {0: 0, 2: 0, 4: 1, 5: 1, 6: 1})
+      2
+    """
+    places: dict[int, int] = {}
+    needed = 0
+    for device in sorted(accelerators):
+        process = accelerators[device]
+        places[process] = places.get(process, 0) + 1
+        if devices.get(device) == process:
+            needed = max(needed, places[process])
+    return needed
+
+
 @lru_cache(maxsize=256)
 def _jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
     _check_names(mesh)
@@ -129,6 +146,7 @@ def _find(mesh: Mesh) -> list[jax.Device]:
         raise UsageError(
             f"{mesh!r}: JAX has no {mesh.kind} devices here; its default is "
             f"{jax.default_backend()} ({str(error).splitlines()[0]})"
+            + ("; initialize(host_devices=n) makes some" if mesh.kind == "cpu" else "")
         ) from None
     ids = mesh.device_ids.ravel().tolist()
     owners = dict(zip(ids, mesh.processes.ravel().tolist(), strict=True))
@@ -141,10 +159,27 @@ def _find(mesh: Mesh) -> list[jax.Device]:
     if not missing and not moved:
         return [present[device] for device in ids]
     if mesh.kind == "cpu" and jax.default_backend() != "cpu":
-        twin_of = twins(owners, _processes(jax.devices()), _processes(present.values()))
+        accelerators = _processes(jax.devices())
+        twin_of = twins(owners, accelerators, _processes(present.values()))
         if len(twin_of) == len(ids):
             return [present[twin_of[device]] for device in ids]
+        if all(accelerators.get(device) == owner for device, owner in owners.items()):
+            count = twins_needed(owners, accelerators)
+            raise UsageError(_too_few(mesh, count, _processes(present.values())))
     raise UsageError(_absence(mesh, missing, moved, present))
+
+
+def _too_few(mesh: Mesh, needed: int, cpus: Mapping[int, int]) -> str:
+    """Say which processes have fewer CPU devices than a host mesh needs."""
+    counts = dict.fromkeys(mesh.process_indices, 0)
+    for process in cpus.values():
+        if process in counts:
+            counts[process] += 1
+    few = [f"process {p} has {n}" for p, n in sorted(counts.items()) if n < needed]
+    return (
+        f"{mesh!r}: too few CPU devices for this host mesh: {', '.join(few[:8])}"
+        f"{', …' if len(few) > 8 else ''}; write initialize(host_devices={needed})"
+    )
 
 
 def _processes(devices: object) -> dict[int, int]:

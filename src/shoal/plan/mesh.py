@@ -223,11 +223,19 @@ class Mesh:
             return self.device_ids.ravel() if owned == self._processes else np.empty(0, np.int64)
         return np.asarray(self.device_ids[self._processes == owned])
 
-    def host_mesh(self) -> Mesh:
-        """Return the same grid on CPU devices, one for each device of this mesh. Local.
+    def host_mesh(self, per: str = "device") -> Mesh:
+        """Return a mesh of CPU devices beside these, of `initialize(host_devices=n)`. Local.
 
-        The twin of a device keeps its position, process and id number.
+        Args:
+          per: "device": the same grid; the twin of a device keeps position, process and id number.
+            "process": an axis "process", ascending; the twin of the lowest id of each.
         """
+        if per not in ("device", "process"):
+            raise UsageError(f"host_mesh: per={per!r} must be 'device' or 'process'")
+        if per == "process":
+            owners = self.process_indices
+            ids = [int(self.local(process).min()) for process in owners]
+            return Mesh({"process": len(owners)}, ids, owners, "cpu", self._name)
         return Mesh._of(
             self._names, self._sizes, self._ids, self._processes, "cpu", self._name, self._explicit
         )

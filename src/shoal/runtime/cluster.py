@@ -43,6 +43,7 @@ class Arguments(NamedTuple):
     local_device_ids: int | Sequence[int] | None = None
     coordinator_bind_address: str | None = None
     virtual_devices: int | None = None
+    host_devices: int | None = None
 
 
 class Cluster(NamedTuple):
@@ -58,6 +59,7 @@ class Cluster(NamedTuple):
     local_device_ids: tuple[int, ...] | None
     reason: str
     passed_over: tuple[str, ...]  # one line for each family that was seen and did not win
+    host_devices: int | None = None  # CPU devices beside the accelerators
 
 
 class ShownJob(NamedTuple):
@@ -112,6 +114,7 @@ def decide(arguments: Arguments, env: Environment) -> Cluster:
         _device_ids(arguments, env, offences),
         reason if source is None else f"{reason}; address from {source}",
         tuple(passed_over),
+        _host_devices(arguments, offences),
     )
     raise_all("initialize", offences)
     return cluster
@@ -280,6 +283,17 @@ def _virtual_devices(arguments: Arguments, env: Environment, offences: list[str]
         return _whole("virtual_devices", arguments.virtual_devices, 1, offences)
     given = env.get("SHOAL_VIRTUAL_DEVICES", "").strip()
     return _whole("SHOAL_VIRTUAL_DEVICES", given, 1, offences) if given else None
+
+
+def _host_devices(arguments: Arguments, offences: list[str]) -> int | None:
+    if arguments.host_devices is None:
+        return None
+    if arguments.virtual_devices is not None:
+        offences.append(
+            "virtual_devices= is for CPU devices alone, host_devices= for CPU devices beside "
+            "accelerators: give one of them"
+        )
+    return _whole("host_devices", arguments.host_devices, 1, offences)
 
 
 def _device_ids(

@@ -25,25 +25,10 @@ from shoal.runtime.service_link import ServiceLink
 from shoal.runtime.spawn import leave_signals_to_the_job
 
 __all__ = [
-    "Attached",
-    "JaxService",
-    "attached",
-    "backend_exists",
-    "configure_devices",
-    "connect",
-    "devices",
-    "disconnect",
-    "install",
-    "is_idle",
-    "leave",
-    "look_up",
-    "main",
-    "platforms",
-    "processes_of",
-    "publish",
-    "serve_unmodified_scripts",
-    "virtual_devices",
-]
+    "Attached", "JaxService", "attached", "backend_exists", "configure_devices", "connect",
+    "devices", "disconnect", "host_devices", "install", "is_idle", "leave", "look_up", "main",
+    "platforms", "processes_of", "publish", "serve_unmodified_scripts", "virtual_devices",
+]  # fmt: skip
 
 _NEVER_S = 10**6  # heartbeats and registration: JAX must never decide that somebody is dead
 _SHUTDOWN_S = 5
@@ -140,12 +125,27 @@ def virtual_devices() -> int:
     return jax.local_device_count() if jax.default_backend() == "cpu" else 0
 
 
-def configure_devices(virtual_devices: int | None, local_device_ids: Sequence[int] | None) -> str:
+def host_devices() -> int:
+    """Return how many CPU devices this process has, beside whatever else."""
+    import jax
+
+    try:
+        return len(jax.local_devices(backend="cpu"))
+    except RuntimeError:  # JAX_PLATFORMS leaves them out
+        return 0
+
+
+def configure_devices(
+    virtual_devices: int | None,
+    local_device_ids: Sequence[int] | None,
+    host_devices: int | None = None,
+) -> str:
     """Choose the devices of this process, before a backend exists.
 
-    Returns a line about what says otherwise than `virtual_devices`, "" if nothing does.
+    Returns a line about what says otherwise than `virtual_devices`, or without it `host_devices`;
+    "" if nothing does.
 
-    Without `virtual_devices` the CPU gets as many devices as this process has accelerators, so
+    Without both the CPU gets as many devices as this process has accelerators, so
     that every accelerator has a twin to which a mesh of hosts can be mapped one to one.
     """
     import jax
@@ -164,6 +164,8 @@ def configure_devices(virtual_devices: int | None, local_device_ids: Sequence[in
         visible = ",".join(str(i) for i in local_device_ids)
         for option in ("jax_cuda_visible_devices", "jax_rocm_visible_devices"):
             jax.config.update(option, visible)
+    if host_devices is not None:
+        return _make_host_devices(host_devices)
     chosen = max(xla_bridge.num_cpu_devices.value, chosen_devices(os.environ))
     os.environ.update(cpu_threads(chosen, os.environ))
     platforms = [name for name in str(jax.config.jax_platforms or "").split(",") if name]
@@ -176,6 +178,20 @@ def configure_devices(virtual_devices: int | None, local_device_ids: Sequence[in
         jax.config.update("jax_num_cpu_devices", twins)
         os.environ.update(cpu_threads(twins, os.environ))
     return ""
+
+
+def _make_host_devices(count: int) -> str:
+    """Let JAX have CPU devices beside its accelerators."""
+    import jax
+    from jax._src import xla_bridge
+
+    before = with_configured(xla_bridge.num_cpu_devices.value, os.environ)
+    chosen = str(jax.config.jax_platforms or "")
+    if chosen and "cpu" not in chosen.split(","):
+        jax.config.update("jax_platforms", f"{chosen},cpu")
+    jax.config.update("jax_num_cpu_devices", count)
+    os.environ.update(cpu_threads(count, before))
+    return overruled(f"initialize(host_devices={count})", count, before)
 
 
 def connect(address: str, process: int) -> Any:

@@ -77,6 +77,7 @@ def _attach(found: jax_runtime.Attached, arguments: Arguments) -> Cluster:
         local_device_ids=arguments.local_device_ids,
         coordinator_bind_address=arguments.coordinator_bind_address,
         virtual_devices=arguments.virtual_devices,
+        host_devices=arguments.host_devices,
     )
     return decide(numbers, os.environ)
 
@@ -94,12 +95,15 @@ def check_in_time(cluster: Cluster, *, is_attached: bool) -> None:
             f"too late to join a job of {cluster.num_processes}: JAX has created its devices\n"
             "call initialize() before the first use of jax.devices(), jnp or jit"
         )
-    wanted = cluster.virtual_devices
-    if wanted is not None and jax_runtime.virtual_devices() != wanted:
-        raise InitializeError(
-            f"too late for virtual_devices={wanted}: JAX has created its devices\n"
-            "call initialize() before the first use of jax.devices(), jnp or jit"
-        )
+    wishes = [("virtual_devices", cluster.virtual_devices, jax_runtime.virtual_devices)]
+    if cluster.virtual_devices is None:  # which wins
+        wishes = [("host_devices", cluster.host_devices, jax_runtime.host_devices)]
+    for name, wanted, present in wishes:
+        if wanted is not None and present() != wanted:
+            raise InitializeError(
+                f"too late for {name}={wanted}: JAX has created its devices\n"
+                "call initialize() before the first use of jax.devices(), jnp or jit"
+            )
 
 
 class _Place(NamedTuple):

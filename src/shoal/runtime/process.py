@@ -74,6 +74,7 @@ def initialize(
     coordinator_bind_address: str | None = None,
     timeout_s: float | None = None,
     virtual_devices: int | None = None,
+    host_devices: int | None = None,
 ) -> None:
     """Join the job, so that its processes can meet and JAX sees the devices of all of them.
 
@@ -102,6 +103,8 @@ def initialize(
       virtual_devices: use this many virtual CPU devices per process, and no accelerator. It wins
         over `shoal run --devices`, SHOAL_VIRTUAL_DEVICES, JAX_NUM_CPU_DEVICES and XLA_FLAGS;
         process 0 logs a line if they say otherwise. None: SHOAL_VIRTUAL_DEVICES, else JAX's rule.
+      host_devices: this many CPU devices per process, beside the accelerators, for the meshes that
+        `Mesh.host_mesh` returns. None: one for each accelerator. Virtual devices win over it.
 
     Raises:
       InitializeError: on every living process, within the deadline: a process did not come, an
@@ -122,6 +125,7 @@ def initialize(
         local_device_ids,
         coordinator_bind_address,
         virtual_devices,
+        host_devices,
     )
     deadline = _deadline("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
     patience = Patience.of_settings()
@@ -140,7 +144,8 @@ def _enter(arguments: Arguments, deadline: float, guard: ExitGuard, patience: Pa
     cluster, is_attached = membership.find_cluster(arguments)
     membership.check_in_time(cluster, is_attached=is_attached)
     if not jax_runtime.backend_exists():
-        said = jax_runtime.configure_devices(cluster.virtual_devices, cluster.local_device_ids)
+        wishes = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
+        said = jax_runtime.configure_devices(*wishes)
         if said:  # on one process, for all have most likely the same to say
             _LOG.log(logging.INFO if cluster.process else logging.WARNING, "%s", said)
     _RECORD.attempts += 1
