@@ -116,12 +116,11 @@ def make_mesh(
             raise found.problem
         chosen = _ordered(axes, found, wish, axis_types=axis_types, name=name)
         if meets:
-            own = jax.local_devices(backend=chosen.mesh.kind)
-            ids = {device.id for device in found.devices}
+            view = _view(found.devices, chosen.mesh.kind)
             agree_on_devices(
                 here,
                 chosen.mesh,
-                View(jax.process_index(), found.devices, [one for one in own if one.id in ids]),
+                view,
                 options=_options(wish, chosen.mesh),
                 site=callsite(),
                 group=None if len(group) == here.num_processes else group,
@@ -186,6 +185,13 @@ def _ordered(axes: object, found: _Found, wish: Wish, **named: Any) -> Order:
     chosen = ordered(filled, found.devices, wish, given=found.is_listed, kind=kind, **named)
     jax_mesh(chosen.mesh)
     return chosen
+
+
+def _view(devices: Sequence[jax.Device], kind: str) -> View:
+    """Return what this process sees, and says of its own devices."""
+    ids = {device.id for device in devices}
+    own = [device for device in jax.local_devices(backend=kind) if device.id in ids]
+    return View(jax.process_index(), devices, own)
 
 
 def _options(wish: Wish, mesh: Mesh) -> list[str]:

@@ -26,7 +26,7 @@ class Meshes:
     >>> from shoal.plan.mesh import Mesh
     >>> meshes = Meshes()
     >>> one, other = (meshes.register(Mesh({"x": 4}, kind="tpu")) for _ in range(2))
-    >>> one is other, one.host.kind, len(meshes)
+    >>> one is other, one.host.kind, len(meshes.all())
     (True, 'cpu', 1)
     """
 
@@ -43,5 +43,7 @@ class Meshes:
                 del self._known[next(iter(self._known))]
             return entry
 
-    def __len__(self) -> int:
-        return len(self._known)
+    def all(self) -> tuple[Registered, ...]:
+        """Return all entries, oldest first."""
+        with self._lock:
+            return tuple(self._known.values())

@@ -25,7 +25,7 @@ from shoal.runtime.ending import Ending, Patience
 from shoal.runtime.exit_guard import ExitGuard
 from shoal.runtime.launched import alone
 from shoal.runtime.leaving import Given
-from shoal.runtime.meshes import Meshes
+from shoal.runtime.meshes import Meshes, Registered
 from shoal.runtime.notices import Sources
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ __all__ = [
     "initialize",
     "is_watching",
     "last_coordinator",
+    "meshes",
     "process_count",
     "process_index",
     "registered",
@@ -279,6 +280,24 @@ def _here() -> Coordinator:
         if found is not None and found[:2] != (left.process, left.num_processes):
             return _alone()  # jax.distributed has joined another job since
     return last_coordinator()
+
+
+@local
+def meshes() -> tuple[Registered, ...]:
+    """Return the meshes that `make_mesh` returned in this process and job, oldest first.
+
+    Local.
+
+    Returns:
+      each with its `mesh` and its `host`: `mesh.host_mesh()`, the CPU devices beside it. Each is
+      there once, however often and in how many threads it was made; `shutdown` empties the list.
+
+    >>> from shoal.arrays.make_mesh import make_mesh
+    >>> mesh = make_mesh({"shown": -1})
+    >>> meshes()[-1].mesh is mesh, meshes()[-1].host.kind
+    (True, 'cpu')
+    """
+    return _RECORD.meshes.all()
 
 
 def registered(mesh: Mesh) -> Mesh:
