@@ -9,7 +9,7 @@ from plan.devices import as_jax, generated, row
 from shoal.arrays.device_order import Wish, order_offences, ordered
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
-from shoal.plan.placement import place
+from shoal.plan.placement import Rings, place
 from shoal.plan.topology import from_devices, parse
 
 V5P = generated(4, 4, 4, "TPU v5")
@@ -42,6 +42,9 @@ def made(rows, axes, wish=None, *, given=False, **named):
         (SLICES, {"data": 4, "model": 8}, {"across": {"model": 2}}),
         (CORES, {"a": 2, "b": 4}, {}),
         (generated(2, 4, 1, "TPU v5 lite"), {"a": 8}, {}),
+        (V5P, {"a": 8, "b": 8}, {"weights": {"a": 3, "b": 1}}),
+        (V5P, {"a": 4, "b": 4, "c": 4}, {"contiguous_submeshes": True}),
+        (V5P, {"a": 4, "b": 16}, {"compatible_with": "dtensor", "rings": Rings(dims=1)}),
         (SLICES, {"data": 4, "model": 8}, {"across": {"data": 2}, "compatible_with": "jax",
                                            "allow_split_physical_axes": True}),
     ],
@@ -104,7 +107,7 @@ def test_why_is_said():
     assert "data has hops of 0 links at most, over 2 slices" in why
     assert why.endswith("model has hops of 1 link at most")
     assert "process after process" in made(hosts("cpu", (4, 4)), {"a": 8}).why
-    assert "JAX's mesh_utils" in made(V5P, {"a": 64}, Wish(compatible_with="jax")).why
+    assert "compatible_with='jax' asks for" in made(V5P, {"a": 64}, Wish(compatible_with="jax")).why
     assert "given by devices=" in made(V5P, {"a": 64}, given=True).why
 
 

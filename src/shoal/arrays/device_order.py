@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from shoal.errors import UsageError
 from shoal.plan.hop_counts import hops_of
 from shoal.plan.mesh import Mesh
-from shoal.plan.placement import place
+from shoal.plan.placement import Rings, place
 from shoal.plan.topology import Topology, from_devices
 from shoal.plan.wiring import Slices, Torus
 
@@ -22,8 +22,11 @@ class Wish(NamedTuple):
 
     order: str | None = None  # "wires" or "given"
     across: Mapping[str, int] | None = None
+    weights: Mapping[str, float] | None = None
     compatible_with: str | None = None
     allow_split_physical_axes: bool | None = None
+    contiguous_submeshes: bool | None = None
+    rings: Rings | None = None
 
     @property
     def is_of_placing(self) -> bool:
@@ -45,10 +48,11 @@ class Order(NamedTuple):
             return "in the order given by devices= (order='wires' would place them)"
         count = len(self.mesh.process_indices)
         found = f"{self.topology.text}, {count} process{'es' * (count != 1)}"
-        if self.wish.compatible_with == "jax":
-            chosen = "in the order of JAX's mesh_utils, as compatible_with='jax' says"
+        if self.wish.compatible_with is not None:
+            chosen = f"in the order that compatible_with={self.wish.compatible_with!r} asks for"
         elif isinstance(self.topology, Torus | Slices):
-            chosen = "placed on the wires, the last axis on the shortest"
+            busiest = "the last axis" if self.wish.weights is None else "by weights, the busiest"
+            chosen = f"placed on the wires, {busiest} on the shortest"
         else:
             chosen = "process after process, for no links are known"
         hops = hops_of(self.topology, self.mesh)
@@ -85,8 +89,8 @@ def ordered(
         ids, topology = [device.id for device in devices], None
     else:
         topology = _as_make_mesh(lambda: from_devices(devices))
-        wanted = wish._asdict()
-        del wanted["order"]
+        wanted = {name: value for name, value in wish._asdict().items() if name != "order"}
+        wanted["contiguous_submeshes"] = bool(wish.contiguous_submeshes)
         placed = _as_make_mesh(lambda: place(topology, pairs, **wanted))
         ids = placed.device_ids.ravel().tolist()
     owners = [process_of[one] for one in ids]

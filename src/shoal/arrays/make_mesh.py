@@ -19,6 +19,7 @@ from shoal.arrays.leave_trail import lane_offences
 from shoal.colour import collective
 from shoal.errors import DeviceStartError, InitializeError, UsageError, UsageTypeError, raise_all
 from shoal.plan.mesh import Mesh
+from shoal.plan.placement import Rings
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.device_start import start_devices
@@ -39,8 +40,11 @@ def make_mesh(
     devices: Iterable[jax.Device | int] | str | None = None,
     order: str | None = None,
     across: Mapping[str, int] | None = None,
+    weights: Mapping[str, float] | None = None,
     compatible_with: str | None = None,
     allow_split_physical_axes: bool | None = None,
+    contiguous_submeshes: bool | None = None,
+    rings: Rings | None = None,
     axis_types: str | Mapping[str, str] = "auto",
     name: str = "",
     timeout_s: float | None = None,
@@ -69,11 +73,11 @@ def make_mesh(
       devices: which devices: JAX's or their ids, in mesh order; or a platform, "tpu", "gpu" or
         "cpu", for all of its devices. None: all of `jax.devices()`.
       order: "wires": placed as said above, also where `devices` lists them; "given": as listed.
-        None: devices stand as listed, unless one of the next three asks for a placement.
+        None: devices stand as listed, unless one of the next six asks for a placement.
       across: name → how much of that axis lies across slices (or processes), over the slow network;
         the sizes in `axes` are totals. None: as much of the first axes as there are slices.
-      compatible_with: "jax" for the order of JAX 0.10.2's `mesh_utils`, as `place` has it.
-      allow_split_physical_axes: may two axes share a dim of the torus? As `place` has it.
+      weights, compatible_with, allow_split_physical_axes, contiguous_submeshes, rings: as `place`
+        has them.
       axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
         are part of the type, as JAX's `AxisType`); or a dict for each axis.
       name: a label of yours; part of equality.
@@ -102,31 +106,20 @@ def make_mesh(
       >>> shoal.make_mesh({"data": -1, "model": 1}).axis_names
       ('data', 'model')
     """
-    limit_s = settings.timeout("make_mesh", timeout_s, "SHOAL_TIMEOUT_S")
-    raise_all("make_mesh", ["lane must be text"] if lane is None else lane_offences(lane))
+    wish = Wish(
+        order, across, weights, compatible_with, allow_split_physical_axes, contiguous_submeshes,
+        rings,
+    )  # fmt: skip
     here = _coordinator(devices)
-    wish = Wish(order, across, compatible_with, allow_split_physical_axes)
-    found = _find(here, devices, limit_s)
-    if here.num_processes == 1 and any(not _is_own(device) for device in found.devices):
-        coordinator()  # says why this process meets no others
-    group = owners_of(here, found.devices, limit_s)
+    found = _find(here, devices, timeout_s, lane)
+    group = owners_of(here, found.devices, found.limit_s)
     meets = len(group) > 1 and here.process in group
     with here.call("make_mesh", lane, group) if meets else contextlib.nullcontext():
         if found.problem is not None:
             raise found.problem
         chosen = _ordered(axes, found, wish, axis_types=axis_types, name=name)
         if meets:
-            view = _view(found.devices, chosen.mesh.kind)
-            agree_on_devices(
-                here,
-                chosen.mesh,
-                view,
-                options=_options(wish, chosen.mesh),
-                site=callsite(),
-                group=None if len(group) == here.num_processes else group,
-                lane=lane,
-                timeout_s=limit_s,
-            )
+            _agree(here, found, chosen, group, lane)
     if _LOG.isEnabledFor(logging.DEBUG):
         me = Self(here.process, here.hosts)
         _LOG.debug("%s: make_mesh (%s): %r: %s", me, callsite(), chosen.mesh, chosen.why)
@@ -137,7 +130,8 @@ class _Found(NamedTuple):
     """The devices for a mesh, or why there are none: raised in the call, of which others hear."""
 
     devices: list[jax.Device]
-    is_listed: bool = False  # by the caller, one by one
+    is_listed: bool  # by the caller, one by one
+    limit_s: float  # until the deadline of the call
     problem: UsageError | DeviceStartError | None = None
 
 
@@ -155,22 +149,24 @@ def _coordinator(devices: object) -> Coordinator:
         return alone()
 
 
-def _is_own(device: jax.Device) -> bool:
-    return bool(device.process_index == jax.process_index())
-
-
-def _find(here: Coordinator, devices: object, limit_s: float) -> _Found:
+def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -> _Found:
     """Return the devices that `devices=` names; start them if need be."""
     platform = devices if isinstance(devices, str) else None
     is_listed = devices is not None and platform is None
+    limit_s = settings.seconds("SHOAL_TIMEOUT_S")
     try:
+        limit_s = settings.timeout("make_mesh", timeout_s, "SHOAL_TIMEOUT_S")
+        raise_all("make_mesh", ["lane must be text"] if lane is None else lane_offences(lane))
         if platform is not None and platform not in _PLATFORMS:
             known = ", ".join(map(repr, _PLATFORMS))
             raise UsageError(f"make_mesh: devices={platform!r} is no list and none of {known}")
         present = start_devices(here, platform, limit_s)
-        return _Found(_listed(devices, present) if is_listed else present, is_listed)
+        chosen = _listed(devices, present) if is_listed else present
     except (UsageError, DeviceStartError) as error:
-        return _Found([], is_listed, error)
+        return _Found([], is_listed, limit_s, error)
+    if here.num_processes == 1 and any(one.process_index != jax.process_index() for one in chosen):
+        coordinator()  # says why this process meets no others
+    return _Found(chosen, is_listed, limit_s)
 
 
 def _ordered(axes: object, found: _Found, wish: Wish, **named: Any) -> Order:
@@ -194,12 +190,29 @@ def _view(devices: Sequence[jax.Device], kind: str) -> View:
     return View(jax.process_index(), devices, own)
 
 
+def _agree(
+    here: Coordinator, found: _Found, chosen: Order, group: tuple[int, ...], lane: str
+) -> None:
+    """Meet the processes that own the devices; return if all of them make this mesh."""
+    agree_on_devices(
+        here,
+        chosen.mesh,
+        _view(found.devices, chosen.mesh.kind),
+        options=_options(chosen.wish, chosen.mesh),
+        site=callsite(),
+        group=None if len(group) == here.num_processes else group,
+        lane=lane,
+        timeout_s=found.limit_s,
+    )
+
+
 def _options(wish: Wish, mesh: Mesh) -> list[str]:
     """Return what else must be equal."""
-    named = wish._asdict()
-    if isinstance(wish.across, Mapping):
-        named["across"] = dict(sorted(wish.across.items()))
-    lines = [f"{name}={value!r}" for name, value in named.items() if value is not None]
+    named = {name: value for name, value in wish._asdict().items() if value is not None}
+    for name in ("across", "weights"):  # the order of their entries means nothing
+        if isinstance(named.get(name), Mapping):
+            named[name] = dict(sorted(named[name].items()))
+    lines = [f"{name}={value!r}" for name, value in named.items()]
     explicit = [axis for axis, kind in mesh.axis_types.items() if kind == "explicit"]
     return [*lines, f"explicit axes {', '.join(explicit)}"] if explicit else lines
 
