@@ -68,8 +68,8 @@ GENERATIONS: Mapping[str, Generation] = {
         # 6 links, 4800 Gbit/s a chip; libtpu says "TPU v5".
         Generation("v5p", ("TPU v5", "TPU v5p"), 3, 1, (2, 2, 1), 100e9, *_CUBE, (16, 20, 28),
                    "Cloud TPU: v5p"),
-        # 4 links, 3584 Gbit/s a chip.
-        Generation("v6e", ("TPU v6 lite", "TPU v6e"), 2, 1, (2, 2, 1), 112e9, *_SIDE, (16, 16),
+        # 4 links, 800 GB/s a chip in both directions.
+        Generation("v6e", ("TPU v6 lite", "TPU v6e"), 2, 1, (2, 2, 1), 100e9, *_SIDE, (16, 16),
                    "Cloud TPU: v6e"),
         # 6 links, 1200 GB/s a chip in both directions; two chiplets are two devices.
         Generation("tpu7x", ("TPU7x", "TPU v7x", "TPU7"), 3, 2, (2, 2, 1), 100e9, *_CUBE,
