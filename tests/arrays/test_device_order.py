@@ -100,6 +100,14 @@ def test_a_part_of_a_pod_is_a_topology_of_its_own():
     assert (order.mesh.device_ids == place(from_devices(part), {"a": 16}).device_ids).all()
 
 
+def test_a_part_of_a_slice_has_not_the_links_of_the_whole():
+    tall = generated(4, 4, 8, "TPU v5p")
+    half = [one for one in tall if one["coords"][2] < 4]
+    for present, wanted in ((tall, "v5p:4x4x4 wrap=xy"), (hosts("cpu", (64,)), "v5p:4x4x4")):
+        order = made(half, {"a": 64}, Wish(order="wires"), given=True, present=as_jax(present))
+        assert order.topology.text == wanted
+
+
 def test_why_is_said():
     why = made(SLICES, {"data": 2, "model": 16}).why
     assert "v5e:4x4 x 2 slices" in why

@@ -70,6 +70,7 @@ def ordered(
     wish: Wish,
     *,
     given: bool,
+    present: Sequence[Any] = (),
     **named: Any,
 ) -> Order:
     """Put devices into the order of a mesh.
@@ -79,6 +80,7 @@ def ordered(
       devices: JAX's, or objects with the same attributes.
       wish: what the caller said of the order.
       given: did the caller list the devices?
+      present: all devices of the job, of which the links are known.
       named: `kind`, `name`, `axis_types` of the mesh.
 
     Raises:
@@ -88,13 +90,19 @@ def ordered(
     if wish.order == "given" or (given and wish.order is None and not wish.is_of_placing):
         ids, topology = [device.id for device in devices], None
     else:
-        topology = _as_make_mesh(lambda: from_devices(devices))
+        topology = _as_make_mesh(lambda: from_devices(devices, within=_around(devices, present)))
         wanted = {name: value for name, value in wish._asdict().items() if name != "order"}
         wanted["contiguous_submeshes"] = bool(wish.contiguous_submeshes)
         placed = _as_make_mesh(lambda: place(topology, pairs, **wanted))
         ids = placed.device_ids.ravel().tolist()
     owners = [process_of[one] for one in ids]
     return Order(Mesh(pairs, ids, owners, **named), topology, wish)
+
+
+def _around(devices: Sequence[Any], present: Sequence[Any]) -> Sequence[Any] | None:
+    """Return the devices among which these lie; None where they are of another platform."""
+    known = {device.id for device in present if device.platform == devices[0].platform}
+    return present if all(device.id in known for device in devices) else None
 
 
 def _as_make_mesh(call: Callable[[], T]) -> T:

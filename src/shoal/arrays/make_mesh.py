@@ -133,6 +133,7 @@ class _Found(NamedTuple):
     is_listed: bool  # by the caller, one by one
     limit_s: float  # until the deadline of the call
     problem: UsageError | DeviceStartError | None = None
+    present: Sequence[jax.Device] = ()  # all of the job
 
 
 def _coordinator(devices: object) -> Coordinator:
@@ -166,7 +167,7 @@ def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -
         return _Found([], is_listed, limit_s, error)
     if here.num_processes == 1 and any(one.process_index != jax.process_index() for one in chosen):
         coordinator()  # says why this process meets no others
-    return _Found(chosen, is_listed, limit_s)
+    return _Found(chosen, is_listed, limit_s, present=present)
 
 
 def _ordered(axes: object, found: _Found, wish: Wish, **named: Any) -> Order:
@@ -178,7 +179,8 @@ def _ordered(axes: object, found: _Found, wish: Wish, **named: Any) -> Order:
         raise UsageError(f"make_mesh: devices of {len(kinds)} kinds: {', '.join(kinds)}")
     filled = _filled(pairs, len(found.devices), not found.is_listed)
     kind = kinds[0] if kinds else jax.default_backend()
-    chosen = ordered(filled, found.devices, wish, given=found.is_listed, kind=kind, **named)
+    named |= {"given": found.is_listed, "present": found.present}
+    chosen = ordered(filled, found.devices, wish, kind=kind, **named)
     jax_mesh(chosen.mesh)
     return chosen
 
