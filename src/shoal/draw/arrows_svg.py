@@ -1,0 +1,217 @@
+"""The hops of rings as arrows in SVG.
+
+A hop to a neighbour is a straight arrow between two chips; one over other chips is a bow beside
+them; one across a link that wraps, or to a panel that stands elsewhere, goes out and comes in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from html import escape
+from typing import Protocol
+
+from shoal.draw.palette import axis_class
+from shoal.draw.scene import Arrow, Place, Scene
+from shoal.draw.svg import number
+from shoal.plan.text import quote
+
+__all__ = ["Slots", "arrow_svg", "sample_svg"]
+
+Point = tuple[float, float]
+
+_FAR = 6  # cells; a bow over more of them would cross too much
+
+
+class Sizes(Protocol):
+    """How large things are, in pixels."""
+
+    @property
+    def pitch(self) -> float:
+        """From row to row."""
+
+    @property
+    def chip(self) -> float:
+        """How high a chip is."""
+
+    @property
+    def wide(self) -> float:
+        """How wide it is."""
+
+    @property
+    def across(self) -> float:
+        """From column to column."""
+
+    @property
+    def cores(self) -> int:
+        """Devices of a chip, side by side."""
+
+    @property
+    def font(self) -> float:
+        """Of the ids; 0: there are none."""
+
+    @property
+    def edge(self) -> float:
+        """Room beside a panel's chips."""
+
+
+class Slots:
+    """Gives arrows between the same two places lines of their own, side by side."""
+
+    def __init__(self, arrows: Iterable[Arrow]) -> None:
+        self._lanes: dict[frozenset[Place], list[Arrow]] = {}
+        self._beside = Counter[object]()
+        for arrow in arrows:
+            self._lanes.setdefault(frozenset((arrow.start, arrow.end)), []).append(arrow)
+            self._beside[self._gap(arrow)] += 1
+
+    def _gap(self, arrow: Arrow) -> object:
+        """Equal for arrows that go through the same gap between rows, from panel to panel."""
+        return arrow.axis, arrow.start.panel, arrow.end.panel, arrow.start.row
+
+    def is_alone(self, arrow: Arrow) -> bool:
+        """Whether its axis has no other arrow in the gap that it would go through."""
+        return self._beside[self._gap(arrow)] == 1
+
+    def of(self, arrow: Arrow) -> float:
+        """Return how many lanes right of the middle an arrow goes, as seen in its direction."""
+        lanes = self._lanes[frozenset((arrow.start, arrow.end))]
+        lane = lanes.index(arrow) - (len(lanes) - 1) / 2
+        return lane if arrow.start <= arrow.end else -lane
+
+
+def arrow_svg(
+    scene: Scene, arrow: Arrow, start: Point, end: Point, sizes: Sizes, slots: Slots
+) -> str:
+    """Return one hop.
+
+    Args:
+      scene: where it is.
+      arrow: the hop.
+      start: the middle of its first device.
+      end: the middle of its second.
+      sizes: of chips.
+      slots: which other arrows there are.
+    """
+    axis = scene.axes[arrow.axis]
+    ring, hop = axis.ring, arrow.hop
+    told = f"{quote(axis.name)}: {ring[hop]} to {ring[(hop + 1) % len(ring)]}, {_far(arrow)}"
+    paths = "".join(_paths(scene, arrow, start, end, sizes, slots))
+    kind = axis_class(arrow.axis)
+    return f'<g class="arrow {kind}"><title>{escape(told)}</title>{paths}</g>'
+
+
+def sample_svg(axis: int, x: float, y: float) -> str:
+    """Return an arrow of an axis, for the legend."""
+    return f'<g class="sample {axis_class(axis)}">{_line((x, y), (x + 34, y), 9)}</g>'
+
+
+def _far(arrow: Arrow) -> str:
+    if arrow.links is None:
+        return "over the network"
+    return "within a chip" if arrow.links == 0 else f"{arrow.links} link{'s' * (arrow.links > 1)}"
+
+
+def _paths(
+    scene: Scene, arrow: Arrow, start: Point, end: Point, sizes: Sizes, slots: Slots
+) -> list[str]:
+    tip = 7.0 if sizes.font else 4.5
+    columns = arrow.end.column - arrow.start.column
+    rows = arrow.end.row - arrow.start.row
+    if arrow.start.panel != arrow.end.panel:
+        is_next = abs(start[1] - end[1]) < 0.1 and abs(arrow.end.panel - arrow.start.panel) == 1
+        if is_next and slots.is_alone(arrow):
+            return [_bow(start, end, sizes, tip, -1)]
+        return _leave(start, end, sizes, tip, (0.7, -0.7), (-0.7, -0.7))
+    panel = scene.panels[arrow.start.panel]
+    for away, other, dim, last in (
+        (columns, rows, 0, len(panel.columns) - 1),
+        (rows, columns, 1, len(panel.rows) - 1),
+    ):
+        way = arrow.around[dim]
+        if way and not other and abs(away) == last:
+            out: Point = (float(way), 0.0) if dim == 0 else (0.0, float(way))
+            return _leave(start, end, sizes, tip, out, (-out[0], -out[1]))
+    if abs(columns) * sizes.cores + abs(rows) < 1.01:
+        aside = slots.of(arrow) * (6 if sizes.font else 3)
+        if abs(columns) < 1 and arrow.links == 0:  # beside the ids of a chip's two devices
+            aside = 0.36 * sizes.chip
+        return [_between(start, end, sizes, aside, tip)]
+    if columns and rows and abs(columns) + abs(rows) > _FAR:
+        return _leave(start, end, sizes, tip, (0.7, -0.7), (-0.7, -0.7))
+    return [_bow(start, end, sizes, tip, 1)]
+
+
+def _between(start: Point, end: Point, sizes: Sizes, aside: float, tip: float) -> str:
+    """Return a straight arrow in the gap between two devices, off the middle of the gap."""
+    ux, uy, length = _direction(start, end)
+    room = _half(sizes, ux, uy) if sizes.font else 0.0
+    room = min(room, 0.3 * length)
+    off = (-uy * aside, ux * aside)
+    a = (start[0] + ux * room + off[0], start[1] + uy * room + off[1])
+    b = (end[0] - ux * room + off[0], end[1] - uy * room + off[1])
+    return _line(a, b, tip)
+
+
+def _half(sizes: Sizes, ux: float, uy: float) -> float:
+    """Return how far it is from the middle of a device to its side."""
+    return abs(ux) * sizes.wide / sizes.cores / 2 + abs(uy) * sizes.chip / 2
+
+
+def _leave(
+    start: Point, end: Point, sizes: Sizes, tip: float, out: Point, arrival: Point
+) -> list[str]:
+    """Return an arrow that goes out in one direction, and one that comes in from another."""
+    near = _half(sizes, *out)
+    far = near + (sizes.pitch - sizes.chip) / 2 + sizes.edge * 0.75
+    a, b = ((start[0] + out[0] * r, start[1] + out[1] * r) for r in (near, far))
+    c, d = ((end[0] + arrival[0] * r, end[1] + arrival[1] * r) for r in (far, near))
+    return [_line(a, b, tip), _line(c, d, tip)]
+
+
+def _bow(start: Point, end: Point, sizes: Sizes, tip: float, side: int) -> str:
+    """Return an arrow over other chips: from side to side of them, in the gap beside them.
+
+    `side`: 1: on its right hand; -1: above.
+    """
+    ux, uy, length = _direction(start, end)
+    px, py = (-uy * side, ux * side) if side > 0 else (0.0, -1.0)
+    straight = abs(ux) < 1e-6 or abs(uy) < 1e-6
+    near = _half(sizes, px, py)
+    rise = 0.7 * (sizes.pitch - sizes.chip) if straight else min(0.25 * length, sizes.pitch)
+    lean = min(0.2 * length, sizes.chip)
+    a = (start[0] + px * near, start[1] + py * near)
+    b = (end[0] + px * near, end[1] + py * near)
+    c = (a[0] + px * rise + ux * lean, a[1] + py * rise + uy * lean)
+    d = (b[0] + px * rise - ux * lean, b[1] + py * rise - uy * lean)
+    vx, vy, _ = _direction(d, b)
+    stop = (b[0] - vx * tip, b[1] - vy * tip)
+    curve = f"M{_at(a)}C{_at(c)} {_at(d)} {_at(stop)}"
+    return f'<path d="{curve}"/>{_tip(b, vx, vy, tip)}'
+
+
+def _line(start: Point, end: Point, tip: float) -> str:
+    ux, uy, length = _direction(start, end)
+    tip = min(tip, length)
+    stop = (end[0] - ux * tip, end[1] - uy * tip)
+    return f'<path d="M{_at(start)}L{_at(stop)}"/>{_tip(end, ux, uy, tip)}'
+
+
+def _tip(end: Point, ux: float, uy: float, size: float) -> str:
+    """Return the head of an arrow as a triangle: markers cannot take the colour of their line."""
+    half = 0.55 * size
+    back = (end[0] - ux * size, end[1] - uy * size)
+    one = (back[0] - uy * half, back[1] + ux * half)
+    two = (back[0] + uy * half, back[1] - ux * half)
+    return f'<path class="tip" d="M{_at(end)}L{_at(one)}L{_at(two)}Z"/>'
+
+
+def _direction(start: Point, end: Point) -> tuple[float, float, float]:
+    dx, dy = end[0] - start[0], end[1] - start[1]
+    length = math.hypot(dx, dy) or 1.0
+    return dx / length, dy / length, length
+
+
+def _at(point: Point) -> str:
+    return f"{number(point[0])} {number(point[1])}"

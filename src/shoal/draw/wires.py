@@ -1,0 +1,260 @@
+"""A topology, and a mesh placed on it, as a scene: chips, hosts, links and the rings of axes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.draw import rings
+from shoal.draw.grounds import grounds
+from shoal.draw.picture import elide
+from shoal.draw.scene import Arrow, Axis, Bundle, Chip, Device, Host, Link, Panel, Place, Scene
+from shoal.errors import UsageError
+from shoal.plan.hosts import Flat
+from shoal.plan.mesh import Mesh, coords_of
+from shoal.plan.text import quote
+from shoal.plan.wiring import Slices, Topology, Torus
+
+__all__ = ["MOST_DEVICES", "Most", "draw_wires"]
+
+MOST_DEVICES = 1 << 22  # of a topology that is drawn
+
+
+class Most(NamedTuple):
+    """How much is shown of each; what is more is left out from the middle."""
+
+    columns: int = 32
+    rows: int = 32
+    chips: int = 10_240  # of all panels
+    sections: int = 8
+    arrows: int = 4096  # of a ring
+
+
+_Shown = tuple[int | None, ...]
+
+
+def draw_wires(topology: Topology, mesh: Mesh | None = None, most: Most | None = None) -> Scene:
+    """Return what is seen of a topology.
+
+    Args:
+      topology: the devices.
+      mesh: a mesh on it, whose axes' rings are shown; None: the wires alone.
+      most: how much is shown.
+
+    Raises:
+      UsageError: the mesh has devices that the topology has not, or they are too many to draw.
+    """
+    if topology.num_devices > MOST_DEVICES:
+        raise UsageError(
+            f"{topology.text} has {topology.num_devices} devices; {MOST_DEVICES} are the most "
+            "that are drawn"
+        )
+    return _Drawing(topology, mesh, most or Most()).scene()
+
+
+class _Drawing:
+    """Collects the parts of one scene."""
+
+    def __init__(self, topology: Topology, mesh: Mesh | None, most: Most) -> None:
+        self.topology, self.mesh, self.most = topology, mesh, most
+        self.boxes = grounds(topology)
+        self.where = rings.stands(self.boxes)
+        self.axes = rings.axes_of(mesh, self.where, self.boxes) if mesh else []
+        self.positions = self._positions()
+        self.last = max([a for a, axis in enumerate(self.axes) if axis.size > 1], default=0)
+        self.panels: list[Panel] = []
+        self.planes: list[tuple[int, int]] = []  # of each panel: its box, its z
+        self.notes: list[str] = []
+        self._lay_panels()
+
+    def _positions(self) -> NDArray[np.int64]:
+        """Return the position in the mesh of every device, by ascending id; -1: in no mesh."""
+        found = np.full(len(self.where.ids), -1, np.int64)
+        if self.mesh is not None:
+            ids = self.mesh.device_ids.ravel()
+            found[self.where.find(ids)] = np.arange(len(ids))
+        return found
+
+    def scene(self) -> Scene:
+        torus = isinstance(self.topology, Torus | Slices)
+        sections = [box.title for box in self.boxes] if len(self.boxes) > 1 else [""]
+        links = [link for number in range(len(self.panels)) for link in self._links(number)]
+        groups = self.mesh.size // self.axes[self.last].size if self.axes and self.mesh else 0
+        return Scene(
+            self.topology.text,
+            self._subtitle(),
+            tuple(sections),
+            tuple(self.panels),
+            tuple(c for number in range(len(self.panels)) for c in self._chips(number)),
+            tuple(h for number in range(len(self.panels)) for h in self._hosts(number)),
+            tuple(links),
+            tuple(self._bundles()),
+            tuple(a for number, axis in enumerate(self.axes) for a in self._arrows(number, axis)),
+            tuple(self.axes),
+            groups,
+            "chip" if torus else "device",
+            tuple(self.notes),
+        )
+
+    def _subtitle(self) -> str:
+        facts = []
+        if self.mesh is not None:
+            facts.append(" ".join(f"{quote(n)}={s}" for n, s in self.mesh.axes.items()))
+        count, hosts = self.topology.num_devices, len(np.unique(self.where.processes))
+        chips = sum(math.prod(box.sizes) for box in self.boxes)
+        if isinstance(self.topology, Torus | Slices):
+            facts.append(_many(chips, "chip"))
+        if count != chips or not isinstance(self.topology, Torus | Slices):
+            facts.append(_many(count, "device"))
+        if not isinstance(self.topology, Flat) or hosts > 1:
+            facts.append(_many(hosts, "host"))
+        return ", ".join(facts)
+
+    def _lay_panels(self) -> None:
+        each = self.boxes[0].sizes
+        fitting = max(2, self.most.chips // math.prod(each))
+        chosen = elide(range(len(self.boxes)), min(self.most.sections, fitting), None)
+        for number in chosen:
+            if number is not None:
+                self._lay_box(number, self.most.chips // max(1, len(chosen)))
+        if None in chosen:
+            self.notes.append(f"{len(chosen) - 1} of {len(self.boxes)} slices are shown")
+
+    def _lay_box(self, number: int, chips: int) -> None:
+        box = self.boxes[number]
+        wide, high, deep = box.sizes
+        columns: _Shown = tuple(elide(range(wide), self.most.columns, None))
+        rows: _Shown = tuple(elide(range(high), self.most.rows, None))
+        planes = elide(range(deep), max(3, chips // (len(columns) * len(rows))), None)
+        for z in planes:
+            if z is None:
+                continue
+            title = f"{box.plane} = {z + box.origin[2]}" if deep > 1 else ""
+            self.panels.append(Panel(number, title, columns, rows, box.wraps[:2]))
+            self.planes.append((number, z))
+        if number == 0:
+            for what, shown, size in (
+                ("columns", columns, wide),
+                ("rows", rows, high),
+                ("planes", planes, deep),
+            ):
+                if None in shown:
+                    self.notes.append(f"{len(shown) - 1} of {size} {what} are shown")
+
+    def _chips(self, panel: int) -> Iterator[Chip]:
+        number, z = self.planes[panel]
+        box, shown = self.boxes[number], self.panels[panel]
+        for row, column in itertools.product(range(len(shown.rows)), range(len(shown.columns))):
+            x, y = shown.columns[column], shown.rows[row]
+            if x is None or y is None or box.ids[x, y, z, 0] < 0:
+                continue
+            coords = tuple(a + b for a, b in zip((x, y, z), box.origin, strict=True))
+            devices = tuple(self._device(int(one)) for one in box.ids[x, y, z])
+            yield Chip(panel, column, row, coords[: box.rank], devices)
+
+    def _device(self, device_id: int) -> Device:
+        index = int(np.searchsorted(self.where.ids, device_id))
+        owner, number = int(self.where.processes[index]), int(self.positions[index])
+        if self.mesh is None or number < 0:
+            return Device(device_id, owner, (), -1)
+        position = coords_of(number, self.mesh.shape)
+        group = 0
+        for axis, size in enumerate(self.mesh.shape):
+            group = group if axis == self.last else group * size + position[axis]
+        return Device(device_id, owner, position, group)
+
+    def _hosts(self, panel: int) -> Iterator[Host]:
+        """Outline every process's chips, where they fill a box of the plane."""
+        if isinstance(self.topology, Flat) and len(np.unique(self.where.processes)) == 1:
+            return
+        number, z = self.planes[panel]
+        shown = self.panels[panel]
+        owners = self.boxes[number].processes[:, :, z, 0]
+        for process in np.unique(owners[owners >= 0]).tolist():
+            own = np.argwhere(owners == process)
+            low, high = own.min(axis=0), own.max(axis=0)
+            columns = _inside(shown.columns, int(low[0]), int(high[0]))
+            rows = _inside(shown.rows, int(low[1]), int(high[1]))
+            if len(own) == np.prod(high - low + 1) and columns and rows:
+                yield Host(panel, process, columns[0], rows[0], columns[-1], rows[-1])
+
+    def _links(self, panel: int) -> Iterator[Link]:
+        number, _ = self.planes[panel]
+        box, shown = self.boxes[number], self.panels[panel]
+        if not box.rank:
+            return
+        for dim, line, other in ((0, shown.columns, shown.rows), (1, shown.rows, shown.columns)):
+            ends = list(_neighbours(line, box.sizes[dim], box.wraps[dim]))
+            for across in [at for at, value in enumerate(other) if value is not None]:
+                for start, end, wraps in ends:
+                    pair = [(start, across), (end, across)]
+                    a, b = pair if dim == 0 else [(row, col) for col, row in pair]
+                    yield Link(panel, a, b, wraps)
+
+    def _bundles(self) -> Iterator[Bundle]:
+        for number, box in enumerate(self.boxes):
+            own = {z: panel for panel, (which, z) in enumerate(self.planes) if which == number}
+            links, deep = box.sizes[0] * box.sizes[1], box.sizes[2]
+            if not box.rank:
+                continue
+            for z, panel in own.items():
+                if z + 1 in own:
+                    yield Bundle(panel, own[z + 1], links, False)
+            if box.wraps[2] and 0 in own and deep - 1 in own:
+                yield Bundle(own[deep - 1], own[0], links, True)
+
+    def _arrows(self, number: int, axis: Axis) -> Iterator[Arrow]:
+        """Yield the hops of an axis's first ring whose two ends are shown."""
+        if axis.size == 1:
+            return
+        indices = self.where.find(np.array(axis.ring))
+        places = [self.where.at(int(index)) for index in indices[: self.most.arrows + 1]]
+        shown = [self._place(one) for one in places]
+        missing = 0
+        for hop, (start, begin) in enumerate(zip(places[: self.most.arrows], shown, strict=False)):
+            after = (hop + 1) % axis.size
+            end, stop = places[after], shown[after]
+            if begin is None or stop is None:
+                missing += 1
+                continue
+            box = self.boxes[start.ground]
+            links = rings.links_between(start, end, box)
+            around = (0, 0, 0) if links is None else rings.ways_round(start, end, box)
+            yield Arrow(number, hop, begin, stop, links, around)
+        if missing := missing + max(0, axis.size - self.most.arrows):
+            self.notes.append(f"{missing} of {axis.size} hops of {quote(axis.name)} are not shown")
+
+    def _place(self, at: rings.Standing) -> Place | None:
+        x, y, z = at.coords
+        if (at.ground, z) not in self.planes:
+            return None
+        panel = self.planes.index((at.ground, z))
+        shown = self.panels[panel]
+        if x not in shown.columns or y not in shown.rows:
+            return None
+        cores = self.boxes[at.ground].cores
+        column = shown.columns.index(x) + (at.core + 0.5) / cores - 0.5
+        return Place(panel, column, shown.rows.index(y))
+
+
+def _inside(shown: _Shown, low: int, high: int) -> list[int]:
+    """Return the columns that show a part of a range."""
+    return [at for at, value in enumerate(shown) if value is not None and low <= value <= high]
+
+
+def _neighbours(shown: _Shown, size: int, wraps: bool) -> Iterator[tuple[int, int, bool]]:
+    """Yield the pairs of columns that a link joins, and whether it wraps."""
+    for at, (value, after) in enumerate(itertools.pairwise(shown)):
+        if value is not None and after is not None:
+            yield at, at + 1, False
+    if wraps and shown[0] == 0 and shown[-1] == size - 1:
+        yield len(shown) - 1, 0, True
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
