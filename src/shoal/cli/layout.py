@@ -11,7 +11,10 @@ import typer
 from rich.console import Console
 
 from shoal.cli.mesh import read_mesh
+from shoal.cli.pictures import Html, Svg, write_pictures
 from shoal.draw.layout import draw_layout
+from shoal.draw.page import picture_page
+from shoal.draw.picture_svg import picture_svg
 from shoal.draw.terminal import render
 from shoal.errors import UsageError
 from shoal.plan.hlo import hlo_text
@@ -29,6 +32,8 @@ def layout(
     shape: Annotated[str, typer.Option(help="The array's shape, as 1024,512.")] = "",
     dtype: Annotated[str, typer.Option(help="The array's dtype, for its bytes.")] = "float32",
     processes: Annotated[int, typer.Option("-n", "--processes", help="Spread over so many.")] = 1,
+    svg: Svg = None,
+    html: Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Draw a layout: the array as blocks, and in each block the devices that hold it.
@@ -37,16 +42,25 @@ def layout(
 
       shoal layout 'data, model @ data=4 model=2' --shape 8,4
 
+      shoal layout 'data, - @ data=4 model=2' --svg layout.svg --html layout.html
+
       shoal layout 'model, -' --mesh '{"data": 4, "model": 2}' --shape 1024,512 --dtype bfloat16
     """
     chosen = _read(dims, mesh, processes)
     sizes = read_shape(shape) if shape else None
     each = item_bytes(dtype) if shape else 0
+    name = dtype if shape else ""
     if as_json:
         print(json.dumps(_facts(chosen, sizes)))
     else:
-        name = dtype if shape else ""
-        Console().print(render(draw_layout(chosen, sizes, each, name)))
+        console = Console()
+        console.print(render(draw_layout(chosen, sizes, each, name), console.width))
+
+    def drawn() -> tuple[str, str]:
+        picture = draw_layout(chosen, sizes, each, name)
+        return picture_svg(picture), picture_page(picture)
+
+    write_pictures(svg, html, drawn, quiet=as_json)
 
 
 def _read(dims: str, mesh: str, processes: int) -> Layout:

@@ -9,38 +9,141 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from shoal.cli.pictures import Html, Svg, write_pictures
 from shoal.draw.mesh import draw_mesh
+from shoal.draw.page import picture_page, wires_page
+from shoal.draw.picture_svg import picture_svg
 from shoal.draw.terminal import render
+from shoal.draw.wires import MOST_DEVICES, draw_wires, places_of
+from shoal.draw.wires_svg import wires_svg
+from shoal.draw.wires_text import render_wires
 from shoal.errors import UsageError
 from shoal.plan.mesh import Mesh
+from shoal.plan.placement import place
+from shoal.plan.text import Words
+from shoal.plan.topology import Topology, parse, to_json
 
 __all__ = ["mesh", "read_mesh"]
 
 _MOST_DEVICES = 1 << 24
+_AXES = "axes, such as 'data=4 model=2' or '{\"data\": 4, \"model\": 2}'"
 
 
 def mesh(
-    axes: Annotated[str, typer.Argument(help="""'{"data": 4, "model": 2}' or 'data=4 model=2'""")],
-    processes: Annotated[int, typer.Option("-n", "--processes", help="Spread over so many.")] = 1,
+    first: Annotated[str, typer.Argument(metavar="[TOPOLOGY]", help="such as v5p:8x8x8")],
+    second: Annotated[str | None, typer.Argument(metavar="AXES", help=_AXES)] = None,
+    processes: Annotated[
+        int | None, typer.Option("-n", "--processes", help="Spread over so many.")
+    ] = None,
+    across: Annotated[
+        str | None, typer.Option(help="How much of which axes lies across slices, or hosts.")
+    ] = None,
+    compatible_with: Annotated[
+        str | None, typer.Option(help="'jax': the order of JAX's mesh_utils.")
+    ] = None,
+    svg: Svg = None,
+    html: Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Draw a mesh: which device stands where, and whose it is. Needs no device.
 
+    With a topology, the mesh is placed on it, and the wires are drawn: chips, hosts, links, and
+    the rings of each axis. Without one, it is the grid of device ids.
+
     Examples:
 
-      shoal mesh '{"data": 4, "model": 2}'
+      shoal mesh v5p:8x8x8 'data=8 model=64' --svg wires.svg --html wires.html
 
-      shoal mesh 'data=4 model=2' -n 2
+      shoal mesh 'v5e:4x8 x 2 slices' 'data=4 model=16' --across 'data=2'
+
+      shoal mesh '{"data": 4, "model": 2}' -n 2
 
       shoal mesh 'x=4 | ids 3,1,0,2'
     """
-    grid = read_mesh(axes, processes)
+    if second is None:
+        _refuse_without_topology(first, across, compatible_with)
+        _draw_grid(read_mesh(first, 1 if processes is None else processes), svg, html, as_json)
+        return
+    if processes is not None:
+        raise UsageError("-n does not go with a topology: its hosts say which process has what")
+    topology = _read_topology(first, second)
+    _most(topology)
+    spread = None if across is None else _read_axes(across, "--across")
+    grid = place(
+        topology, _read_axes(second, "mesh"), across=spread, compatible_with=compatible_with
+    )
+    _draw_wires(topology, grid, svg, html, as_json)
+
+
+def _draw_grid(grid: Mesh, svg: str | None, html: str | None, as_json: bool) -> None:
     if as_json:
         if grid.size > _MOST_DEVICES:
             raise UsageError(f"{grid!r}: {_MOST_DEVICES} devices are the most that are listed here")
         print(json.dumps(_facts(grid)))
+    picture = draw_mesh(grid)
+    if not as_json:
+        console = Console()
+        console.print(render(picture, console.width))
+    write_pictures(svg, html, lambda: (picture_svg(picture), picture_page(picture)), quiet=as_json)
+
+
+def _draw_wires(
+    topology: Topology, grid: Mesh, svg: str | None, html: str | None, as_json: bool
+) -> None:
+    if as_json:
+        wires = {"topology": to_json(topology), **places_of(topology, grid)}
+        print(json.dumps({**_facts(grid), **wires}))
     else:
-        Console().print(render(draw_mesh(grid)))
+        console = Console()
+        has_colours = console.color_system is not None
+        console.print(render_wires(topology, grid, console.width, has_colours=has_colours))
+
+    def drawn() -> tuple[str, str]:
+        scene = draw_wires(topology, grid)
+        return wires_svg(scene), wires_page(scene)
+
+    write_pictures(svg, html, drawn, quiet=as_json)
+
+
+def _refuse_without_topology(text: str, across: str | None, compatible_with: str | None) -> None:
+    for option, value in (("--across", across), ("--compatible-with", compatible_with)):
+        if value is not None:
+            raise UsageError(f"{option} goes with a topology: shoal mesh v5p:4x4x4 {text!r} …")
+    if _is_topology(text):
+        raise UsageError(
+            f"{text!r} is a topology: say the axes of the mesh, too, as in "
+            f"shoal mesh {text!r} 'data=2 model=4'"
+        )
+
+
+def _read_topology(first: str, second: str) -> Topology:
+    if not _is_topology(first) and _is_topology(second):
+        raise UsageError(f"the topology comes first: shoal mesh {second!r} {first!r}")
+    return parse(first)
+
+
+def _is_topology(text: str) -> bool:
+    try:
+        parse(text)
+    except UsageError:
+        return False
+    return True
+
+
+def _most(topology: Topology) -> None:
+    if topology.num_devices > MOST_DEVICES:
+        count = topology.num_devices
+        raise UsageError(f"{topology.text}: {count} devices; {MOST_DEVICES} are the most here")
+
+
+def _read_axes(text: str, what: str) -> dict[str, int]:
+    """Read the axes of a mesh whose ids are still to be found."""
+    if not text.lstrip().startswith("{"):
+        words = Words(text, "Mesh")
+        while word := words.take():
+            if word == "|":
+                raise UsageError(f"{what} {text!r}: with a topology, say the axes alone: no '|'")
+    return dict(read_mesh(text).axes)
 
 
 def read_mesh(text: str, processes: int = 1) -> Mesh:

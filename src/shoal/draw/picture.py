@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
+from rich.cells import cell_len
+
 __all__ = ["GAP", "Cell", "Panel", "Picture", "elide"]
 
 T = TypeVar("T")
@@ -30,6 +32,17 @@ class Panel(NamedTuple):
     corner: str
     columns: list[str]
     rows: list[tuple[str, list[Cell]]]
+
+    def part(self, begin: int, end: int) -> Panel:
+        """Return some of the columns, with all labels of rows."""
+        rows = [(label, cells[begin:end]) for label, cells in self.rows]
+        return self._replace(columns=self.columns[begin:end], rows=rows)
+
+    def width_of(self, column: int) -> int:
+        """Return how many letters wide a column is."""
+        texts = [cells[column].text for _, cells in self.rows]
+        lines = [self.columns[column], *(line for text in texts for line in text.split("\n"))]
+        return max(map(cell_len, lines))
 
 
 class Picture(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from shoal.plan.mesh import Mesh, coords_of
 from shoal.plan.text import quote
 from shoal.plan.wiring import Slices, Topology, Torus
 
-__all__ = ["MOST_DEVICES", "Most", "draw_wires"]
+__all__ = ["MOST_DEVICES", "Most", "draw_wires", "places_of"]
 
 MOST_DEVICES = 1 << 22  # of a topology that is drawn
 
@@ -32,7 +32,7 @@ class Most(NamedTuple):
     rows: int = 32
     chips: int = 10_240  # of all panels
     sections: int = 8
-    arrows: int = 4096  # of a ring
+    arrows: int = 4096  # of a ring; 0: rings are not looked at
 
 
 _Shown = tuple[int | None, ...]
@@ -55,6 +55,27 @@ def draw_wires(topology: Topology, mesh: Mesh | None = None, most: Most | None =
             "that are drawn"
         )
     return _Drawing(topology, mesh, most or Most()).scene()
+
+
+def places_of(topology: Topology, mesh: Mesh) -> dict[str, Any]:
+    """Return where the devices of a mesh stand, and how far its rings hop, as plain values.
+
+    `coords` [mesh shape, dims] and `cores` [mesh shape] for chips, `slices` [mesh shape] where
+    there are several; `rings`: for each axis.
+    """
+    boxes = grounds(topology)
+    where = rings.stands(boxes)
+    index = where.find(mesh.device_ids.ravel()).reshape(mesh.shape)
+    found: dict[str, Any] = {}
+    if rank := boxes[0].rank:
+        origins = np.array([box.origin for box in boxes])[where.grounds[index]]
+        found["coords"] = (where.places[index][..., :3] + origins)[..., :rank].tolist()
+        found["cores"] = where.places[index][..., 3].tolist()
+    if len(boxes) > 1:
+        found["slices"] = where.grounds[index].tolist()
+    facts = ("longest", "total", "crossings")
+    axes = rings.axes_of(mesh, where, boxes)
+    return found | {"rings": {a.name: {f: getattr(a, f) for f in facts} for a in axes}}
 
 
 class _Drawing:
@@ -210,7 +231,7 @@ class _Drawing:
 
     def _arrows(self, number: int, axis: Axis) -> Iterator[Arrow]:
         """Yield the hops of an axis's first ring whose two ends are shown."""
-        if axis.size == 1:
+        if axis.size == 1 or not self.most.arrows:
             return
         indices = self.where.find(np.array(axis.ring))
         places = [self.where.at(int(index)) for index in indices[: self.most.arrows + 1]]

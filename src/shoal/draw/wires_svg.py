@@ -48,13 +48,13 @@ _FINE = Grain(13, 10, 0, 13)
 _CLOSED = 12.0  # the edge of a panel that nothing leaves
 
 
-def wires_svg(scene: Scene, *, styled: bool = True) -> str:
-    """Return a scene as SVG; `styled`: with its own style sheet."""
+def wires_svg(scene: Scene, *, alone: bool = True) -> str:
+    """Return a scene as SVG; `alone`: with a heading and style sheet of its own."""
     canvas = Canvas()
     drawing = _Wires(scene, canvas)
-    drawing.draw()
+    drawing.draw(alone)
     label = f"{scene.title}: {scene.subtitle}. " + " ".join(f"{line}." for line in legend_of(scene))
-    return canvas.svg(label, styled=styled)
+    return canvas.svg(label, styled=alone)
 
 
 def legend_of(scene: Scene) -> list[str]:
@@ -116,7 +116,7 @@ class _Wires:
         self.font = min(self.grain.font, self.grain.wide / cores / (0.62 * digits + 0.4))
         self.corners = self._lay_out()
 
-    def draw(self) -> None:
+    def draw(self, alone: bool) -> None:
         """Draw all of it."""
         self._hosts()
         self._links()
@@ -124,7 +124,7 @@ class _Wires:
         self._chips()
         self._arrows()
         self._titles()
-        self._legend()
+        self._legend(alone)
 
     def middle(self, panel: int, column: float, row: float) -> tuple[float, float]:
         """Return where the middle of a cell is."""
@@ -261,12 +261,13 @@ class _Wires:
                 y = top + len(panel.rows) * self.grain.pitch + self.grain.edge + 8
                 self.canvas.text(x, y, panel.title, 12, "dim", end=0.5)
 
-    def _legend(self) -> None:
+    def _legend(self, alone: bool) -> None:
         """Say what is seen: above, what it is; below, the axes and the signs."""
         canvas = self.canvas
         left, top, _, bottom = canvas.bounds
-        canvas.text(left, top - 34, self.scene.title, 17, "head")
-        canvas.text(left, top - 14, self.scene.subtitle, 13, "dim")
+        if alone:
+            canvas.text(left, top - 34, self.scene.title, 17, "head")
+            canvas.text(left, top - 14, self.scene.subtitle, 13, "dim")
         y = bottom + 24
         names = [f"{quote(axis.name)}={axis.size}" for axis in self.scene.axes]
         indent = max([text_width(name, 13) for name in names], default=0) + 18

@@ -1,0 +1,54 @@
+"""The options `--svg` and `--html`: pictures written to files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.errors import UsageError
+
+__all__ = ["Html", "Svg", "write_pictures"]
+
+Svg = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Write it as SVG, too.")]
+Html = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="Write a page with it, too.")
+]
+
+
+def write_pictures(
+    svg: str | None, html: str | None, drawn: Callable[[], tuple[str, str]], *, quiet: bool = False
+) -> None:
+    """Write the files that are asked for, and say so.
+
+    Args:
+      svg: where to; None: nowhere.
+      html: where to.
+      drawn: returns the SVG and the page.
+      quiet: leave stdout to others.
+
+    Raises:
+      UsageError: a file cannot be written.
+    """
+    if svg is None and html is None:
+        return
+    for option, name, text in zip(("--svg", "--html"), (svg, html), drawn(), strict=True):
+        if name is not None:
+            _write(option, name, text)
+            print(f"wrote {name}", file=sys.stderr if quiet else sys.stdout)
+
+
+def _write(option: str, name: str, text: str) -> None:
+    if name in ("", "-"):
+        raise UsageError(f"{option} {name!r} is no file; for standard output say /dev/stdout")
+    path = Path(name)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        folder = path.parent
+        missing = "" if folder.is_dir() else f"; there is no folder {str(folder)!r}"
+        raise UsageError(f"{option} {name!r} cannot be written: {reason}{missing}") from None

@@ -1,0 +1,91 @@
+"""Bars: how much of something each of several things has, side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from shoal.draw.svg import Canvas, text_width
+from shoal.errors import raise_all
+
+__all__ = ["Bar", "bars_svg", "render_bars"]
+
+_LEAST = 10  # columns of a bar in a terminal
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_WIDE, _HIGH = 360.0, 24.0
+
+
+class Bar(NamedTuple):
+    """One row: what it is of, how much, and how that reads, as `Bar("model", 0.012, "12 ms")`."""
+
+    label: str
+    value: float
+    text: str
+
+
+def render_bars(title: str, rows: Sequence[tuple[str, float, str]], width: int) -> RenderableType:
+    """Return what a `rich` console of `width` columns prints; the largest bar takes what is left.
+
+    Args:
+      title: the line above.
+      rows: label, value and its text, as in `Bar`.
+      width: of the console.
+
+    Raises:
+      UsageError: a value is negative, or no number.
+    """
+    bars = _bars(rows)
+    labels, texts = (max((cell_len(bar[at]) for bar in bars), default=0) for at in (0, 2))
+    most = max((bar.value for bar in bars), default=0.0)
+    lines: list[RenderableType] = [Text(title, style="bold")]
+    room = width - labels - texts - 4
+    for bar in bars:
+        if room < _LEAST:  # the words say it all
+            lines.append(Text(f"{bar.label}  {bar.text}"))
+            continue
+        eighths = round(8 * room * bar.value / most) if most else 0
+        drawn = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        label = bar.label + " " * (labels - cell_len(bar.label))
+        line = Text.assemble(label, "  ", (drawn.ljust(room), "cyan"), "  ", bar.text)
+        line.rstrip()
+        lines.append(line)
+    return Group(*lines)
+
+
+def bars_svg(title: str, rows: Sequence[tuple[str, float, str]], *, alone: bool = True) -> str:
+    """Return the bars as SVG.
+
+    Args:
+      title: the line above.
+      rows: label, value and its text, as in `Bar`.
+      alone: with a heading and style sheet of its own.
+
+    Raises:
+      UsageError: a value is negative, or no number.
+    """
+    bars = _bars(rows)
+    canvas = Canvas()
+    canvas.text(0, 0, title, 15, "head")
+    left = max((text_width(bar.label, 13) for bar in bars), default=0.0) + 12
+    most = max((bar.value for bar in bars), default=0.0)
+    for at, bar in enumerate(bars):
+        top = 16 + at * (_HIGH + 4)
+        canvas.text(0, top + 16, bar.label, 13)
+        canvas.rect(left, top + 4, _WIDE, _HIGH - 8, "track", round_=3)
+        if bar.value and most:
+            canvas.rect(left, top + 4, _WIDE * bar.value / most, _HIGH - 8, "bar", round_=3)
+        canvas.text(left + _WIDE + 12, top + 16, bar.text, 13)
+    said = "; ".join(f"{bar.label}: {bar.text}" for bar in bars)
+    return canvas.svg(f"{title}. {said}.", styled=alone)
+
+
+def _bars(rows: Sequence[tuple[str, float, str]]) -> list[Bar]:
+    bars = [Bar(*row) for row in rows]
+    wrong = [b for b in bars if not (math.isfinite(b.value) and b.value >= 0)]
+    raise_all("bars", [f"{bar.label!r} has {bar.value!r}" for bar in wrong])
+    return bars
