@@ -14,6 +14,7 @@ imports only go down:
 What needs NumPy or JAX is loaded when it is first used: the services of a job need neither.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import CheckpointError as CheckpointError
@@ -191,3 +192,15 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "errors", "settings", "__version__"]
+
+
+def _show_in_notebooks() -> None:
+    """Let a notebook that this is imported in show pictures; elsewhere, load nothing."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    if shell is not None and (ip := shell()) is not None:
+        from shoal.draw.notebook import register
+
+        register(ip)
+
+
+_show_in_notebooks()

@@ -24,7 +24,7 @@ _STYLE = """\
 body{margin:0 auto;padding:2rem 1.25rem 4rem;max-width:84rem;background:var(--paper);
 color:var(--ink);font:16px/1.5 ui-sans-serif,system-ui,-apple-system,"Segoe UI",Roboto,Helvetica,\
 Arial,sans-serif}
-h1{font-size:1.5rem;margin:0}
+h1{font-size:1.5rem;line-height:1.3;margin:0;overflow-wrap:anywhere}
 h2{font-size:1.1rem;margin:2rem 0 .5rem}
 p{margin:.25rem 0 1rem;color:var(--dim)}
 figure{margin:1rem 0;overflow-x:auto}
@@ -60,7 +60,7 @@ def page(title: str, subtitle: str, svgs: Iterable[str], tables: Iterable[Table]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>\n{_STYLE}{style()}</style>\n</head>\n<body>\n"
+        f"<title>{escape(': '.join(filter(None, (title, subtitle))))}</title>\n<style>\n{_STYLE}{style()}</style>\n</head>\n<body>\n"
         f"<main>\n<h1>{escape(title)}</h1>\n{below}{figures}"
         f"{''.join(map(_table, tables))}</main>\n</body>\n</html>\n"
     )
@@ -79,8 +79,7 @@ def wires_page(scene: Scene, bars: Iterable[str] = ()) -> str:
             (quote(axis.name), str(axis.size), axis.far, _ring(axis.ring)) for axis in scene.axes
         ]
         tables.insert(0, Table("Axes", ("axis", "size", "its rings", "the first ring"), rows))
-    title = f"{scene.title} with {scene.subtitle}" if scene.axes else scene.title
-    return page(title, "", [wires_svg(scene, alone=False), *bars], tables)
+    return page(scene.title, scene.subtitle, [wires_svg(scene, alone=False), *bars], tables)
 
 
 def picture_page(picture: Picture) -> str:

@@ -26,7 +26,7 @@ def picture_svg(picture: Picture, *, alone: bool = True) -> str:
         canvas.text(0, y + 8, note, _FONT, "dim")
         y += 18
     label = " ".join(f"{line}." for line in (picture.title, *picture.notes))
-    return canvas.svg(label, styled=alone)
+    return canvas.svg(label, alone=alone)
 
 
 def _panel(canvas: Canvas, panel: Panel, top: float) -> float:

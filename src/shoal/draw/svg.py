@@ -75,21 +75,24 @@ class Canvas:
         self, x: float, y: float, words: str, size: float = 12, kind: str = "", *, end: float = 0
     ) -> None:
         """Add a line of text from its left end; `end` is how much of it stands left of there."""
+        if not words:
+            return
         wide = text_width(words, size) * (1.1 if "head" in kind else 1)
         self.cover(x - wide * end, y - size, x + wide * (1 - end), y + 0.3 * size)
         self.add(text(x, y, words, size, kind, end=end))
 
-    def svg(self, label: str, *, styled: bool = True) -> str:
+    def svg(self, label: str, *, alone: bool = True) -> str:
         """Return the whole picture.
 
         Args:
           label: what it shows, for those who do not see it.
-          styled: whether it has its style sheet; a page may have one for all.
+          alone: whether it has a margin and a style sheet; a page has them for all.
         """
-        left, top = self._left - _MARGIN, self._top - _MARGIN
-        wide, high = self._right - left + _MARGIN, self._bottom - top + _MARGIN
+        margin = _MARGIN if alone else 2.0
+        left, top = self._left - margin, self._top - margin
+        wide, high = self._right - left + margin, self._bottom - top + margin
         box = " ".join(map(number, (left, top, wide, high)))
-        sheet = f"<style>\n{style()}</style>\n" if styled else ""
+        sheet = f"<style>\n{style()}</style>\n" if alone else ""
         paper = rect(left, top, wide, high, "paper")
         body = "\n".join(self._parts)
         return (

@@ -54,7 +54,7 @@ def wires_svg(scene: Scene, *, alone: bool = True) -> str:
     drawing = _Wires(scene, canvas)
     drawing.draw(alone)
     label = f"{scene.title}: {scene.subtitle}. " + " ".join(f"{line}." for line in legend_of(scene))
-    return canvas.svg(label, styled=alone)
+    return canvas.svg(label, alone=alone)
 
 
 def legend_of(scene: Scene) -> list[str]:

@@ -1,0 +1,64 @@
+"""Pictures in notebooks: what IPython shows of a mesh, a layout or a topology.
+
+`plan` knows nothing of it: formatters are registered under the names of the types, and load what
+draws when they are first called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["register"]
+
+
+def register(ip: Any) -> None:
+    """Let an IPython shell show pictures; a shell that shows no HTML stays as it is.
+
+    Args:
+      ip: what `IPython.get_ipython()` returns; None where no shell runs.
+    """
+    shown = getattr(getattr(ip, "display_formatter", None), "formatters", {}).get("text/html")
+    if shown is None:
+        return
+    drawers: dict[tuple[str, str], Callable[[Any], str | None]] = {
+        ("shoal.plan.mesh", "Mesh"): _mesh,
+        ("shoal.plan.layout", "Layout"): _layout,
+        ("shoal.plan.wiring", "Torus"): _topology,
+        ("shoal.plan.wiring", "Slices"): _topology,
+        ("shoal.plan.hosts", "Hosts"): _topology,
+        ("shoal.plan.hosts", "Flat"): _topology,
+    }
+    for (module, name), draw in drawers.items():
+        shown.for_type_by_name(module, name, draw)
+
+
+def _mesh(mesh: Any) -> str | None:
+    from shoal.draw.mesh import draw_mesh
+    from shoal.draw.picture_svg import picture_svg
+
+    return _unless_too_large(lambda: picture_svg(draw_mesh(mesh)))
+
+
+def _layout(layout: Any) -> str | None:
+    from shoal.draw.layout import draw_layout
+    from shoal.draw.picture_svg import picture_svg
+
+    return _unless_too_large(lambda: picture_svg(draw_layout(layout)))
+
+
+def _topology(topology: Any) -> str | None:
+    from shoal.draw.wires import draw_wires
+    from shoal.draw.wires_svg import wires_svg
+
+    return _unless_too_large(lambda: wires_svg(draw_wires(topology)))
+
+
+def _unless_too_large(draw: Callable[[], str]) -> str | None:
+    """Return a picture; None, for which IPython shows the `repr`, of what cannot be drawn."""
+    from shoal.errors import UsageError
+
+    try:
+        return draw()
+    except UsageError:
+        return None

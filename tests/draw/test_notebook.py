@@ -1,0 +1,104 @@
+"""Notebooks show pictures, and nothing is loaded or broken where there is none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from shoal.draw.notebook import register
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.plan.topology import parse
+
+SHOWN = (
+    Mesh({"x": 2}),
+    Layout(Mesh({"x": 2}), "x"),
+    *map(parse, ("v5e:2x4", "v5e:2x4 x 2 slices", "gpu:2 hosts x 4", "flat:3")),
+)
+
+
+class Formatter:
+    """As much of IPython's formatter as is used."""
+
+    def __init__(self):
+        self.drawers = {}
+
+    def for_type_by_name(self, module, name, draw):
+        self.drawers[module, name] = draw
+
+    def __call__(self, value):
+        kind = type(value)
+        return self.drawers[kind.__module__, kind.__name__](value)
+
+
+def shell(**formatters):
+    display = types.SimpleNamespace(formatters=formatters)
+    return types.SimpleNamespace(display_formatter=display)
+
+
+@pytest.mark.parametrize("value", SHOWN, ids=lambda value: type(value).__name__)
+def test_each_is_shown_as_a_picture(value):
+    formatter = Formatter()
+    register(shell(**{"text/html": formatter}))
+    assert ET.fromstring(formatter(value)).get("role") == "img"
+
+
+def test_what_is_too_large_is_shown_as_words():
+    formatter = Formatter()
+    register(shell(**{"text/html": formatter}))
+    assert formatter(Layout(Mesh({"x": 1 << 40}), "x")) is None
+    assert formatter(parse("flat:99999999")) is None
+
+
+@pytest.mark.parametrize("ip", [None, object(), shell(), shell(**{"text/plain": Formatter()})])
+def test_other_shells_stay_as_they_are(ip):
+    register(ip)
+
+
+PROGRAM = """
+import json, sys, types
+formatter = types.SimpleNamespace(names=[])
+formatter.for_type_by_name = lambda module, name, draw: formatter.names.append(name)
+display = types.SimpleNamespace(formatters={"text/html": formatter})
+shells = {
+    "notebook": lambda: types.SimpleNamespace(display_formatter=display),
+    "module": lambda: None,
+}
+if SHELL in shells:
+    sys.modules["IPython"] = types.SimpleNamespace(get_ipython=shells[SHELL])
+elif SHELL == "strange":
+    sys.modules["IPython"] = types.ModuleType("IPython")
+import shoal
+loaded = [name for name in ("numpy", "rich", "shoal.draw.notebook") if name in sys.modules]
+print(json.dumps([formatter.names, loaded]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["notebook", "module", "strange", "none"])
+def test_importing_registers_in_a_shell_alone_and_loads_nothing(kind):
+    program = f"SHELL = {kind!r}\n{PROGRAM}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    names, loaded = json.loads(done.stdout)
+    expected = ["Mesh", "Layout", "Torus", "Slices", "Hosts", "Flat"]
+    assert names == (expected if kind == "notebook" else [])
+    assert loaded == (["shoal.draw.notebook"] if kind == "notebook" else [])
+
+
+def test_in_a_real_shell():
+    pytest.importorskip("IPython")
+    from IPython.core.formatters import DisplayFormatter
+
+    display = DisplayFormatter()
+    register(types.SimpleNamespace(display_formatter=display))
+    for value in SHOWN:
+        data, _ = display.format(value)
+        assert data["text/html"].startswith("<svg")
+        assert data["text/plain"]
