@@ -198,9 +198,9 @@ def _show_in_notebooks() -> None:
     """Let a notebook that this is imported in show pictures; elsewhere, load nothing."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     if shell is not None and (ip := shell()) is not None:
-        from shoal.draw.notebook import register
+        import shoal.draw.notebook as notebook
 
-        register(ip)
+        notebook.register(ip)
 
 
 _show_in_notebooks()

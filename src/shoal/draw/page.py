@@ -60,7 +60,8 @@ def page(title: str, subtitle: str, svgs: Iterable[str], tables: Iterable[Table]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(': '.join(filter(None, (title, subtitle))))}</title>\n<style>\n{_STYLE}{style()}</style>\n</head>\n<body>\n"
+        f"<title>{escape(': '.join(filter(None, (title, subtitle))))}</title>\n"
+        f"<style>\n{_STYLE}{style()}</style>\n</head>\n<body>\n"
         f"<main>\n<h1>{escape(title)}</h1>\n{below}{figures}"
         f"{''.join(map(_table, tables))}</main>\n</body>\n</html>\n"
     )
