@@ -123,7 +123,7 @@ def _paths(
         is_next = abs(start[1] - end[1]) < 0.1 and abs(arrow.end.panel - arrow.start.panel) == 1
         if is_next and slots.is_alone(arrow):
             return [_bow(start, end, sizes, tip, -1)]
-        return _leave(start, end, sizes, tip, (0.7, -0.7), (-0.7, -0.7))
+        return _aslant(arrow, start, end, sizes, tip)
     panel = scene.panels[arrow.start.panel]
     for away, other, dim, last in (
         (columns, rows, 0, len(panel.columns) - 1),
@@ -139,8 +139,15 @@ def _paths(
             aside = 0.36 * sizes.chip
         return [_between(start, end, sizes, aside, tip)]
     if columns and rows and abs(columns) + abs(rows) > _FAR:
-        return _leave(start, end, sizes, tip, (0.7, -0.7), (-0.7, -0.7))
+        return _aslant(arrow, start, end, sizes, tip)
     return [_bow(start, end, sizes, tip, 1)]
+
+
+def _aslant(arrow: Arrow, start: Point, end: Point, sizes: Sizes, tip: float) -> list[str]:
+    """Return an arrow that goes out and comes in between chips, beside those of other axes."""
+    aside = 0.25 * sizes.chip * (arrow.axis % 3)
+    start, end = (start[0] - aside, start[1]), (end[0] + aside, end[1])
+    return _leave(start, end, sizes, tip, (0.7, -0.7), (-0.7, -0.7))
 
 
 def _between(start: Point, end: Point, sizes: Sizes, aside: float, tip: float) -> str:
@@ -164,7 +171,9 @@ def _leave(
 ) -> list[str]:
     """Return an arrow that goes out in one direction, and one that comes in from another."""
     near = _half(sizes, *out)
-    far = near + (sizes.pitch - sizes.chip) / 2 + sizes.edge * 0.75
+    gap = sizes.pitch - sizes.chip
+    is_aslant = bool(out[0] and out[1])  # then another chip stands there
+    far = near + (gap if is_aslant else gap / 2 + 0.75 * sizes.edge)
     a, b = ((start[0] + out[0] * r, start[1] + out[1] * r) for r in (near, far))
     c, d = ((end[0] + arrival[0] * r, end[1] + arrival[1] * r) for r in (far, near))
     return [_line(a, b, tip), _line(c, d, tip)]

@@ -40,7 +40,8 @@ def render_bars(title: str, rows: Sequence[tuple[str, float, str]], width: int) 
       UsageError: a value is negative, or no number.
     """
     bars = _bars(rows)
-    labels, texts = (max((cell_len(bar[at]) for bar in bars), default=0) for at in (0, 2))
+    labels = max((cell_len(bar.label) for bar in bars), default=0)
+    texts = max((cell_len(bar.text) for bar in bars), default=0)
     most = max((bar.value for bar in bars), default=0.0)
     lines: list[RenderableType] = [Text(title, style="bold")]
     room = width - labels - texts - 4
