@@ -109,7 +109,7 @@ def test_a_file_that_cannot_be_written_is_one_clear_line(option, name, part, tmp
         (["v5x:2x4", "data=8"], "'v5x:2x4' is no topology"),
         (["v5e:2x4", "data=8 | ids 7..0"], "say the axes alone"),
         (["v5e:2x4", '{"a": 2, "a": 4}'], "axis 'a' is repeated"),
-        (["v5e:2x4", "data=8", "--compatible-with", "torch"], "neither None nor 'jax'"),
+        (["v5e:2x4", "data=8", "--compatible-with", "torch"], "did you mean 'torch_xla'?"),
         (["v5e:2x4 x 2 slices", "data=16", "--across", "dat=2"], "did you mean 'data'?"),
         (["data=8", "--across", "data=2"], "--across goes with a topology"),
         (["data=8", "--compatible-with", "jax"], "--compatible-with goes with a topology"),

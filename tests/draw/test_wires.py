@@ -142,7 +142,8 @@ def test_words_of_slices_hosts_and_cores():
     )
     assert far["v5e:4x4 + v5e:2x8"][0] == "2 hops, all between slices"
     assert far["gpu:4 hosts x 8"] == ["4 hops, 4 between hosts", "8 hops, all within a host"]
-    assert far["tpu7x:4x4x4"][0] == "8 hops of 1 link or within a chip, 4 links in all"
+    cores = draw_wires(parse("torus:2 cores=2"), Mesh({"x": 4}))
+    assert cores.axes[0].far == "4 hops of 1 link or within a chip, 2 links in all"
     assert far["flat:24"] == ["24 hops"]
     assert far["torus:4x6 wrap=y host=2x2"][2] == "no hops"
 

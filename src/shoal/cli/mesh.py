@@ -39,7 +39,7 @@ def mesh(
         str | None, typer.Option(help="How much of which axes lies across slices, or hosts.")
     ] = None,
     compatible_with: Annotated[
-        str | None, typer.Option(help="'jax': the order of JAX's mesh_utils.")
+        str | None, typer.Option(help="The order of jax, torch_xla or dtensor.")
     ] = None,
     svg: Svg = None,
     html: Html = None,
