@@ -18,9 +18,11 @@ from shoal.draw.mesh import draw_mesh
 from shoal.draw.page import picture_page, wires_page
 from shoal.draw.picture_svg import picture_svg
 from shoal.draw.terminal import plain
+from shoal.draw.wires import draw_wires
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
+from shoal.plan.topology import parse
 from shoal.testing.strategies import layouts, meshes
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -75,6 +77,19 @@ def test_a_page_of_wires_is_whole_and_fetches_nothing(text):
         assert axis.far in reader.words
 
 
+def test_names_that_markup_obeys_are_escaped():
+    mesh = Mesh({"<b>&": 4})
+    pages = [
+        wires_page(draw_wires(parse("v5e:2x2"), mesh)),
+        picture_page(draw_mesh(mesh)),
+        picture_page(draw_layout(Layout(mesh, "<b>&"))),
+    ]
+    for page in pages:
+        reader = read(page)
+        assert "b" not in reader.tags
+        assert any("<b>&" in word for word in reader.words)
+
+
 def test_a_page_lists_what_fits():
     page = wires_page(scene_of("v4:16x16x16", {"data": 64, "model": 64}))
     assert page.partition("<details>")[2].count("<tr>") == 1 + 1024 + 1
@@ -89,7 +104,7 @@ def test_blocks_of_a_layout_are_drawn_and_only_replicas_share_a_fill(layout):
     assert len(blocks) == len(cells)
     fills = [one.find(NAMESPACE + "rect").get("class") for one in blocks]
     numbers = [cell.colour for cell in cells]
-    assert len(set(zip(fills, numbers, strict=True))) == len(set(numbers))
+    assert len(set(zip(fills, numbers, strict=True))) == len(set(numbers)) == len(set(fills))
     shown = [one.text for one in elements(svg, "text", "id")]
     assert shown == [line for cell in cells for line in cell.text.split("\n")]
     assert texts_outside(svg) == []

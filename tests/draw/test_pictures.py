@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from shoal.draw.describe import describe
 from shoal.draw.layout import draw_layout
 from shoal.draw.mesh import draw_mesh
-from shoal.draw.picture import GAP, elide
-from shoal.draw.terminal import to_text
+from shoal.draw.picture import GAP, Cell, Panel, Picture, elide
+from shoal.draw.terminal import plain, render, to_text
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -121,6 +121,22 @@ def test_scalars_rows_and_pending_sums():
     assert "dim 0 (x) →" in describe(Layout(mesh, "x"))
     assert "\ndim 0 (whole) →\n" in describe(Layout(mesh, None))  # wider than its table
     assert "still to be done: sum over x" in describe(Layout(mesh, None, partial={"x": "sum"}))
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=9), min_size=1, max_size=12),
+    st.text("xy", max_size=9),
+    st.integers(24, 60),
+)
+def test_tables_that_are_too_wide_go_on_below(columns, label, width):
+    panel = Panel("", "", columns, [(label, [Cell(name.upper()) for name in columns])])
+    rendered = render(Picture("", [panel], []), width)
+    text = plain(rendered, 1000)
+    assert max(map(len, text.splitlines())) <= width
+    assert re.findall(r"[AB]+", text) == [name.upper() for name in columns]
+    tables = text.count("┌")
+    narrowest = sum(len(name) + 3 for name in columns) + 1 + (len(label) + 3) * bool(label)
+    assert (tables == 1) == (narrowest <= width)
 
 
 @given(st.lists(st.integers()), st.integers(3, 9))

@@ -28,6 +28,11 @@ def drawn(text, width=80, axes=None):
 def test_no_line_is_wider_than_the_terminal(text, width):
     lines = drawn(text, width).splitlines()
     assert max(map(len, lines)) <= width
+    topology = parse(text)  # and nothing was cut to be so: a wider console shows the same frames
+    rendered = render_wires(topology, place(topology, ALL[text]), width, has_colours=False)
+    framed = re.compile(r" *[╭│┆├╰]|  \d")
+    whole = [line for line in plain(rendered, 1000).splitlines() if framed.match(line)]
+    assert whole == [line for line in lines if framed.match(line)]
     assert len(lines) < 250
     for name, size in ALL[text].items():
         assert any(line.startswith(f"{name}={size}  ") for line in lines)
