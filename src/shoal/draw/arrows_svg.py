@@ -173,7 +173,8 @@ def _leave(
     near = _half(sizes, *out)
     gap = sizes.pitch - sizes.chip
     is_aslant = bool(out[0] and out[1])  # then another chip stands there
-    far = near + (gap if is_aslant else gap / 2 + 0.75 * sizes.edge)
+    aslant = gap if sizes.font else 0.8 * sizes.chip  # small chips have no ids to cover
+    far = near + (aslant if is_aslant else gap / 2 + 0.75 * sizes.edge)
     a, b = ((start[0] + out[0] * r, start[1] + out[1] * r) for r in (near, far))
     c, d = ((end[0] + arrival[0] * r, end[1] + arrival[1] * r) for r in (far, near))
     return [_line(a, b, tip), _line(c, d, tip)]
