@@ -53,7 +53,7 @@ def test_a_mesh_on_a_topology_as_json():
 
 def test_placing_otherwise():
     ours = shoal("mesh", "v5e:2x4", "data=8").output
-    theirs = shoal("mesh", "v5e:2x4", "data=8", "--compatible-with", "jax").output
+    theirs = shoal("mesh", "v5e:2x4", "data=8", "--order", "jax").output
     assert "data=8  8 hops of 1 link" in ours
     assert ours != theirs
     far = shoal("mesh", "v5e:2x4 x 2 slices", '{"data": 4, "model": 4}', "--across", "model=2")
@@ -107,12 +107,17 @@ def test_a_file_that_cannot_be_written_is_one_clear_line(option, name, part, tmp
         (["data=8", "v5e:2x4"], "the topology comes first: shoal mesh 'v5e:2x4' 'data=8'"),
         (["v5e:2x4", "data=7"], "has 7 devices, and v5e:2x4 has 8"),
         (["v5x:2x4", "data=8"], "'v5x:2x4' is no topology"),
-        (["v5e:2x4", "data=8 | ids 7..0"], "say the axes alone"),
+        (["v5e:2x4", "data=8 | ids 7..0", "--order", "jax"], "say its axes alone"),
+        (["v5e:2x4", "data=8 | ids 7..0", "--across", "data=2"], "says where they stand"),
+        (["v5e:2x4", "data=8", "--weights", "data"], "must be axes with bytes"),
+        (["v5e:2x4", "data=8", "--weights", "dat=1GiB"], "did you mean 'data'?"),
+        (["v5e:2x4", "data=8", "--weights", "data=1Gbit"], "must be bytes"),
         (["v5e:2x4", '{"a": 2, "a": 4}'], "axis 'a' is repeated"),
-        (["v5e:2x4", "data=8", "--compatible-with", "torch"], "did you mean 'torch_xla'?"),
+        (["v5e:2x4", "data=8", "--order", "torch"], "did you mean 'torch_xla'?"),
         (["v5e:2x4 x 2 slices", "data=16", "--across", "dat=2"], "did you mean 'data'?"),
         (["data=8", "--across", "data=2"], "--across goes with a topology"),
-        (["data=8", "--compatible-with", "jax"], "--compatible-with goes with a topology"),
+        (["data=8", "--order", "jax"], "--order goes with a topology"),
+        (["data=8", "--weights", "data=1"], "--weights goes with a topology"),
         (["flat:99999999", "x=99999999"], "4194304 are the most"),
     ],
 )

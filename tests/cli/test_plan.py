@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 
 import pytest
 from typer.testing import CliRunner
@@ -50,8 +51,29 @@ def test_the_report():
         "model     8  1 hop",
     ]
     row = next(line for line in lines if line.startswith("model") and "all_reduce" in line)
-    assert row.split() == ["model", "all_reduce", "8", "56", "MiB", "595", "us", "ICI", "z"]
+    *words, bar = row.split()
+    assert words == ["model", "all_reduce", "8", "56", "MiB", "595", "us", "ICI", "z"]
+    bars = {line.split()[-1] for line in lines if "ICI" in line and "us" in line.split()}
+    assert bar in bars
+    assert "█" * 12 in bars  # the slowest
     assert max(map(len, lines)) <= 80
+
+
+def test_pictures_and_other_placings(tmp_path):
+    svg, html = tmp_path / "a.svg", tmp_path / "a.html"
+    said = plan("v5e:4x4 x 2 slices", "data=4 model=8", "--across", "model=2", "--svg", str(svg),
+                "--html", str(html), "w: 64x64 float32 data, model")  # fmt: skip
+    assert said.endswith(f"wrote {svg}\nwrote {html}\n")
+    drawn = ET.parse(svg).getroot()
+    assert len([one for one in drawn.iter() if one.get("class") == "bar"]) == 2 * len(COLLECTIVES)
+    words = html.read_text(encoding="utf-8")
+    assert words.count("<svg") == 2
+    assert all(f"<td>{name}</td>" in words for name in (*COLLECTIVES, "float32", "DCN"))
+    busy = json.loads(plan(*GRID, "--weights", "data=1GiB model=1MiB", "--json"))
+    mesh = place(
+        parse(GRID[0]), {"data": 4, "model": 4}, weights={"data": 1 << 30, "model": 1 << 20}
+    )
+    assert Mesh.parse(busy["mesh"]) == mesh
 
 
 def test_speeds_are_yours():

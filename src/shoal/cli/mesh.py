@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from shoal.cli.pictures import Html, Svg, write_pictures
+from shoal.cli.placing import Across, Order, Weights, pairs_of_json, placed
 from shoal.draw.mesh import draw_mesh
 from shoal.draw.page import picture_page, wires_page
 from shoal.draw.picture_svg import picture_svg
@@ -19,8 +20,6 @@ from shoal.draw.wires_svg import wires_svg
 from shoal.draw.wires_text import render_wires
 from shoal.errors import UsageError
 from shoal.plan.mesh import Mesh
-from shoal.plan.placement import place
-from shoal.plan.text import Words
 from shoal.plan.topology import Topology, parse, to_json
 
 __all__ = ["mesh", "read_mesh"]
@@ -35,12 +34,9 @@ def mesh(
     processes: Annotated[
         int | None, typer.Option("-n", "--processes", help="Spread over so many.")
     ] = None,
-    across: Annotated[
-        str | None, typer.Option(help="How much of which axes lies across slices, or hosts.")
-    ] = None,
-    compatible_with: Annotated[
-        str | None, typer.Option(help="The order of jax, torch_xla or dtensor.")
-    ] = None,
+    across: Across = None,
+    weights: Weights = None,
+    order: Order = None,
     svg: Svg = None,
     html: Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
@@ -56,22 +52,21 @@ def mesh(
 
       shoal mesh 'v5e:4x8 x 2 slices' 'data=4 model=16' --across 'data=2'
 
+      shoal mesh v5e:4x4 'data=4 model=4' --order jax
+
       shoal mesh '{"data": 4, "model": 2}' -n 2
 
       shoal mesh 'x=4 | ids 3,1,0,2'
     """
     if second is None:
-        _refuse_without_topology(first, across, compatible_with)
+        _refuse_without_topology(first, across, weights, order)
         _draw_grid(read_mesh(first, 1 if processes is None else processes), svg, html, as_json)
         return
     if processes is not None:
         raise UsageError("-n does not go with a topology: its hosts say which process has what")
     topology = _read_topology(first, second)
     _most(topology)
-    spread = None if across is None else _read_axes(across, "--across")
-    grid = place(
-        topology, _read_axes(second, "mesh"), across=spread, compatible_with=compatible_with
-    )
+    grid = placed(topology, read_mesh(second), order=order, across=across, weights=weights)
     _draw_wires(topology, grid, svg, html, as_json)
 
 
@@ -105,8 +100,10 @@ def _draw_wires(
     write_pictures(svg, html, drawn, quiet=as_json)
 
 
-def _refuse_without_topology(text: str, across: str | None, compatible_with: str | None) -> None:
-    for option, value in (("--across", across), ("--compatible-with", compatible_with)):
+def _refuse_without_topology(
+    text: str, across: str | None, weights: str | None, order: str | None
+) -> None:
+    for option, value in (("--across", across), ("--weights", weights), ("--order", order)):
         if value is not None:
             raise UsageError(f"{option} goes with a topology: shoal mesh v5p:4x4x4 {text!r} …")
     if _is_topology(text):
@@ -136,19 +133,9 @@ def _most(topology: Topology) -> None:
         raise UsageError(f"{topology.text}: {count} devices; {MOST_DEVICES} are the most here")
 
 
-def _read_axes(text: str, what: str) -> dict[str, int]:
-    """Read the axes of a mesh whose ids are still to be found."""
-    if not text.lstrip().startswith("{"):
-        words = Words(text, "Mesh")
-        while word := words.take():
-            if word == "|":
-                raise UsageError(f"{what} {text!r}: with a topology, say the axes alone: no '|'")
-    return dict(read_mesh(text).axes)
-
-
 def read_mesh(text: str, processes: int = 1) -> Mesh:
     """Read a mesh from JSON or from its text form; `processes` share its devices evenly."""
-    grid = Mesh(_read_json(text)) if text.lstrip().startswith("{") else Mesh.parse(text)
+    grid = Mesh(pairs_of_json(text, "mesh")) if text.lstrip().startswith("{") else Mesh.parse(text)
     if processes == 1:
         return grid
     if grid.size > _MOST_DEVICES:
@@ -159,15 +146,6 @@ def read_mesh(text: str, processes: int = 1) -> Mesh:
     return Mesh(
         grid.axes, grid.device_ids, owners, grid.kind, grid.name, axis_types=grid.axis_types
     )
-
-
-def _read_json(text: str) -> list[tuple[str, int]]:
-    try:
-        # pairs, so that a repeated name is seen
-        pairs: list[tuple[str, int]] = json.loads(text, object_pairs_hook=list)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"mesh {text!r} is not JSON: {error}") from None
-    return pairs
 
 
 def _facts(grid: Mesh) -> dict[str, object]:

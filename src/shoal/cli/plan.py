@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -12,19 +13,20 @@ from shoal.cli.amounts import read_bytes, read_speed
 from shoal.cli.ckpt_tables import print_json, print_table, safe
 from shoal.cli.mesh import read_mesh
 from shoal.cli.params import Param, read_params
+from shoal.cli.pictures import Html, write_pictures
+from shoal.cli.placing import Across, Order, Weights, placed
+from shoal.cli.plan_page import drawn_plan
 from shoal.draw.amounts import in_bytes, in_seconds
-from shoal.errors import UsageError, nearest
-from shoal.plan.compatible import LIBRARIES
+from shoal.draw.bars import bar_text
 from shoal.plan.cost import COLLECTIVES, Cost, cost
 from shoal.plan.links import Links, links_of
 from shoal.plan.mesh import Mesh
-from shoal.plan.placement import place
 from shoal.plan.topology import Topology, parse
 from shoal.plan.wiring import Torus
 
 __all__ = ["plan"]
 
-_ORDERS = ("shoal", *LIBRARIES, "given")
+_BAR = 12  # columns of the longest bar
 
 
 def plan(
@@ -39,11 +41,15 @@ def plan(
     payload: Annotated[
         str, typer.Option("--bytes", help="Of a collective's array, on each device.")
     ] = "64MiB",
-    order: Annotated[
-        str, typer.Option(help="Of the devices: shoal, jax, torch_xla, dtensor; given, as AXES is.")
-    ] = "",
+    across: Across = None,
+    weights: Weights = None,
+    order: Order = None,
     link: Annotated[str, typer.Option(help="Speed of a link: 50GB/s or 400Gbit/s.")] = "",
     network: Annotated[str, typer.Option(help="Speed of a host's network.")] = "",
+    svg: Annotated[
+        str | None, typer.Option("--svg", metavar="FILE", help="Write the times as SVG, too.")
+    ] = None,
+    html: Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Say what each collective costs on each axis, and what each device holds. Needs no device.
@@ -60,7 +66,7 @@ def plan(
     "layout": "data, model"}}}; without a layout a parameter is whole everywhere.
     """
     hardware = parse(topology)
-    mesh = _mesh(hardware, axes, order)
+    mesh = placed(hardware, read_mesh(axes), order=order, across=across, weights=weights)
     num_bytes = read_bytes(payload, "--bytes")
     links = links_of(
         hardware,
@@ -74,24 +80,14 @@ def plan(
     costs = [cost(hardware, mesh, what, axis, num_bytes, links=links) for axis, what in runs]
     if as_json:
         print_json(_facts(hardware, mesh, links, ahead, costs, held))
-        return
-    _print_mesh(hardware, mesh, links, ahead)
-    if costs:
-        _print_costs(costs, num_bytes)
-    if held:
-        _print_held(held)
-
-
-def _mesh(topology: Topology, axes: str, order: str) -> Mesh:
-    """Return the mesh that is judged: placed, unless it says which device stands where."""
-    given = read_mesh(axes)
-    if order and order not in _ORDERS:
-        raise UsageError(
-            f"--order {order!r} is none of {', '.join(_ORDERS)}{nearest(order, _ORDERS)}"
-        )
-    if order == "given" or (not order and not given.is_iota):
-        return given
-    return place(topology, given.axes, compatible_with=order if order in LIBRARIES else None)
+    else:
+        _print_mesh(hardware, mesh, links, ahead)
+        if costs:
+            _print_costs(costs, num_bytes)
+        if held:
+            _print_held(held)
+    drawn = partial(drawn_plan, hardware, mesh, costs, num_bytes, held)
+    write_pictures(svg, html, drawn, quiet=as_json)
 
 
 def _print_mesh(topology: Topology, mesh: Mesh, links: Links, ahead: Sequence[Cost]) -> None:
@@ -120,11 +116,13 @@ def _far(ahead: Cost) -> str:
 def _print_costs(costs: Sequence[Cost], num_bytes: int) -> None:
     print(f"\n{in_bytes(num_bytes)} on each device before it (of an all_gather: after it)")
     rows: list[list[str]] = []
+    most = max(one.seconds for one in costs)
     for one in costs:
         first = not rows or one.collective == COLLECTIVES[0]
         amounts = [str(one.steps), in_bytes(one.link_bytes), in_seconds(one.seconds)]
-        rows.append([one.axes[0] if first else "", one.collective, *amounts, one.link])
-    head = ("axis", "collective", "steps", "busiest", "time", "link")
+        bar = bar_text(one.seconds, most, _BAR)
+        rows.append([one.axes[0] if first else "", one.collective, *amounts, one.link, bar])
+    head = ("axis", "collective", "steps", "busiest", "time", "link", "")
     print_table(head, rows, "steps busiest time")
 
 

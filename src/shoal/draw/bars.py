@@ -13,7 +13,7 @@ from rich.text import Text
 from shoal.draw.svg import Canvas, text_width
 from shoal.errors import raise_all
 
-__all__ = ["Bar", "bars_svg", "render_bars"]
+__all__ = ["Bar", "bar_text", "bars_svg", "render_bars"]
 
 _LEAST = 10  # columns of a bar in a terminal
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -49,13 +49,22 @@ def render_bars(title: str, rows: Sequence[tuple[str, float, str]], width: int) 
         if room < _LEAST:  # the words say it all
             lines.append(Text(f"{bar.label}  {bar.text}"))
             continue
-        eighths = round(8 * room * bar.value / most) if most else 0
-        drawn = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+        drawn = bar_text(bar.value, most, room)
         label = bar.label + " " * (labels - cell_len(bar.label))
         line = Text.assemble(label, "  ", (drawn.ljust(room), "cyan"), "  ", bar.text)
         line.rstrip()
         lines.append(line)
     return Group(*lines)
+
+
+def bar_text(value: float, most: float, columns: int) -> str:
+    """Return a bar of so many columns where the value is the largest.
+
+    >>> bar_text(3, 4, 10)
+    '███████▌'
+    """
+    eighths = round(8 * columns * value / most) if most else 0
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
 def bars_svg(title: str, rows: Sequence[tuple[str, float, str]], *, alone: bool = True) -> str:

@@ -67,12 +67,13 @@ def page(title: str, subtitle: str, svgs: Iterable[str], tables: Iterable[Table]
     )
 
 
-def wires_page(scene: Scene, bars: Iterable[str] = ()) -> str:
+def wires_page(scene: Scene, bars: Iterable[str] = (), further: Iterable[Table] = ()) -> str:
     """Return the page of a topology and a mesh on it.
 
     Args:
       scene: what is seen.
       bars: further pictures, without style sheets of their own.
+      further: tables that stand before those of the scene.
     """
     tables = [Table("Devices", _heads(scene), _devices(scene), is_folded=True)]
     if scene.axes:
@@ -80,7 +81,8 @@ def wires_page(scene: Scene, bars: Iterable[str] = ()) -> str:
             (quote(axis.name), str(axis.size), axis.far, _ring(axis.ring)) for axis in scene.axes
         ]
         tables.insert(0, Table("Axes", ("axis", "size", "its rings", "the first ring"), rows))
-    return page(scene.title, scene.subtitle, [wires_svg(scene, alone=False), *bars], tables)
+    pictures = [wires_svg(scene, alone=False), *bars]
+    return page(scene.title, scene.subtitle, pictures, [*further, *tables])
 
 
 def picture_page(picture: Picture) -> str:

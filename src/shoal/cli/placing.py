@@ -1,0 +1,103 @@
+"""How a mesh is placed on a topology, as `shoal mesh` and `shoal plan` are asked for it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from shoal.cli.amounts import read_bytes
+from shoal.errors import UsageError, nearest
+from shoal.plan.compatible import LIBRARIES
+from shoal.plan.mesh import Mesh
+from shoal.plan.placement import place
+from shoal.plan.text import Words
+from shoal.plan.topology import Topology
+
+__all__ = ["Across", "Order", "Weights", "pairs_of_json", "placed"]
+
+_ORDERS = ("shoal", *LIBRARIES, "given")
+
+Across = Annotated[
+    str | None,
+    typer.Option(help="How much of which axes lies across slices, or hosts: 'data=2'."),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(help="Bytes that each device reduces over an axis in a step: 'model=4GiB'."),
+]
+Order = Annotated[
+    str | None,
+    typer.Option(help=f"Of the devices: {', '.join(_ORDERS[:-1])}; or given, as AXES is."),
+]
+
+
+def placed(
+    topology: Topology,
+    grid: Mesh,
+    *,
+    order: str | None = None,
+    across: str | None = None,
+    weights: str | None = None,
+) -> Mesh:
+    """Return the mesh placed on a topology, unless it says itself which device stands where.
+
+    Raises:
+      UsageError: an option is wrong, or it goes with a placed mesh only.
+    """
+    if order is not None and order not in _ORDERS:
+        raise UsageError(
+            f"--order {order!r} is none of {', '.join(_ORDERS)}{nearest(order, _ORDERS)}"
+        )
+    if order == "given" or (order is None and not grid.is_iota):
+        for option, value in (("--across", across), ("--weights", weights)):
+            if value is not None:
+                raise UsageError(f"{option} places devices, and this mesh says where they stand")
+        return grid
+    if not grid.is_iota:
+        raise UsageError(
+            f"--order {order} places devices, and the mesh {grid.text!r} says where they stand: "
+            "say its axes alone, or --order given"
+        )
+    return place(
+        topology,
+        grid.axes,
+        across=None if across is None else _read_across(across),
+        weights=None if weights is None else _read_weights(weights),
+        compatible_with=order if order in LIBRARIES else None,
+    )
+
+
+def pairs_of_json(text: str, what: str) -> list[tuple[str, int]]:
+    """Read a dict as pairs, so that a repeated name is seen."""
+    try:
+        pairs: list[tuple[str, int]] = json.loads(text, object_pairs_hook=list)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{what} {text!r} is not JSON: {error}") from None
+    return pairs
+
+
+def _read_across(text: str) -> dict[str, int]:
+    if text.lstrip().startswith("{"):
+        return dict(Mesh(pairs_of_json(text, "--across")).axes)
+    words = Words(text, "Mesh")
+    while word := words.take():
+        if word == "|":
+            raise UsageError(f"--across {text!r}: say axes alone, as 'data=2'; no '|'")
+    return dict(Mesh.parse(text).axes)
+
+
+def _read_weights(text: str) -> dict[str, float]:
+    """Read `model=4GiB data=1GiB`, or JSON."""
+    if text.lstrip().startswith("{"):
+        return dict(pairs_of_json(text, "--weights"))
+    found: dict[str, float] = {}
+    for word in text.split():
+        name, equals, amount = word.partition("=")
+        if not equals or name in found:
+            raise UsageError(
+                f"--weights {text!r} must be axes with bytes, each once, as 'data=1GiB model=4GiB'"
+            )
+        found[name] = read_bytes(amount, f"--weights {name}")
+    return found
