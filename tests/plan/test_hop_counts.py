@@ -26,20 +26,22 @@ def counted(topology, mesh):
     }
     found = {}
     for axis, name in enumerate(mesh.axis_names):
-        longest, most = 0, 0
+        longest, total, most = 0, 0, 0
         for ring in np.moveaxis(mesh.device_ids, axis, -1).reshape(-1, mesh.shape[axis]):
             cells = [where[int(one)] for one in ring]
             most = max(most, len({number for number, _ in cells}))
+            links_of_ring = 0
             for (part, here), (other, there) in zip(cells, cells[1:] + cells[:1], strict=True):
                 if part != other:
                     continue
                 links = 0
-                wraps = (*tori[part].wrap, False)
-                sizes = (*tori[part].shape, 0)
-                for a, b, size, wrap in zip(here, there, sizes, wraps, strict=True):
+                wires = zip(tori[part].shape, tori[part].wrap, strict=True)
+                for a, b, (size, wrap) in zip(here[:-1], there[:-1], wires, strict=True):
                     links += min(abs(a - b), size - abs(a - b)) if wrap else abs(a - b)
                 longest = max(longest, links)
-        found[name] = (longest, most)
+                links_of_ring += links
+            total = max(total, links_of_ring)
+        found[name] = (longest, total, most)
     return found
 
 

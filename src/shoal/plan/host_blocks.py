@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
+from shoal.plan.hop_counts import hops_along
 from shoal.plan.jax_order import granules, interleaved
 from shoal.plan.wiring import Topology, Torus
 
@@ -46,7 +47,7 @@ def by_hosts(torus: Torus, sizes: Sizes, place: Place) -> IntArray:
         order = place(hosts, outer).ravel()
         # Hosts are alike, and so is the order in them.
         ids = interleaved([place(parts[host], inner) for host in order], inner, outer)
-        found.append((_hops(torus, ids)[::-1], inner, ids))
+        found.append((hops_along(torus, ids)[::-1], inner, ids))
     return min(found, key=lambda one: one[:2])[2]
 
 
@@ -86,18 +87,3 @@ def _divided(sizes: Sizes, count: int) -> list[Sizes]:
     """
     choices = [[n for n in range(1, size + 1) if math.gcd(size, count) % n == 0] for size in sizes]
     return [inner for inner in itertools.product(*choices) if math.prod(inner) == count]
-
-
-def _hops(torus: Torus, ids: IntArray) -> list[tuple[int, int]]:
-    """Return (longest hop, all hops) of each axis's rings, at the worst ring [axes]."""
-    cells = np.argsort(torus.device_ids, axis=None)[
-        np.searchsorted(np.sort(torus.device_ids, axis=None), ids)
-    ]
-    coords = np.stack(np.unravel_index(cells, torus.grid)[: len(torus.shape)], axis=-1)
-    rings = np.where(torus.wrap, torus.shape, 0)
-    found = []
-    for axis in range(ids.ndim):
-        apart = np.abs(coords - np.roll(coords, -1, axis=axis))
-        hops = np.where(rings > 0, np.minimum(apart, rings - apart), apart).sum(axis=-1)
-        found.append((int(hops.max()), int(hops.sum(axis=axis).max())))
-    return found
