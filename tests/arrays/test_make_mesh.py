@@ -222,10 +222,35 @@ def test_meshes_are_registered_once_from_all_threads():
     assert len({id(mesh) for mesh in made}) == 2
 
 
-def test_a_process_of_a_job_that_it_has_not_joined_has_only_meshes_of_its_own(monkeypatch):
+def test_a_process_of_a_job_that_it_has_not_joined_makes_no_mesh(monkeypatch):
+    """Not of listed ids either: they are not yet those of the job's devices."""
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "4")):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(process._RECORD, "alone", None)
-    with pytest.raises(InitializeError, match=r"one of 4 .* call shoal.initialize\(\) first"):
-        make_mesh({"x": -1})
-    assert make_mesh({"x": 2}, devices=[0, 1]).size == 2
+    for devices in (None, "cpu", [0, 1], jax.devices()[:2]):
+        with pytest.raises(InitializeError, match=r"one of 4 .* call shoal.initialize\(\) first"):
+            make_mesh({"x": 2}, devices=devices)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, math.nan, math.inf, 10**400])
+def test_a_deadline_that_is_none_is_refused_before_anything_starts(timeout_s):
+    with pytest.raises(UsageError, match=r"make_mesh: timeout_s=.* must be above 0 seconds"):
+        make_mesh({"x": -1}, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("axes", "options", "words"),
+    [
+        ({"x": 1}, {"devices": []}, "names no device"),
+        ({"x": 1}, {"devices": b"cpu"}, "names no device"),
+        ({"x": 10**400}, {}, "would fit"),
+        ({"x": -1}, {"across": {"x": -1}}, "across: axis 'x': size -1 must be at least 1"),
+        ({"x": -1}, {"order": np.array([1, 2])}, "must be 'wires' or 'given'"),
+        ({"x": -1}, {"contiguous_submeshes": "no"}, "must be True or False"),
+        (dict.fromkeys("abcdefgh", 3), {}, "would fit"),
+    ],
+    ids=str,
+)
+def test_what_else_is_refused(axes, options, words):
+    with pytest.raises(UsageError, match=words):
+        make_mesh(axes, **options)

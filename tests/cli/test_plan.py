@@ -205,3 +205,18 @@ def test_one_line_and_code_2_where_jax_does_not_import():
         assert (done.stdout == "") == (code == 2)
         assert done.stderr.startswith("shoal: place: ") == (code == 2)
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--bytes", "1e400"), "must be a whole number of bytes"),
+        (("--bytes", "1.5"), "must be a whole number of bytes"),
+        (("--weights", "data=1e400"), "must be a whole number of bytes"),
+        (("--network", "5GB/s"), "no network is used"),
+        (("--across", ""), "--across '' must be axes"),
+    ],
+)
+def test_amounts_that_are_none(options, words):
+    with pytest.raises(UsageError, match=words):
+        plan(*GRID, *options)

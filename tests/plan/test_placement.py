@@ -251,3 +251,18 @@ def test_a_program_for_several_slices_runs_on_one():
     for across in ({}, {"data": 1}):
         mesh = place(parse("v5e:2x4"), {"data": 2, "model": 4}, across=across)
         assert mesh == place(parse("v5e:2x4"), {"data": 2, "model": 4})
+
+
+def test_shapes_that_fit_are_named_however_many_axes_are_wrong():
+    with pytest.raises(UsageError, match="these fit: data=4 model=4, or"):
+        place(parse("v5e:4x4"), {"data": 5, "model": 5})
+    with pytest.raises(UsageError, match="a mesh of no axes has 1 device, and"):
+        place(parse("v5e:4x4"), {})
+
+
+def test_as_many_axes_as_a_mesh_can_have():
+    axes = {f"x{n}": 1 for n in range(40)} | {"a": 16}
+    mesh = place(parse("v5e:4x4"), axes)
+    assert (
+        mesh.device_ids.ravel().tolist() == place(parse("v5e:4x4"), {"a": 16}).device_ids.tolist()
+    )

@@ -232,3 +232,14 @@ def test_a_hundred_thousand_chips_are_described_at_once():
     found = parse("v5p:16x16x32 x 16 slices")
     assert found.num_devices == 131_072 == math.prod(found.grid)
     assert np.unique(found.device_ids).size == 131_072
+
+
+def test_facts_that_contradict_each_other_or_are_no_numbers():
+    rows = generated(2, 1, 1, "TPU v5p")
+    with pytest.raises(UsageError, match="several kinds: 'TPU v4', 'TPU v5p'"):
+        from_devices([rows[0], rows[1] | {"kind": "TPU v4"}])
+    for wrong in ({"id": 0.2}, {"process": 0.7}, {"coords": (0.5, 0, 0)}, {"coords": "000"}):
+        with pytest.raises(UsageTypeError, match="must be whole numbers"):
+            from_devices([rows[0] | wrong])
+    with pytest.raises(UsageTypeError, match="must be devices"):
+        from_devices(None)

@@ -111,15 +111,17 @@ def _as_make_mesh(call: Callable[[], T]) -> T:
         return call()
     except UsageError as error:
         words = str(error)
-        for name in ("place", "from_devices"):
-            words = words.removeprefix(f"{name}: ")
+        for name in ("place: ", "from_devices: "):
+            words = words.removeprefix(name)
         told = words if words.startswith("make_mesh") else f"make_mesh: {words}"
         raise type(error)(told, offences=error.offences) from None
 
 
 def order_offences(wish: Wish, *, is_listed: bool) -> list[str]:
     """Return what is wrong with `order`, by itself and beside the other arguments."""
-    if wish.order not in (None, "wires", "given"):
+    if wish.contiguous_submeshes not in (None, True, False):
+        return [f"contiguous_submeshes={wish.contiguous_submeshes!r} must be True or False"]
+    if wish.order is not None and str(wish.order) not in ("wires", "given"):
         return [f"order={wish.order!r} must be 'wires' or 'given'"]
     if wish.order != "given":
         return []

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import operator
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,20 +19,29 @@ from shoal.arrays.device_order import Order, Wish, order_offences, ordered
 from shoal.arrays.devices import jax_mesh
 from shoal.arrays.leave_trail import lane_offences
 from shoal.colour import collective
-from shoal.errors import DeviceStartError, InitializeError, UsageError, UsageTypeError, raise_all
+from shoal.errors import (
+    DeviceStartError,
+    InitializeError,
+    ShoalError,
+    UsageError,
+    UsageTypeError,
+    raise_all,
+)
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import Rings
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.device_start import start_devices
 from shoal.runtime.launched import alone
-from shoal.runtime.process import coordinator, registered
+from shoal.runtime.process import coordinator, device_start, has_joined, registered
 from shoal.runtime.verdicts import Self
 
 __all__ = ["make_mesh"]
 
 _LOG = logging.getLogger("shoal")
 _PLATFORMS = ("tpu", "gpu", "cpu")
+_ENOUGH_S = 600.0  # to hear of what is wrong with the deadline itself
+_MOST_SHAPES = 4096  # that are compared for a message
 
 
 @collective("the mesh's processes")
@@ -132,7 +143,7 @@ class _Found(NamedTuple):
     devices: list[jax.Device]
     is_listed: bool  # by the caller, one by one
     limit_s: float  # until the deadline of the call
-    problem: UsageError | DeviceStartError | None = None
+    problem: BaseException | None = None
     present: Sequence[jax.Device] = ()  # all of the job
 
 
@@ -145,7 +156,8 @@ def _coordinator(devices: object) -> Coordinator:
     try:
         return coordinator()
     except InitializeError:
-        if devices is None or isinstance(devices, str):
+        # Before the first `initialize` an id is not yet that of a device of the job.
+        if devices is None or isinstance(devices, str) or not has_joined():
             raise
         return alone()
 
@@ -154,20 +166,35 @@ def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -
     """Return the devices that `devices=` names; start them if need be."""
     platform = devices if isinstance(devices, str) else None
     is_listed = devices is not None and platform is None
-    limit_s = settings.seconds("SHOAL_TIMEOUT_S")
+    limit_s, present = _ENOUGH_S, []
     try:
-        limit_s = settings.timeout("make_mesh", timeout_s, "SHOAL_TIMEOUT_S")
-        raise_all("make_mesh", ["lane must be text"] if lane is None else lane_offences(lane))
+        limit_s = _limit(timeout_s)
+        raise_all("make_mesh", _lane_offences(lane))
         if platform is not None and platform not in _PLATFORMS:
             known = ", ".join(map(repr, _PLATFORMS))
             raise UsageError(f"make_mesh: devices={platform!r} is no list and none of {known}")
-        present = start_devices(here, platform, limit_s)
-        chosen = _listed(devices, present) if is_listed else present
-    except (UsageError, DeviceStartError) as error:
+        present = start_devices(here, platform, limit_s, device_start())
+        chosen, problem = _listed(devices, present) if is_listed else (present, None)
+    except BaseException as error:
+        # Of others' ends all know; whatever else goes wrong here is raised in the call.
+        if isinstance(error, ShoalError) and not isinstance(error, UsageError | DeviceStartError):
+            raise
         return _Found([], is_listed, limit_s, error)
     if here.num_processes == 1 and any(one.process_index != jax.process_index() for one in chosen):
         coordinator()  # says why this process meets no others
-    return _Found(chosen, is_listed, limit_s, present=present)
+    return _Found(chosen, is_listed, limit_s, problem, present)
+
+
+def _limit(timeout_s: object) -> float:
+    """Return the seconds until the deadline; refused before anything starts."""
+    limit_s = settings.timeout("make_mesh", timeout_s, "SHOAL_TIMEOUT_S")
+    if not 0 < limit_s <= sys.float_info.max:
+        raise UsageError(f"make_mesh: timeout_s={timeout_s!r} must be above 0 seconds, and finite")
+    return float(limit_s)
+
+
+def _lane_offences(lane: object) -> list[str]:
+    return ["lane must be text"] if lane is None else lane_offences(lane)
 
 
 def _ordered(axes: object, found: _Found, wish: Wish, **named: Any) -> Order:
@@ -211,12 +238,17 @@ def _agree(
 def _options(wish: Wish, mesh: Mesh) -> list[str]:
     """Return what else must be equal."""
     named = {name: value for name, value in wish._asdict().items() if value is not None}
-    for name in ("across", "weights"):  # the order of their entries means nothing
+    for name in ("across", "weights"):  # the order of their entries means nothing, nor int or float
         if isinstance(named.get(name), Mapping):
-            named[name] = dict(sorted(named[name].items()))
+            entries = sorted(named[name].items())
+            named[name] = {axis: _plain(amount) for axis, amount in entries}
     lines = [f"{name}={value!r}" for name, value in named.items()]
     explicit = [axis for axis, kind in mesh.axis_types.items() if kind == "explicit"]
     return [*lines, f"explicit axes {', '.join(explicit)}"] if explicit else lines
+
+
+def _plain(amount: float) -> float:
+    return int(amount) if float(amount).is_integer() else float(amount)
 
 
 def _pairs(axes: object) -> list[tuple[str, int]]:
@@ -245,12 +277,17 @@ def _pairs(axes: object) -> list[tuple[str, int]]:
     return pairs
 
 
-def _listed(devices: object, present: Iterable[jax.Device]) -> list[jax.Device]:
-    """Return the devices named, by themselves or by id."""
+def _listed(
+    devices: object, present: Iterable[jax.Device]
+) -> tuple[list[jax.Device], UsageError | None]:
+    """Return the devices named, by themselves or by id, and what is wrong with others."""
     try:
-        named = list(getattr(devices, "flat", devices))  # type: ignore[call-overload]
+        many = () if isinstance(devices, bytes | bytearray) else getattr(devices, "flat", devices)
+        named = list(many)  # type: ignore[call-overload]
     except TypeError:
         raise UsageTypeError(f"make_mesh: devices={devices!r} must be a list") from None
+    if not named:
+        raise UsageError(f"make_mesh: devices={devices!r} names no device")
     by_id = {device.id: device for device in present}
     offences: list[str] = []
     chosen = []
@@ -264,8 +301,11 @@ def _listed(devices: object, present: Iterable[jax.Device]) -> list[jax.Device]:
             offences.append(f"no device has the id {device}; there are {known}")
         else:
             chosen.append(by_id[operator.index(device)])
-    raise_all("make_mesh", offences)
-    return chosen
+    try:
+        raise_all("make_mesh", offences)
+    except UsageError as error:  # the owners of the others hear of it
+        return chosen, error
+    return chosen, None
 
 
 def _filled(pairs: list[tuple[str, int]], count: int, all_devices: bool) -> list[tuple[str, int]]:
@@ -295,10 +335,11 @@ def _nearest_shape(sizes: Sequence[int], count: int) -> tuple[int, ...]:
     def distance(shape: Sequence[int]) -> tuple[int, float]:
         asked = [(size, was) for size, was in zip(shape, sizes, strict=True) if was != -1]
         changed = sum(size != was for size, was in asked)
-        return changed, sum(abs(math.log(size / was)) for size, was in asked)
+        return changed, sum(abs(math.log(size) - math.log(was)) for size, was in asked)
 
     divisors = [size for size in range(1, count + 1) if count % size == 0]
-    return min(_shapes(len(sizes), count, divisors), key=distance, default=())
+    shapes = itertools.islice(_shapes(len(sizes), count, divisors), _MOST_SHAPES)
+    return min(shapes, key=distance, default=())
 
 
 def _shapes(rank: int, count: int, divisors: Sequence[int]) -> Iterator[tuple[int, ...]]:

@@ -22,7 +22,10 @@ def read_bytes(text: str, what: str) -> int:
     found = _AMOUNT.fullmatch(text.strip())
     if not found or found[3] == "bit" or found[4]:
         raise UsageError(f"{what} {text!r} must be bytes, as 64MiB, 1GB or 4096")
-    return round(_number(found))
+    number = _number(found)
+    if not number.is_integer() or number >= 1 << 63:
+        raise UsageError(f"{what} {text!r} must be a whole number of bytes, below 2**63")
+    return int(number)
 
 
 def read_speed(text: str, what: str) -> float:

@@ -12,7 +12,6 @@ from shoal.errors import UsageError, nearest
 from shoal.plan.compatible import LIBRARIES
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import place
-from shoal.plan.text import Words
 from shoal.plan.topology import Topology
 
 __all__ = ["Across", "Order", "Weights", "pairs_of_json", "placed"]
@@ -29,7 +28,7 @@ Weights = Annotated[
 ]
 Order = Annotated[
     str | None,
-    typer.Option(help=f"Of the devices: {', '.join(_ORDERS[:-1])}; or given, as AXES is."),
+    typer.Option(help=f"Order of the devices: {', '.join(_ORDERS[:-1])}; or given, as AXES is."),
 ]
 
 
@@ -81,11 +80,13 @@ def pairs_of_json(text: str, what: str) -> list[tuple[str, int]]:
 def _read_across(text: str) -> dict[str, int]:
     if text.lstrip().startswith("{"):
         return dict(Mesh(pairs_of_json(text, "--across")).axes)
-    words = Words(text, "Mesh")
-    while word := words.take():
-        if word == "|":
-            raise UsageError(f"--across {text!r}: say axes alone, as 'data=2'; no '|'")
-    return dict(Mesh.parse(text).axes)
+    try:
+        grid = Mesh.parse(text)
+    except UsageError as error:
+        raise UsageError(f"--across {text!r} must be axes, as 'data=2': {error}") from None
+    if "|" in text:
+        raise UsageError(f"--across {text!r} must be axes alone, as 'data=2'")
+    return dict(grid.axes)
 
 
 def _read_weights(text: str) -> dict[str, float]:

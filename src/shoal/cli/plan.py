@@ -18,6 +18,7 @@ from shoal.cli.placing import Across, Order, Weights, placed
 from shoal.cli.plan_page import drawn_plan
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.draw.bars import bar_text
+from shoal.errors import UsageError
 from shoal.plan.cost import COLLECTIVES, Cost, cost
 from shoal.plan.links import Links, links_of
 from shoal.plan.mesh import Mesh
@@ -29,28 +30,37 @@ __all__ = ["plan"]
 _BAR = 12  # columns of the longest bar
 
 
+_Topology = Annotated[str, typer.Argument(help="'v5p:4x4x8', 'v5e:4x8 x 2 slices', …")]
+_Axes = Annotated[str, typer.Argument(help="'data=16 model=8', or JSON; with ids as they are")]
+_Params = Annotated[list[str] | None, typer.Argument(help="'NAME: SHAPE DTYPE LAYOUT', several")]
+_Tree = Annotated[
+    str, typer.Option("--params", metavar="FILE", help="A tree of them in JSON; - reads it.")
+]
+_Payload = Annotated[
+    str, typer.Option("--bytes", help="How much each device brings to a collective.")
+]
+_Link = Annotated[str, typer.Option(help="Speed of a link: 50GB/s or 400Gbit/s.")]
+_Network = Annotated[str, typer.Option(help="Speed of a host's network.")]
+_Svg = Annotated[
+    str | None, typer.Option("--svg", metavar="FILE", help="Write the times as SVG, too.")
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
 def plan(
-    topology: Annotated[str, typer.Argument(help="'v5p:4x4x8', 'v5e:4x8 x 2 slices', …")],
-    axes: Annotated[str, typer.Argument(help="'data=16 model=8', or JSON; with ids as they are")],
-    params: Annotated[
-        list[str] | None, typer.Argument(help="'NAME: SHAPE DTYPE LAYOUT', several")
-    ] = None,
-    tree: Annotated[
-        str, typer.Option("--params", metavar="FILE", help="A tree of them in JSON; - reads it.")
-    ] = "",
-    payload: Annotated[
-        str, typer.Option("--bytes", help="Of a collective's array, on each device.")
-    ] = "64MiB",
+    topology: _Topology,
+    axes: _Axes,
+    params: _Params = None,
+    tree: _Tree = "",
+    payload: _Payload = "64MiB",
     across: Across = None,
     weights: Weights = None,
     order: Order = None,
-    link: Annotated[str, typer.Option(help="Speed of a link: 50GB/s or 400Gbit/s.")] = "",
-    network: Annotated[str, typer.Option(help="Speed of a host's network.")] = "",
-    svg: Annotated[
-        str | None, typer.Option("--svg", metavar="FILE", help="Write the times as SVG, too.")
-    ] = None,
+    link: _Link = "",
+    network: _Network = "",
+    svg: _Svg = None,
     html: Html = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    as_json: _Json = False,
 ) -> None:
     """Say what each collective costs on each axis, and what each device holds. Needs no device.
 
@@ -68,11 +78,7 @@ def plan(
     hardware = parse(topology)
     mesh = placed(hardware, read_mesh(axes), order=order, across=across, weights=weights)
     num_bytes = read_bytes(payload, "--bytes")
-    links = links_of(
-        hardware,
-        link_bytes_per_s=read_speed(link, "--link") if link else None,
-        network_bytes_per_s=read_speed(network, "--network") if network else None,
-    )
+    links = _links(hardware, link, network)
     held = read_params(tree, params or (), mesh)
     used = [axis for axis, size in mesh.axes.items() if size > 1]
     ahead = [cost(hardware, mesh, "permute", axis, 1, links=links) for axis in used]
@@ -88,6 +94,16 @@ def plan(
             _print_held(held)
     drawn = partial(drawn_plan, hardware, mesh, costs, num_bytes, held)
     write_pictures(svg, html, drawn, quiet=as_json)
+
+
+def _links(topology: Topology, link: str, network: str) -> Links:
+    if network and isinstance(topology, Torus):
+        raise UsageError(f"--network: {topology.text} is one slice, and no network is used in it")
+    return links_of(
+        topology,
+        link_bytes_per_s=read_speed(link, "--link") if link else None,
+        network_bytes_per_s=read_speed(network, "--network") if network else None,
+    )
 
 
 def _print_mesh(topology: Topology, mesh: Mesh, links: Links, ahead: Sequence[Cost]) -> None:

@@ -151,8 +151,8 @@ def _check(
         offences.append(f"axis={axis!r} names an axis twice")
     if isinstance(num_bytes, bool) or not hasattr(num_bytes, "__index__"):
         offences.append(f"num_bytes={num_bytes!r} must be a whole number")
-    elif operator.index(num_bytes) < 0:
-        offences.append(f"num_bytes={num_bytes} must not be negative")
+    elif not 0 <= operator.index(num_bytes) < 1 << 63:
+        offences.append(f"num_bytes={num_bytes} must not be negative, and below 2**63")
     raise_all("cost", offences)
     return names
 

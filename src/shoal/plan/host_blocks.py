@@ -41,12 +41,15 @@ def by_hosts(torus: Torus, sizes: Sizes, place: Place) -> IntArray:
     """
     parts = list(torus.parts())
     hosts = _hosts(torus, parts)
+    rows = np.stack([part.device_ids.ravel() for part in parts])
+    one = parts[0].numbered(np.arange(parts[0].num_devices).reshape(parts[0].grid))
     found = []
     for inner in _divided(sizes, parts[0].num_devices):
         outer = tuple(size // own for size, own in zip(sizes, inner, strict=True))
         order = place(hosts, outer).ravel()
-        # Hosts are alike, and so is the order in them.
-        ids = interleaved([place(parts[host], inner) for host in order], inner, outer)
+        cells = place(one, inner).ravel()  # hosts are alike, and so is the order in them
+        meshes = rows[order][:, cells].reshape(-1, *inner)
+        ids = interleaved(list(meshes), inner, outer)
         found.append((hops_along(torus, ids)[::-1], inner, ids))
     return min(found, key=lambda one: one[:2])[2]
 

@@ -111,7 +111,7 @@ class Mesh:
         if ids is not None:
             ids = None if (ids.ravel() == np.arange(ids.size)).all() else _freeze(ids, sizes)
         if not isinstance(processes, int):
-            first = int(processes.flat[0])
+            first = int(processes.item(0))
             processes = first if (processes == first).all() else _freeze(processes, sizes)
         content = (names, sizes, _bytes_of(ids), _bytes_of(processes), kind, name, explicit)
         fields = (names, sizes, ids, processes, kind, name, explicit, hash(content))

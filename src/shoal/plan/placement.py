@@ -106,6 +106,10 @@ def place(
     return Mesh(pairs, ids.ravel(), processes, kind=topology.platform)
 
 
+_MOST_BYTES = 1 << 63
+_MOST_SHAPES = 4096  # that are compared for a message
+
+
 class _How(NamedTuple):
     """What our own order is asked for."""
 
@@ -133,7 +137,7 @@ def _weights(
         if name not in names:
             offences.append(f"weights: no axis {name!r}{nearest(str(name), names)}")
         is_number = isinstance(weight, int | float | np.number) and not isinstance(weight, bool)
-        if not is_number or not 0 <= weight < math.inf:
+        if not is_number or not 0 <= weight < _MOST_BYTES:
             offences.append(f"weights: {name}={weight!r} must be a number of bytes")
     if not offences and not any(weights.values()):
         offences.append("weights: all are 0; say how busy at least one axis is, or leave them out")
@@ -145,16 +149,45 @@ def _misfits(topology: Topology, names: Sequence[str], sizes: Sizes) -> list[str
     count, wanted = topology.num_devices, math.prod(sizes)
     if wanted == count:
         return []
-    near = []
-    for axis, size in enumerate(sizes):
-        others = wanted // size
-        if count % others == 0:
-            row = (*sizes[:axis], count // others, *sizes[axis + 1 :])
-            near.append(" ".join(f"{n}={s}" for n, s in zip(names, row, strict=True)))
-    hint = f"; these fit: {', or '.join(dict.fromkeys(near))}" if near else ""
+    near = sorted(_shapes(count, len(sizes)), key=lambda row: _distance(row, sizes))[:3]
+    fit = [" ".join(f"{n}={s}" for n, s in zip(names, row, strict=True)) for row in near]
+    hint = f"; these fit: {', or '.join(fit)}" if fit else ""
+    devices = "device" if wanted == 1 else "devices"
     return [
-        f"a mesh of {text_of(sizes)} has {wanted} devices, and {topology.text} has {count}{hint}"
+        f"a mesh of {text_of(sizes) or 'no axes'} has {wanted} {devices}, and {topology.text} has "
+        f"{count}{hint}"
     ]
+
+
+def _shapes(count: int, rank: int) -> list[Sizes]:
+    """Return the meshes of so many devices; of many axes only some."""
+    found = [(1,) * rank] if rank else []
+    for prime in _primes(count):
+        grown = {
+            (*row[:axis], row[axis] * prime, *row[axis + 1 :])
+            for row in found
+            for axis in range(rank)
+        }
+        found = sorted(grown)[:_MOST_SHAPES]
+    return found
+
+
+def _primes(number: int) -> list[int]:
+    """Return the prime factors, ascending."""
+    found, prime = [], 2
+    while prime * prime <= number:
+        if number % prime:
+            prime += 1
+        else:
+            found.append(prime)
+            number //= prime
+    return [*found, number] if number > 1 else found
+
+
+def _distance(row: Sizes, sizes: Sizes) -> tuple[int, float]:
+    """Return how many axes differ, and by how much: the sum of the factors' logarithms."""
+    pairs = [(math.log(a), math.log(b)) for a, b in zip(row, sizes, strict=True)]
+    return sum(a != b for a, b in pairs), sum(abs(a - b) for a, b in pairs)
 
 
 def _outer(
@@ -171,7 +204,8 @@ def _outer(
             return _spread(topology, sizes, _by_weight(sizes, weights))
         return None
     offences: list[str] = []
-    parts = dict(zip(*check_axes(across, offences), strict=True)) if across else {}
+    parts = dict(zip(*check_axes(across, offences), strict=False)) if across else {}
+    raise_all("place: across", offences)
     for name, part in parts.items():
         if name not in names:
             offences.append(f"across: no axis {name!r}{nearest(name, names)}")

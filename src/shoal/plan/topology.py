@@ -15,6 +15,7 @@ from JSON.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ _EXAMPLES = (
     "v5p:8x8x8, v5e:4x8 x 2 slices, torus:4x4 wrap=xy, gpu:4 hosts x 8, cpu:16 hosts x 1, flat:8"
 )
 _SIZES = re.compile(r"\d{1,7}(?:x\d{1,7}){0,2}")
-_SLICES = re.compile(r"(.*\S)\s+x\s+(\d{1,5})\s+slices?")
+_SLICES = re.compile(r"(.*\S)\s+x\s+(\d{1,7})\s+slices?")
 _HOSTS = re.compile(r"(gpu|cpu):\s*(\d{1,7})\s+hosts?\s+x\s+(\d{1,5})(?:\s+switch=(\d{1,7}))?")
 _FLAT = re.compile(r"flat:\s*(\d{1,9})(?: on=(cpu|gpu|tpu))?")
 
@@ -143,6 +144,8 @@ def from_devices(devices: Iterable[Any], *, within: Iterable[Any] | None = None)
       >>> torus.text, torus.device_ids.ravel().tolist()
       ('v5e:2x2', [7, 9, 8, 10])
     """
+    if not isinstance(devices, Iterable):
+        raise UsageTypeError(f"from_devices: {devices!r} must be devices, or mappings of facts")
     rows = [_device(one) for one in devices]
     offences = _offences(rows)
     raise_all("from_devices", offences)
@@ -180,11 +183,15 @@ def _device(one: Any) -> Device:
             raise UsageTypeError(f"from_devices: {one!r} is no device and no mapping of its facts")
     coords = facts["coords"]
     platform = str(facts["platform"] or ("tpu" if coords is not None else "cpu"))
-    return Device(
-        int(facts["id"]), int(facts["process"] or 0),
-        None if coords is None else tuple(map(int, coords)),
-        int(facts["core"] or 0), int(facts["slice"] or 0), str(facts["kind"] or ""), platform,
-    )  # fmt: skip
+    try:
+        at = None if coords is None else tuple(map(operator.index, coords))
+        whole = [operator.index(facts[name] or 0) for name in ("id", "process", "core", "slice")]
+    except TypeError:
+        raise UsageTypeError(
+            f"from_devices: {one!r}: id, process, core, slice and coords must be whole numbers"
+        ) from None
+    number, process, core, part = whole
+    return Device(number, process, at, core, part, str(facts["kind"] or ""), platform)
 
 
 def _offences(rows: Sequence[Device]) -> list[str]:
@@ -194,6 +201,11 @@ def _offences(rows: Sequence[Device]) -> list[str]:
     ids, counts = np.unique([row.id for row in rows], return_counts=True)
     if (counts > 1).any():
         found.append(f"ids come twice: {ids[counts > 1].tolist()[:8]}")
+    kinds = {row.slice: set[str]() for row in rows}
+    for row in rows:
+        kinds[row.slice].add(row.kind)
+    if mixed := [sorted(own) for own in kinds.values() if len(own) > 1]:
+        found.append(f"one slice has devices of several kinds: {', '.join(map(repr, mixed[0]))}")
     without = [row.id for row in rows if row.coords is None]
     if without and len(without) < len(rows):
         found.append(f"devices {without[:8]} have no coordinates, and others have")

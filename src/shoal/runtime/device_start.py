@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Sequence
@@ -18,7 +19,13 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 from shoal import settings
-from shoal.errors import DeadlineError, DeviceStartError, NoDevicesError, ShoalError
+from shoal.errors import (
+    DeadlineError,
+    DeviceStartError,
+    NoDevicesError,
+    PeerFailedError,
+    ShoalError,
+)
 from shoal.runtime import jax_runtime
 from shoal.runtime.accelerators import are_attached
 from shoal.runtime.allowance import ends_at, given_s, left_of
@@ -29,54 +36,97 @@ from shoal.runtime.failure_words import failure_of
 from shoal.runtime.living import MORE, check_living
 from shoal.runtime.verdicts import Self
 
-__all__ = ["start_devices"]
+__all__ = ["Start", "start_devices"]
 
 _LOG = logging.getLogger("shoal")
-_START = "the start of the devices"
+_NAME = "the start of the devices"
 _DOING = "starting the devices"
 _LOOK_S = 0.1  # between two looks at what this process was told
 _ASK_S = 2.0
 _MOST_SHOWN = 8
 # What JAX says of a platform that it has no plugin for, or whose plugin sees nothing.
-_ABSENT = ("Unknown backend", "no platforms that are instances", "cannot open shared object file")
+_ABSENT = (
+    "Unknown backend",
+    "no platforms that are instances",
+    "cannot open shared object file",
+    "not in the list of known backends",
+)
+_FAILED = re.compile(r"[Uu]nable to initialize backend '(\w+)'")
 
 
-def start_devices(coordinator: Coordinator, platform: str | None, timeout_s: float) -> list[Any]:
+def start_devices(
+    coordinator: Coordinator, platform: str | None, timeout_s: float, start: Start | None = None
+) -> list[Any]:
     """Return all devices of the job, of one platform; they start if they have not.
 
     Args:
       coordinator: who else is there.
       platform: "tpu", "gpu", "cpu"; None: JAX's default.
       timeout_s: deadline, of a start in a job of several processes.
+      start: what earlier calls know of it.
 
     Raises:
       NoDevicesError: there are none of that platform here.
-      DeviceStartError: a device did not start. If that leaves this process without any device, it
-        counts as failed, and the others are told.
+      DeviceStartError: a device did not start. In a job this process then counts as failed, of
+        which the others hear; further calls raise it again.
       ProcessLostError: a process is lost or failed meanwhile.
+      PeerFailedError: one has left the job.
       DeadlineError: they have not all started in time.
     """
-    if coordinator.num_processes == 1 or jax_runtime.backend_exists():
-        return _devices(coordinator, platform, callsite())
-    started: Future[list[Any]] = Future()
-    point = Point(_START, site=callsite())
+    site = callsite()
+    if coordinator.num_processes > 1:
+        started = (start or Start()).under_way(coordinator, site)
+        if started is not None:
+            _wait(coordinator, started, site, ends_at(timeout_s))
+    return _devices(coordinator, platform, site)
 
-    def run() -> None:
-        try:
-            started.set_result(_devices(coordinator, platform, point.site))
-        except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
-            started.set_exception(error)
 
-    threading.Thread(target=run, name=DEVICE_WORK, daemon=True).start()
+class Start:
+    """The start of this process's devices in a job: it happens once, and a failure stays one.
+
+    What JAX has of platforms says nothing of it: it starts one after the other, the CPU first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._job: Coordinator | None = None
+        self._started: Future[object] | None = None
+
+    def under_way(self, coordinator: Coordinator, site: str) -> Future[object] | None:
+        """Return the start, begun now if need be; None if the devices are there."""
+        with self._lock:
+            if self._started is not None and self._job is coordinator:
+                is_over = self._started.done() and self._started.exception() is None
+                if not is_over or jax_runtime.backend_exists():
+                    return None if is_over else self._started
+            if jax_runtime.backend_exists() and not jax_runtime.is_starting():
+                return None
+            self._job, self._started = coordinator, Future()
+            self._begin(coordinator, self._started, site)
+            return self._started
+
+    @staticmethod
+    def _begin(coordinator: Coordinator, started: Future[object], site: str) -> None:
+        def run() -> None:
+            try:
+                started.set_result(_devices(coordinator, None, site, is_start=True))
+            except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
+                started.set_exception(error)
+
+        threading.Thread(target=run, name=DEVICE_WORK, daemon=True).start()
+
+
+def _wait(coordinator: Coordinator, started: Future[object], site: str, deadline: float) -> None:
+    point = Point(_NAME, site=site)
     coordinator.progress.come(point, time.monotonic())
     try:
-        _watch(coordinator, started, ends_at(timeout_s))
+        _watch(coordinator, started, deadline)
     finally:
         coordinator.progress.go(point)
-    return started.result()
+    started.result()
 
 
-def _watch(coordinator: Coordinator, started: Future[list[Any]], deadline: float) -> None:
+def _watch(coordinator: Coordinator, started: Future[object], deadline: float) -> None:
     """Wait for the start; raise when a process is gone, without which it may never end."""
     began = time.monotonic()
     ask_at = began + pause_s(coordinator)
@@ -88,29 +138,46 @@ def _watch(coordinator: Coordinator, started: Future[list[Any]], deadline: float
             if now >= deadline:
                 raise _late(coordinator, given_s(deadline))
             check_living(coordinator, deadline, _DOING)
+            _check_left(coordinator)
             ask_at = time.monotonic() + pause_s(coordinator)
         if now >= warn_at:
             me = Self(coordinator.process, coordinator.hosts)
             words = _words(_missing(coordinator))
-            _LOG.warning("%s: %s for %.0f s; not there: %s", me, _DOING, now - began, words)
+            _LOG.warning("%s: %s for %.0f s; %s", me, _DOING, now - began, words)
             warn_at = math.inf
 
 
-def _missing(coordinator: Coordinator) -> list[Member]:
-    """Return the other processes that are not known to start their devices."""
+def _check_left(coordinator: Coordinator) -> None:
+    """Raise if a process has left the job, without which JAX's start never ends."""
+    with contextlib.suppress(OSError, DeadlineError):
+        left = [one for one in coordinator.members(timeout_s=_ASK_S) if one.state == "left"]
+        if left:
+            me = Self(coordinator.process, coordinator.hosts)
+            names = "; ".join(f"process {one.process} ({one.host}) {one.said}" for one in left)
+            raise PeerFailedError(
+                f"{me} cannot go on {_DOING}: {names}",
+                failed={one.process: one.said for one in left},
+            )
+
+
+def _missing(coordinator: Coordinator) -> list[Member] | None:
+    """Return the other processes that are not known to start their devices; None: not known."""
     with contextlib.suppress(ShoalError, OSError):
         return [
             member
             for member in coordinator.members(timeout_s=_ASK_S)
-            if member.process != coordinator.process and _START not in member.place
+            if member.process != coordinator.process and _NAME not in member.place
         ]
-    return []
+    return None
 
 
-def _words(missing: Sequence[Member]) -> str:
+def _words(missing: Sequence[Member] | None) -> str:
+    if not missing:
+        all_there = "all processes are starting theirs, which takes long"
+        return "who is not there is not known" if missing is None else all_there
     shown = [f"process {one.process} ({one.host}), {one.said}" for one in missing[:_MOST_SHOWN]]
     more = len(missing) - len(shown)
-    return "; ".join(shown + ([f"and {more} more"] if more else [])) or "not known"
+    return "not there: " + "; ".join(shown + ([f"and {more} more"] if more else []))
 
 
 def _late(coordinator: Coordinator, timeout_s: float) -> DeadlineError:
@@ -118,28 +185,45 @@ def _late(coordinator: Coordinator, timeout_s: float) -> DeadlineError:
     me = Self(coordinator.process, coordinator.hosts)
     return DeadlineError(
         f"{me} is still {_DOING} at its deadline ({timeout_s:g} s): JAX waits until all processes "
-        f"do so; not there: {_words(missing)}\n{MORE}",
-        name=_START,
+        f"do so; {_words(missing)}\n{MORE}",
+        name=_NAME,
         waited_s=timeout_s,
-        missing=[one.process for one in missing],
-        last_words={one.process: one.said for one in missing},
+        missing=[one.process for one in missing or ()],
+        last_words={one.process: one.said for one in missing or ()},
     )
 
 
-def _devices(coordinator: Coordinator, platform: str | None, site: str) -> list[Any]:
+def _devices(
+    coordinator: Coordinator, platform: str | None, site: str, *, is_start: bool = False
+) -> list[Any]:
     try:
-        return jax_runtime.devices(platform)
+        return _all_devices(platform)
     except Exception as error:  # JAX's are of many types, an AssertionError too
         failure = _failure(coordinator, platform, error)
-        if coordinator.num_processes > 1 and not jax_runtime.backend_exists():
+        if is_start:
             with contextlib.suppress(OSError):
                 coordinator.tell("failed", failure_of(failure, site).words)
         raise failure from error
 
 
+def _all_devices(platform: str | None) -> list[Any]:
+    """Return all devices of the job, of one platform or of the default one. Starts them."""
+    import jax
+
+    return list(jax.devices(platform))
+
+
+def _platforms() -> str:
+    """Return which platforms JAX was told to use, "" for its own choice."""
+    import jax
+
+    return str(jax.config.jax_platforms or "")
+
+
 def _failure(coordinator: Coordinator, asked: str | None, error: Exception) -> DeviceStartError:
-    platforms = jax_runtime.platforms()
-    platform = asked or platforms.partition(",")[0]
+    platforms = _platforms()
+    found = _FAILED.search(str(error))
+    platform = asked or (found[1] if found else platforms.partition(",")[0])
     host = coordinator.hosts[coordinator.process]
     me = Self(coordinator.process, coordinator.hosts)
     said = (str(error).splitlines() or [""])[0] or type(error).__name__

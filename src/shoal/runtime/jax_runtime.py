@@ -26,8 +26,9 @@ from shoal.runtime.spawn import leave_signals_to_the_job
 
 __all__ = [
     "Attached", "JaxService", "attached", "backend_exists", "configure_devices", "connect",
-    "devices", "disconnect", "host_devices", "install", "is_idle", "leave", "look_up", "main",
-    "platforms", "processes_of", "publish", "serve_unmodified_scripts", "virtual_devices",
+    "disconnect", "host_devices", "install", "is_idle", "is_starting", "leave",
+    "look_up", "main", "processes_of", "publish", "serve_unmodified_scripts",
+    "virtual_devices",
 ]  # fmt: skip
 
 _NEVER_S = 10**6  # heartbeats and registration: JAX must never decide that somebody is dead
@@ -104,18 +105,13 @@ def backend_exists() -> bool:
     return bool(xla_bridge._backends)
 
 
-def devices(platform: str | None) -> list[Any]:
-    """Return all devices of the job, of one platform or of the default one. Starts them."""
-    import jax
+def is_starting() -> bool:
+    """Is a start of the devices under way in any thread? Then some platforms may be there."""
+    if "jax._src.xla_bridge" not in sys.modules:
+        return False
+    from jax._src import xla_bridge
 
-    return list(jax.devices(platform))
-
-
-def platforms() -> str:
-    """Return which platforms JAX was told to use, "" for its own choice."""
-    import jax
-
-    return str(jax.config.jax_platforms or "")
+    return bool(xla_bridge._backend_lock.locked())
 
 
 def virtual_devices() -> int:

@@ -21,6 +21,7 @@ from shoal.runtime.callsite import callsite
 from shoal.runtime.cluster import Arguments, ShownJob, shown_job
 from shoal.runtime.coordinator import Coordinator, Point
 from shoal.runtime.coordinator_tcp import TcpCoordinator
+from shoal.runtime.device_start import Start
 from shoal.runtime.ending import Ending, Patience
 from shoal.runtime.exit_guard import ExitGuard
 from shoal.runtime.launched import alone
@@ -58,6 +59,7 @@ class _Record:
         self.sources: Sources | None = None  # what tells it that it will be ended
         self.left: Coordinator | None = None  # the job that it left last
         self.meshes = Meshes()  # over the devices of the job
+        self.start = Start()  # of the devices
 
 
 _RECORD = _Record()
@@ -266,6 +268,16 @@ def coordinator() -> Coordinator:
             "call what is collective in the process that called initialize()"
         )
     return _RECORD.joined
+
+
+def device_start() -> Start:
+    """Return what this process knows of the start of its devices."""
+    return _RECORD.start
+
+
+def has_joined() -> bool:
+    """Has this process, or the one that it is a fork of, ever joined a job?"""
+    return (_RECORD.joined or _RECORD.left) is not None
 
 
 def last_coordinator() -> Coordinator:
