@@ -29,7 +29,7 @@ def failing(monkeypatch):
         def devices(platform):
             raise error
 
-        monkeypatch.setattr(device_start, "_all_devices", devices)
+        monkeypatch.setattr(jax_runtime, "devices", devices)
         monkeypatch.setattr(jax_runtime, "backend_exists", lambda: started)
         monkeypatch.setattr(device_start, "are_attached", lambda platform: attached)
 
@@ -78,7 +78,7 @@ def test_who_asks_in_vain_for_a_second_platform_has_not_failed(failing):
 
 def test_the_platform_that_jax_was_told_is_named(failing, monkeypatch):
     failing(RuntimeError(NO_PLUGIN))
-    monkeypatch.setattr(device_start, "_platforms", lambda: "tpu,cpu")
+    monkeypatch.setattr(jax_runtime, "platforms", lambda: "tpu,cpu")
     (alone,) = LocalJob(1).coordinators
     with pytest.raises(NoDevicesError, match=r"no TPU device .*\nJAX_PLATFORMS=tpu,cpu asks"):
         device_start.start_devices(alone, None, 1.0)
@@ -86,7 +86,7 @@ def test_the_platform_that_jax_was_told_is_named(failing, monkeypatch):
 
 def test_the_platform_that_failed_is_named(failing, monkeypatch):
     failing(RuntimeError(f"Unable to initialize backend 'tpu': {NO_PLUGIN}"))
-    monkeypatch.setattr(device_start, "_platforms", lambda: "cpu,tpu")
+    monkeypatch.setattr(jax_runtime, "platforms", lambda: "cpu,tpu")
     (alone,) = LocalJob(1).coordinators
     with pytest.raises(NoDevicesError, match="no TPU device was found") as caught:
         device_start.start_devices(alone, None, 1.0)
@@ -102,7 +102,7 @@ def test_a_start_that_failed_is_not_taken_for_one_that_left_the_cpu(failing, mon
         with pytest.raises(DeviceStartError, match="a likely hardware fault"):
             device_start.start_devices(second, None, 30.0, start)
         monkeypatch.setattr(jax_runtime, "backend_exists", lambda: True)
-        monkeypatch.setattr(device_start, "_all_devices", lambda platform: ["cpu"])
+        monkeypatch.setattr(jax_runtime, "devices", lambda platform: ["cpu"])
     with pytest.raises(PeerFailedError, match=r"process 1 .* raised .*DeviceStartError"):
         first.check("going on")
 
@@ -110,7 +110,7 @@ def test_a_start_that_failed_is_not_taken_for_one_that_left_the_cpu(failing, mon
 def test_a_start_under_way_is_waited_for_by_every_call(monkeypatch):
     """Another platform may be there already; the deadline of each call counts."""
     ended = threading.Event()
-    monkeypatch.setattr(device_start, "_all_devices", lambda platform: ended.wait(60) or [])
+    monkeypatch.setattr(jax_runtime, "devices", lambda platform: ended.wait(60) or [])
     monkeypatch.setattr(jax_runtime, "backend_exists", lambda: False)
     first, _ = LocalJob(2).coordinators
     start = device_start.Start()
@@ -125,7 +125,7 @@ def test_a_start_under_way_is_waited_for_by_every_call(monkeypatch):
 
 def test_a_process_that_left_the_job_ends_the_wait(monkeypatch):
     ended = threading.Event()
-    monkeypatch.setattr(device_start, "_all_devices", lambda platform: ended.wait(60) or [])
+    monkeypatch.setattr(jax_runtime, "devices", lambda platform: ended.wait(60) or [])
     monkeypatch.setattr(jax_runtime, "backend_exists", lambda: False)
     job = LocalJob(2)
     job.depart(1, "left", "left the job")

@@ -197,7 +197,7 @@ def _devices(
     coordinator: Coordinator, platform: str | None, site: str, *, is_start: bool = False
 ) -> list[Any]:
     try:
-        return _all_devices(platform)
+        return jax_runtime.devices(platform)
     except Exception as error:  # JAX's are of many types, an AssertionError too
         failure = _failure(coordinator, platform, error)
         if is_start:
@@ -206,22 +206,8 @@ def _devices(
         raise failure from error
 
 
-def _all_devices(platform: str | None) -> list[Any]:
-    """Return all devices of the job, of one platform or of the default one. Starts them."""
-    import jax
-
-    return list(jax.devices(platform))
-
-
-def _platforms() -> str:
-    """Return which platforms JAX was told to use, "" for its own choice."""
-    import jax
-
-    return str(jax.config.jax_platforms or "")
-
-
 def _failure(coordinator: Coordinator, asked: str | None, error: Exception) -> DeviceStartError:
-    platforms = _platforms()
+    platforms = jax_runtime.platforms()
     found = _FAILED.search(str(error))
     platform = asked or (found[1] if found else platforms.partition(",")[0])
     host = coordinator.hosts[coordinator.process]

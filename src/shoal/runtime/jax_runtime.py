@@ -26,8 +26,8 @@ from shoal.runtime.spawn import leave_signals_to_the_job
 
 __all__ = [
     "Attached", "JaxService", "attached", "backend_exists", "configure_devices", "connect",
-    "disconnect", "host_devices", "install", "is_idle", "is_starting", "leave",
-    "look_up", "main", "processes_of", "publish", "serve_unmodified_scripts",
+    "devices", "disconnect", "host_devices", "install", "is_idle", "is_starting", "leave",
+    "look_up", "main", "platforms", "processes_of", "publish", "serve_unmodified_scripts",
     "virtual_devices",
 ]  # fmt: skip
 
@@ -94,24 +94,26 @@ def attached() -> Attached | None:
 
 
 def backend_exists() -> bool:
-    """Has JAX created a backend, after which a process can join no job? Never blocks.
-
-    JAX's own answer waits for a start that is under way in another thread, which may never end.
-    """
-    if "jax._src.xla_bridge" not in sys.modules:
-        return False
-    from jax._src import xla_bridge
-
-    return bool(xla_bridge._backends)
+    """Has JAX created a backend, after which a process can join no job? Never waits for a start."""
+    return bool(getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", False))
 
 
 def is_starting() -> bool:
     """Is a start of the devices under way in any thread? Then some platforms may be there."""
-    if "jax._src.xla_bridge" not in sys.modules:
-        return False
-    from jax._src import xla_bridge
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    return bridge is not None and bool(bridge._backend_lock.locked())
 
-    return bool(xla_bridge._backend_lock.locked())
+
+def devices(platform: str | None) -> list[Any]:
+    """Return all devices of the job, of one platform or of the default one. Starts them."""
+    import jax
+
+    return list(jax.devices(platform))
+
+
+def platforms() -> str:
+    """Return which platforms JAX was told to use, "" for its own choice."""
+    return str(sys.modules["jax"].config.jax_platforms or "")
 
 
 def virtual_devices() -> int:
