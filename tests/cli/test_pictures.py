@@ -103,6 +103,7 @@ def test_a_file_that_cannot_be_written_is_one_clear_line(option, name, part, tmp
     [
         (["v5e:2x4", "data=8", "-n", "2"], "-n does not go with a topology"),
         (["v5e:2x4", "data=8", "-n", "1"], "-n does not go with a topology"),
+        (["v5e:2x4", "data=2", "model=4"], "3 arguments: say a topology and axes, each in quotes"),
         (["v5e:2x4"], "is a topology: say the axes of the mesh, too"),
         (["data=8", "v5e:2x4"], "the topology comes first: shoal mesh 'v5e:2x4' 'data=8'"),
         (["v5e:2x4", "data=7"], "has 7 devices, and v5e:2x4 has 8"),

@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from shoal.draw.notebook import register
+from shoal.plan.cost import cost
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import parse
@@ -18,6 +19,7 @@ from shoal.plan.topology import parse
 SHOWN = (
     Mesh({"x": 2}),
     Layout(Mesh({"x": 2}), "x"),
+    cost(parse("v5e:2x4"), Mesh({"x": 8}), "all_reduce", "x", 1 << 20),
     *map(parse, ("v5e:2x4", "v5e:2x4 x 2 slices", "gpu:2 hosts x 4", "flat:3")),
 )
 
@@ -87,7 +89,7 @@ def test_importing_registers_in_a_shell_alone_and_loads_nothing(kind):
     )
     assert done.returncode == 0, done.stderr
     names, loaded = json.loads(done.stdout)
-    expected = ["Mesh", "Layout", "Torus", "Slices", "Hosts", "Flat"]
+    expected = ["Mesh", "Layout", "Torus", "Slices", "Hosts", "Flat", "Cost"]
     assert names == (expected if kind == "notebook" else [])
     assert loaded == (["shoal.draw.notebook"] if kind == "notebook" else [])
 

@@ -29,8 +29,10 @@ _AXES = "axes, such as 'data=4 model=2' or '{\"data\": 4, \"model\": 2}'"
 
 
 def mesh(
-    first: Annotated[str, typer.Argument(metavar="[TOPOLOGY]", help="such as v5p:8x8x8")],
-    second: Annotated[str | None, typer.Argument(metavar="AXES", help=_AXES)] = None,
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="[TOPOLOGY] AXES", help=f"a topology, or none; and {_AXES}"),
+    ],
     processes: Annotated[
         int | None, typer.Option("-n", "--processes", help="Spread over so many.")
     ] = None,
@@ -58,15 +60,21 @@ def mesh(
 
       shoal mesh 'x=4 | ids 3,1,0,2'
     """
-    if second is None:
+    first, *others = words
+    if len(others) > 1:
+        raise UsageError(
+            f"{len(words)} arguments: say a topology and axes, each in quotes, as in "
+            "shoal mesh v5p:4x4x8 'data=16 model=8'"
+        )
+    if not others:
         _refuse_without_topology(first, across, weights, order)
         _draw_grid(read_mesh(first, 1 if processes is None else processes), svg, html, as_json)
         return
     if processes is not None:
         raise UsageError("-n does not go with a topology: its hosts say which process has what")
-    topology = _read_topology(first, second)
+    topology = _read_topology(first, others[0])
     _most(topology)
-    grid = placed(topology, read_mesh(second), order=order, across=across, weights=weights)
+    grid = placed(topology, read_mesh(others[0]), order=order, across=across, weights=weights)
     _draw_wires(topology, grid, svg, html, as_json)
 
 

@@ -1,4 +1,4 @@
-"""Pictures in notebooks: what IPython shows of a mesh, a layout or a topology.
+"""Pictures in notebooks: what IPython shows of a mesh, a layout, a topology or a cost.
 
 `plan` knows nothing of it: formatters are registered under the names of the types, and load what
 draws when they are first called.
@@ -28,6 +28,7 @@ def register(ip: Any) -> None:
         ("shoal.plan.wiring", "Slices"): _topology,
         ("shoal.plan.hosts", "Hosts"): _topology,
         ("shoal.plan.hosts", "Flat"): _topology,
+        ("shoal.plan.cost", "Cost"): _cost,
     }
     for (module, name), draw in drawers.items():
         shown.for_type_by_name(module, name, draw)
@@ -52,6 +53,15 @@ def _topology(topology: Any) -> str | None:
     from shoal.draw.wires_svg import wires_svg
 
     return _unless_too_large(lambda: wires_svg(draw_wires(topology)))
+
+
+def _cost(cost: Any) -> str | None:
+    from shoal.draw.amounts import in_bytes, in_seconds
+    from shoal.draw.bars import bars_svg
+
+    title = f"{cost.collective} of {in_bytes(cost.num_bytes)} over {', '.join(cost.axes)}"
+    words = f"{in_seconds(cost.seconds)}, {in_bytes(cost.link_bytes)} over {cost.link}"
+    return _unless_too_large(lambda: bars_svg(title, [(f"{cost.steps} steps", 1.0, words)]))
 
 
 def _unless_too_large(draw: Callable[[], str]) -> str | None:
