@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from shoal.errors import UsageError
+from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.cost import COLLECTIVES, Cost, cost
 from shoal.plan.links import Link, Links, links_of
 from shoal.plan.mesh import Mesh
@@ -219,3 +219,11 @@ def test_pairs_beyond_counting_are_refused():
     ids = np.random.default_rng(0).permutation(topology.num_devices)
     with pytest.raises(UsageError, match="pairs of devices would be routed one by one"):
         cost(topology, Mesh({"a": 2, "b": 4096}, ids), "all_to_all", "b", 1)
+
+
+def test_links_of_what_is_no_topology_or_no_speed():
+    with pytest.raises(UsageTypeError, match="is no topology"):
+        links_of("v5e:4x4")
+    for wrong in ("5", True):
+        with pytest.raises(UsageTypeError, match="must be bytes per second"):
+            links_of(parse("flat:4"), link_bytes_per_s=wrong)

@@ -226,6 +226,7 @@ def test_rings_across_rings_turn_as_in_dtensor():
     ("text", "sizes", "options", "words"),
     [
         ("torus:4x4", (4, 4), {"dims": 3}, "dims=3"),
+        ("torus:4x4", (4, 4), {"dims": (9,)}, "whole number of axes"),
         ("torus:4x4", (4, 4), {"axes": ("x", "y", "z")}, "each once"),
         ("torus:4x4", (4, 4), {"bounds": (2, 2)}, "four numbers"),
         ("torus:4x4", (4, 4), {"bounds": (3, 9, 1, 1)}, "must divide"),

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.errors import UsageError, raise_all
+from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.wiring import Topology, Torus
 from shoal.plan.wiring_checks import text_of
 
@@ -65,6 +65,8 @@ def order(topology: Topology, sizes: Sequence[int], rings: Rings) -> IntArray:
     shape = (*topology.shape, 1, 1)[:3]
     whole = (*shape, topology.cores)
     dims = 1 - len(sizes) if rings.dims is None else rings.dims
+    if not isinstance(dims, int):
+        raise UsageTypeError(f"DTensor's rings: dims={dims!r} must be a whole number of axes")
     size = math.prod(sizes[:dims] if dims > 0 else sizes[dims:] if dims else ())
     bounds = tuple(rings.bounds or whole)
     host = _host(whole, rings)

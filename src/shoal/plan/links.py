@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.colour import local
-from shoal.errors import UsageError
+from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.hosts import Hosts
 from shoal.plan.tpu_generations import GENERATIONS
 from shoal.plan.wiring import Slices, Topology, Torus
@@ -78,8 +78,16 @@ def links_of(
       True
     """
     given = {"link_bytes_per_s": link_bytes_per_s, "network_bytes_per_s": network_bytes_per_s}
+    if not isinstance(topology, Topology):
+        raise UsageTypeError(
+            f"links_of: {topology!r} is no topology: topology.parse makes one of a text"
+        )
     for name, figure in given.items():
-        if figure is not None and not 0 < figure < float("inf"):
+        if figure is None:
+            continue
+        if isinstance(figure, bool) or not isinstance(figure, int | float):
+            raise UsageTypeError(f"links_of: {name}={figure!r} must be bytes per second")
+        if not 0 < figure < float("inf"):
             raise UsageError(f"links_of: {name}={figure!r} must be above 0, and finite")
     if isinstance(topology, Torus):
         near, network = _of_tori(topology, [topology])
