@@ -136,7 +136,9 @@ def agree_on_devices(
     believed: dict[int, list[str]] = {number: [] for number, _ in claims.values()}
     for device, line in zip(view.devices, lines, strict=True):
         believed.setdefault(device.process_index, []).append(line)
-    wrong = [p for p, (number, told) in claims.items() if told != _digest(sorted(believed[number]))]
+    wrong = [
+        p for p, (number, digest) in claims.items() if digest != _digest(sorted(believed[number]))
+    ]
     if wrong:
         raise _other_owners(meeting, own, {p: claims[p][0] for p in wrong}, believed)
 
@@ -191,8 +193,8 @@ def _other_owners(
     """
     me = meeting.coordinator.process
     shown = _strange(own, sorted(believed[wrong[me]])) if me in wrong else ""
-    told = meeting.bring(shown.encode(), "what the processes own")
-    rows = [(told[process].decode(errors="replace"), (process,)) for process in wrong]
+    answers = meeting.bring(shown.encode(), "what the processes own")
+    rows = [(answers[process].decode(errors="replace"), (process,)) for process in wrong]
     heading = f"{_heading(meeting)}: own devices are not those of the list that all processes have"
     advice = "a likely hardware fault, or two jobs mixed up: start the job anew, without that host"
     return disagreement(heading, rows, advice)

@@ -56,12 +56,12 @@ class Order(NamedTuple):
         else:
             chosen = "process after process, for no links are known"
         hops = hops_of(self.topology, self.mesh)
-        told = [
+        distances = [
             f"{name} has hops of {one.longest} link{'s' * (one.longest != 1)} at most"
             + (f", over {one.slices} slices" if one.slices > 1 else "")
             for name, one in hops.items()
         ]
-        return "; ".join([f"{found}: {chosen}", *told])
+        return "; ".join([f"{found}: {chosen}", *distances])
 
 
 def ordered(
@@ -113,8 +113,8 @@ def _as_make_mesh(call: Callable[[], T]) -> T:
         words = str(error)
         for name in ("place: ", "from_devices: "):
             words = words.removeprefix(name)
-        told = words if words.startswith("make_mesh") else f"make_mesh: {words}"
-        raise type(error)(told, offences=error.offences) from None
+        message = words if words.startswith("make_mesh") else f"make_mesh: {words}"
+        raise type(error)(message, offences=error.offences) from None
 
 
 def order_offences(wish: Wish, *, is_listed: bool) -> list[str]:

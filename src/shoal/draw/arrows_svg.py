@@ -96,10 +96,10 @@ def arrow_svg(
     """
     axis = scene.axes[arrow.axis]
     ring, hop = axis.ring, arrow.hop
-    told = f"{quote(axis.name)}: {ring[hop]} to {ring[(hop + 1) % len(ring)]}, {_far(arrow)}"
+    title = f"{quote(axis.name)}: {ring[hop]} to {ring[(hop + 1) % len(ring)]}, {_far(arrow)}"
     paths = "".join(_paths(scene, arrow, start, end, sizes, slots))
     kind = axis_class(arrow.axis)
-    return f'<g class="arrow {kind}"><title>{escape(told)}</title>{paths}</g>'
+    return f'<g class="arrow {kind}"><title>{escape(title)}</title>{paths}</g>'
 
 
 def sample_svg(axis: int, x: float, y: float) -> str:

@@ -70,5 +70,5 @@ def _cell(canvas: Canvas, cell: Cell, place: str, box: tuple[float, float, float
         canvas.add("".join(words))
         return
     block = rect(left + 1.5, top + 1.5, wide - 3, high - 3, fill_class(cell.colour), round_=4)
-    told = escape("\n".join(filter(None, (place, cell.text))))
-    canvas.add(f'<g class="chip"><title>{told}</title>{block}{"".join(words)}</g>')
+    title = escape("\n".join(filter(None, (place, cell.text))))
+    canvas.add(f'<g class="chip"><title>{title}</title>{block}{"".join(words)}</g>')

@@ -67,9 +67,8 @@ class Canvas:
         for at, (x, y) in enumerate(points):
             self.cover(x, y, x, y)
             steps.append(f"{'ML'[at % 2]}{number(x)} {number(y)}")
-        told = f"<title>{escape(title)}</title>" if title else ""
-        self.add(f'<path class="{kind}" d="{"".join(steps)}">{told}</path>' if told else
-                 f'<path class="{kind}" d="{"".join(steps)}"/>')  # fmt: skip
+        path = f'<path class="{kind}" d="{"".join(steps)}"'
+        self.add(f"{path}><title>{escape(title)}</title></path>" if title else f"{path}/>")
 
     def text(
         self, x: float, y: float, words: str, size: float = 12, kind: str = "", *, end: float = 0

@@ -1,6 +1,6 @@
 """How fast the links of a topology are: published figures, and yours.
 
-A figure that nobody has published is not made up: it is None, and a cost that needs it is refused
+A figure that is not published is not made up: it is None, and a cost that needs it is refused
 until you give it.
 """
 

@@ -61,7 +61,7 @@ def count_accelerators(env: Mapping[str, str]) -> int:
 def are_attached(platform: str) -> bool:
     """Does this host show devices of a platform ("tpu", "gpu", JAX's aliases), ready or not?
 
-    True if that cannot be told.
+    True if that is not known.
 
     >>> are_attached("a platform of a plugin")
     True
