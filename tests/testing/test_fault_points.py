@@ -1,6 +1,7 @@
 """Faults at named points: the text, the turns, and what happens."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -117,6 +118,34 @@ def test_a_pause_lasts_until_it_is_released(faults, tmp_path):
         thread.join(30)
         assert not thread.is_alive()
         connection.close()
+
+
+def test_a_signal_that_does_not_end_the_read_of_a_pause_is_handled_in_it(faults, tmp_path):
+    handled = threading.Event()
+    seen = []
+
+    def strike(listener):
+        connection, _ = listener.accept()
+        with connection:
+            connection.makefile().readline()
+            # To this thread, so that the read of the other is not interrupted: as little as by a
+            # signal that comes between its last look for signals and the read.
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
+            seen.append(handled.wait(20))
+
+    before = signal.signal(signal.SIGUSR2, lambda *_: handled.set())
+    try:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(tmp_path / "s"))
+            listener.listen()
+            faults(f"x:pause={tmp_path / 's'}")
+            bench = threading.Thread(target=strike, args=(listener,), daemon=True)
+            bench.start()
+            reach("x")
+            bench.join(30)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert seen == [True]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ KINDS: Mapping[str, str] = {
 }
 _ENTRY = re.compile(r"([\w.-]+)(?:@(\d{1,9}))?(?:#(\d{1,9}|\*))?:([\w-]+)(?:=(.*))?")
 _EVERY = 0
+_READ_S = 0.05
 
 
 class InjectedError(Exception):
@@ -202,11 +203,17 @@ def _let_happen(fault: Fault, process: int | None) -> None:
 def _pause(fault: Fault, process: int | None) -> None:
     """Tell who waits for it that this process is here; go on when told so, or when that one ends.
 
-    A blocking read: it lets other threads run, so that a paused process gives signs of life.
+    The reads let other threads run, so that a paused process gives signs of life. Each is short: a
+    signal that comes just before a read, or to another thread, does not end it, and Python runs
+    the handler only between two of them.
     """
     with socket.socket(socket.AF_UNIX) as bench:
         bench.connect(fault.value)
         said = {"point": fault.point, "process": process, "pid": os.getpid()}
         bench.sendall(json.dumps(said).encode() + b"\n")
+        bench.settimeout(_READ_S)
         with contextlib.suppress(ConnectionError):
-            bench.recv(1)
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    bench.recv(1)
+                    return
