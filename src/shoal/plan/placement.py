@@ -28,6 +28,7 @@ from shoal.plan.dtensor_order import Rings
 from shoal.plan.host_blocks import by_hosts, in_boxes
 from shoal.plan.mesh import Mesh
 from shoal.plan.mesh_checks import check_axes
+from shoal.plan.primes import prime_factors
 from shoal.plan.wiring import Slices, Topology, Torus
 from shoal.plan.wiring_checks import text_of
 
@@ -162,7 +163,7 @@ def _misfits(topology: Topology, names: Sequence[str], sizes: Sizes) -> list[str
 def _shapes(count: int, rank: int) -> list[Sizes]:
     """Return the meshes of so many devices; of many axes only some."""
     found = [(1,) * rank] if rank else []
-    for prime in _primes(count):
+    for prime in prime_factors(count):
         grown = {
             (*row[:axis], row[axis] * prime, *row[axis + 1 :])
             for row in found
@@ -170,18 +171,6 @@ def _shapes(count: int, rank: int) -> list[Sizes]:
         }
         found = sorted(grown)[:_MOST_SHAPES]
     return found
-
-
-def _primes(number: int) -> list[int]:
-    """Return the prime factors, ascending."""
-    found, prime = [], 2
-    while prime * prime <= number:
-        if number % prime:
-            prime += 1
-        else:
-            found.append(prime)
-            number //= prime
-    return [*found, number] if number > 1 else found
 
 
 def _distance(row: Sizes, sizes: Sizes) -> tuple[int, float]:

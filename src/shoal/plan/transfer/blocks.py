@@ -1,0 +1,144 @@
+"""Two layouts whose tiles are made of the same blocks, and which of these each device lacks.
+
+Where the tiles of one layout divide those of the other along every dim, both consist of equal
+blocks. Each device lacks a whole number of them, and a few permutes, one block a device, bring
+them: an *exchange*. It receives no byte that it does not need. An all-to-all is the special case
+in which all blocks come from the same group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.plan.transfer.rounds import rounds_of
+
+__all__ = ["Tiles", "exchange_rounds", "grid_of", "lacking", "missing", "tile_numbers", "tiles_of"]
+
+IntArray = NDArray[np.int64]
+
+Block = tuple[int, ...]
+Send = tuple[int, int, Block]  # sender and receiver, positions in a mesh; which block
+
+
+class Tiles(NamedTuple):
+    """Which tile each device holds."""
+
+    counts: tuple[int, ...]  # into how many each dim is cut
+    coords: IntArray  # of each device's tile [devices, rank]
+
+
+def tiles_of(layout: Layout, mesh: Mesh | None = None) -> Tiles:
+    """Return the tiles of an evenly cut array, in the order of `mesh` (default: the layout's)."""
+    own = layout.mesh
+    axes = dict(zip(own.axis_names, np.indices(own.shape).reshape(len(own.shape), -1), strict=True))
+    coords = np.zeros((own.size, layout.rank), np.int64)
+    for dim, names in enumerate(layout.axes_of_dims):
+        for name in names:
+            coords[:, dim] = coords[:, dim] * own.axes[name] + axes[name]
+    counts = tuple(layout.num_shards(dim) for dim in range(layout.rank))
+    if mesh is None or mesh is own:
+        return Tiles(counts, coords)
+    ids = own.device_ids.ravel()
+    order = np.argsort(ids, kind="stable")
+    return Tiles(counts, coords[order[np.searchsorted(ids[order], mesh.device_ids.ravel())]])
+
+
+def tile_numbers(tiles: Tiles) -> IntArray:
+    """Return the number of each device's tile, row-major over the dims [devices]."""
+    number = np.zeros(len(tiles.coords), np.int64)
+    for count, coords in zip(tiles.counts, tiles.coords.T, strict=True):
+        number = number * count + coords
+    return number
+
+
+def grid_of(before: Sequence[int], after: Sequence[int]) -> tuple[int, ...] | None:
+    """Return how many blocks each dim has; None where tiles do not divide each other.
+
+    >>> grid_of((4, 1), (2, 3)), grid_of((2,), (3,))
+    ((4, 3), None)
+    """
+    if any(max(pair) % min(pair) for pair in zip(before, after, strict=True)):
+        return None
+    return tuple(map(max, before, after))
+
+
+def missing(before: Tiles, after: Tiles) -> IntArray:
+    """Return how many blocks each device must receive [devices]; `grid_of` must not be None.
+
+    >>> mesh = Mesh({"x": 2, "y": 2})
+    >>> missing(tiles_of(Layout(mesh, "x", None)), tiles_of(Layout(mesh, None, "y")))
+    array([1, 1, 1, 1])
+    """
+    return _outside(_boxes(after, before), _boxes(before, after))
+
+
+def lacking(before: Tiles, after: Tiles, shape: Sequence[int]) -> int:
+    """Return how many items of an array the device that lacks most must receive."""
+    held, wanted = (_items(tiles, shape) for tiles in (before, after))
+    return int(_outside(wanted, held).max(initial=0))
+
+
+def _items(tiles: Tiles, shape: Sequence[int]) -> tuple[IntArray, IntArray]:
+    """Return the first item of each device's tile, and one past the last [devices, rank]."""
+    side = np.array(shape, np.int64) // np.array(tiles.counts, np.int64)
+    return tiles.coords * side, (tiles.coords + 1) * side
+
+
+def _outside(wanted: tuple[IntArray, IntArray], held: tuple[IntArray, IntArray]) -> IntArray:
+    """Return how much of each device's box lies outside of another."""
+    both = np.minimum(held[1], wanted[1]) - np.maximum(held[0], wanted[0])
+    sizes: IntArray = (wanted[1] - wanted[0]).prod(axis=1) - both.clip(min=0).prod(axis=1)
+    return sizes
+
+
+def _boxes(tiles: Tiles, other: Tiles) -> tuple[IntArray, IntArray]:
+    """Return the first block of each device's tile, and one past the last [devices, rank]."""
+    sides = np.array([max(1, b // a) for a, b in zip(tiles.counts, other.counts, strict=True)])
+    first = tiles.coords * sides.astype(np.int64)
+    return first, first + sides.astype(np.int64)
+
+
+def exchange_rounds(before: Layout, after: Layout) -> tuple[tuple[Send, ...], ...]:
+    """Return who sends which block to whom: in each round every device sends and receives one
+    block at most.
+
+    A block comes from a process that has it where the receiver's own has it not; replicas send in
+    turn. There are no more rounds than the busiest device has blocks to send or to receive.
+
+    Returns:
+      for each round (sender, receiver, block), devices by position in the mesh of `before`, blocks
+      by their coordinates in the grid of blocks.
+    """
+    old, new = tiles_of(before), tiles_of(after, before.mesh)
+    held, wanted = _boxes(old, new), _boxes(new, old)
+    processes = before.mesh.processes.ravel()
+    holders: dict[Block, list[int]] = {}
+    for device, box in enumerate(zip(*held, strict=True)):
+        for block in _blocks(*box):
+            holders.setdefault(block, []).append(device)
+    turns: dict[int, int] = dict.fromkeys(range(before.mesh.size), 0)
+    sends: list[Send] = []
+    for receiver, box in enumerate(zip(*wanted, strict=True)):
+        for block in _blocks(*box):
+            have = holders[block]
+            if receiver in have:
+                continue
+            near = [one for one in have if processes[one] == processes[receiver]]
+            sender = min(near or have, key=lambda one: (turns[one], one))
+            turns[sender] += 1
+            sends.append((sender, receiver, block))
+    return rounds_of(sends)
+
+
+def _blocks(first: IntArray, end: IntArray) -> list[Block]:
+    shape = (end - first).tolist()
+    return [
+        tuple(a + b for a, b in zip(first.tolist(), offset, strict=True))
+        for offset in np.ndindex(*shape)
+    ]

@@ -1,0 +1,91 @@
+"""One step of a move among devices of one mesh: a collective, or a cut that sends nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.plan.layout import Layout
+from shoal.plan.transfer.blocks import missing, tile_numbers, tiles_of
+
+__all__ = ["KINDS", "Step", "pairs", "received_bytes"]
+
+IntArray = NDArray[np.int64]
+
+KINDS = ("slice", "all_gather", "all_to_all", "permute", "exchange", "reduce_scatter", "all_reduce")
+
+
+class Step(NamedTuple):
+    """What all devices do at the same time. Layouts are over digits of the axes: see `digits`."""
+
+    kind: str  # one of KINDS
+    axes: tuple[str, ...]  # digits that each group of devices spans; () of a permute or exchange
+    dim: (
+        int | None
+    )  # a gather joins it, a slice or a reduce-scatter cuts it, an all-to-all joins it
+    to_dim: int | None  # an all-to-all cuts it
+    before: Layout
+    after: Layout
+
+    def __str__(self) -> str:
+        over = f" over {'+'.join(self.axes)}" if self.axes else ""
+        dims = {
+            "slice": f"dim {self.dim}",
+            "all_gather": f"dim {self.dim}",
+            "reduce_scatter": f"dim {self.dim}",
+            "all_to_all": f"dim {self.dim} → dim {self.to_dim}",
+        }
+        return f"{self.kind}{over}{' of ' + dims[self.kind] if self.kind in dims else ''}"
+
+
+def received_bytes(step: Step, shape: Sequence[int], item_bytes: int) -> IntArray:
+    """Return how many bytes each device receives, by its position in the mesh before the step.
+
+    Of an all-gather, all that the others of its group hold; of an all-to-all or a reduce-scatter,
+    its part of that; of an all-reduce both of these, one after the other (Thakur, Rabenseifner and
+    Gropp, IJHPCA 19, 2005). Devices that keep their shard in a permute receive nothing.
+    """
+    held = math.prod(step.before.shard_shape(shape)) * item_bytes
+    size = math.prod(step.before.mesh.axes[axis] for axis in step.axes)
+    if step.kind == "exchange":
+        old, new = tiles_of(step.before), tiles_of(step.after, step.before.mesh)
+        blocks = math.prod(map(max, old.counts, new.counts))
+        return missing(old, new) * (math.prod(shape) // blocks * item_bytes)
+    if step.kind == "permute":
+        found = np.zeros(step.before.mesh.size, np.int64)
+        found[[receiver for _, receiver in pairs(step.before, step.after)]] = held
+        return found
+    each = {
+        "slice": 0,
+        "all_gather": held * (size - 1),
+        "all_to_all": held // size * (size - 1),
+        "reduce_scatter": held // size * (size - 1),
+        "all_reduce": 2 * (held // size * (size - 1)),
+    }
+    return np.full(step.before.mesh.size, each[step.kind], np.int64)
+
+
+def pairs(before: Layout, after: Layout) -> tuple[tuple[int, int], ...]:
+    """Return who sends its shard to whom, so that all hold what the other layout says.
+
+    Both cut every dim into as many tiles, over the same devices in any order. A device that
+    already holds its new shard keeps it; every other one receives once and sends at most once.
+
+    Returns:
+      (sender, receiver), positions in the mesh of `before`.
+
+    Example:
+      >>> from shoal.plan.mesh import Mesh
+      >>> mesh = Mesh({"x": 2, "y": 2})
+      >>> pairs(Layout(mesh, ("x", "y")), Layout(mesh, ("y", "x")))
+      ((1, 2), (2, 1))
+    """
+    held, wanted = tile_numbers(tiles_of(before)), tile_numbers(tiles_of(after, before.mesh))
+    changing = np.flatnonzero(held != wanted)
+    senders = changing[np.argsort(held[changing], kind="stable")]
+    receivers = changing[np.argsort(wanted[changing], kind="stable")]
+    return tuple(zip(senders.tolist(), receivers.tolist(), strict=True))
