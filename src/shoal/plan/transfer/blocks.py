@@ -18,7 +18,17 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.rounds import rounds_of
 
-__all__ = ["Tiles", "exchange_rounds", "grid_of", "lacking", "missing", "tile_numbers", "tiles_of"]
+__all__ = [
+    "Copies",
+    "Tiles",
+    "exchange_copies",
+    "exchange_rounds",
+    "grid_of",
+    "lacking",
+    "missing",
+    "tile_numbers",
+    "tiles_of",
+]
 
 IntArray = NDArray[np.int64]
 
@@ -134,6 +144,53 @@ def exchange_rounds(before: Layout, after: Layout) -> tuple[tuple[Send, ...], ..
             turns[sender] += 1
             sends.append((sender, receiver, block))
     return rounds_of(sends)
+
+
+class Copies(NamedTuple):
+    """One round as each device sees it: it writes one block of its new tile [devices, …]."""
+
+    sends: tuple[tuple[int, int], ...]  # (sender, receiver)
+    reads: IntArray  # the block of its old tile that it sends, or else keeps [devices, rank]
+    keeps: IntArray  # the one that it copies if it receives none [devices, rank]
+    writes: IntArray  # where in its new tile the block goes [devices, rank]
+    receives: NDArray[np.bool_]  # [devices]
+
+
+def exchange_copies(before: Layout, after: Layout) -> tuple[Copies, ...]:
+    """Return an exchange as the same number of writes on every device.
+
+    In a round without a block to receive a device copies one that it keeps. The blocks that all of
+    them still keep then are copied in rounds without sends.
+
+    Returns:
+      blocks are counted from the first of the device's own tile.
+    """
+    old, new = tiles_of(before), tiles_of(after, before.mesh)
+    held, wanted = _boxes(old, new), _boxes(new, old)
+    kept = [
+        _blocks(np.maximum(a, c), np.minimum(b, d).clip(min=np.maximum(a, c)))
+        for a, b, c, d in zip(*held, *wanted, strict=True)
+    ]
+    rounds = exchange_rounds(before, after)
+    slots = int((wanted[1] - wanted[0])[0].prod()) if before.mesh.size else 0
+    return tuple(
+        _copies(rounds[n] if n < len(rounds) else (), kept, held[0], wanted[0])
+        for n in range(slots)
+    )
+
+
+def _copies(
+    sends: Sequence[Send], kept: list[list[Block]], held: IntArray, wanted: IntArray
+) -> Copies:
+    """Return one round; what is kept in it is taken off `kept`."""
+    reads, keeps, writes = held.copy(), held.copy(), wanted.copy()
+    receives = np.zeros(len(held), bool)
+    for sender, receiver, block in sends:
+        reads[sender], writes[receiver], receives[receiver] = block, block, True
+    for device in np.flatnonzero(~receives):
+        keeps[device] = writes[device] = kept[device].pop()
+    own = tuple((sender, receiver) for sender, receiver, _ in sends)
+    return Copies(own, reads - held, keeps - held, writes - wanted, receives)
 
 
 def _blocks(first: IntArray, end: IntArray) -> list[Block]:

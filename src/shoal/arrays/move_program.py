@@ -1,0 +1,167 @@
+"""The steps of a planned move → functions that `jit` compiles.
+
+Consecutive steps over one mesh of digits are one `shard_map`. Where one mesh follows another that
+says the same placement in other digits, the array goes between them as *blocks*: an array whose
+first dim joins what the devices hold, in their order. Nothing moves for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shoal.arrays.devices import jax_mesh
+from shoal.plan.layout import Dim, Layout
+from shoal.plan.mesh import Mesh
+from shoal.plan.transfer.blocks import Copies, exchange_copies
+from shoal.plan.transfer.steps import Step, pairs
+
+__all__ = ["Stage", "stages"]
+
+OnShard = Callable[[jax.Array], jax.Array]  # of what one device holds
+
+
+class Stage(NamedTuple):
+    """Steps over one mesh of digits."""
+
+    run: Callable[[jax.Array], jax.Array]
+    takes: NamedSharding
+    gives: NamedSharding
+
+
+def stages(
+    steps: Sequence[Step], source: Layout, target: Layout, shape: Sequence[int]
+) -> list[Stage]:
+    """Return the stages of a move.
+
+    The first takes the array as it lies, or as blocks if the devices are in another order there or
+    it has pending sums; likewise the last one gives it. Between stages there are blocks.
+
+    Args:
+      steps: as `transfer.collective.shortest` returns them for the layouts and the shape.
+    """
+    runs = [list(own) for _, own in groupby(steps, key=lambda step: step.before.mesh)]
+    found = []
+    for run in runs:
+        mesh = run[0].before.mesh
+        begin = run[0].before if run is runs[0] and _same_order(mesh, source.mesh) else None
+        last = run[-1].after
+        is_end = run is runs[-1] and last.mesh == mesh and _same_order(mesh, target.mesh)
+        takes = _sharding(mesh, begin, len(shape))
+        gives = _sharding(mesh, last if is_end else None, len(shape))
+        local = _in_order([_on_shard(step, shape) for step in run])
+        mapped = jax.shard_map(
+            local,
+            mesh=takes.mesh,
+            in_specs=takes.spec,
+            out_specs=gives.spec,
+            check_vma=False,
+        )
+        found.append(Stage(mapped, takes, gives))
+    return found
+
+
+def _same_order(mesh: Mesh, other: Mesh) -> bool:
+    return bool(np.array_equal(mesh.device_ids.ravel(), other.device_ids.ravel()))
+
+
+def _sharding(mesh: Mesh, layout: Layout | None, rank: int) -> NamedSharding:
+    """Return the sharding of a layout of digits, or of blocks."""
+    dims: tuple[Dim, ...] = (mesh.axis_names, *[None] * (rank - 1))
+    if layout is not None and not layout.partial:
+        dims = layout.dims
+    return NamedSharding(jax_mesh(mesh), PartitionSpec(*dims))
+
+
+def _in_order(functions: Sequence[OnShard]) -> OnShard:
+    def run(x: jax.Array) -> jax.Array:
+        for function in functions:
+            x = function(x)
+        return x
+
+    return run
+
+
+def _on_shard(step: Step, shape: Sequence[int]) -> OnShard:
+    """Return what a device does with its shard."""
+    names = step.before.mesh.axis_names
+    if step.kind == "permute":
+        return lambda x: jax.lax.ppermute(x, names, _with_keepers(step))
+    if step.kind == "exchange":
+        return _exchange(step, shape)
+    size = int(np.prod([step.before.mesh.axes[axis] for axis in step.axes]))
+    dim: Any = step.dim
+    kinds: dict[str, OnShard] = {
+        "slice": lambda x: _own_slice(x, step.axes, size, dim),
+        "all_gather": lambda x: jax.lax.all_gather(x, step.axes, axis=dim, tiled=True),
+        "all_to_all": lambda x: jax.lax.all_to_all(x, step.axes, step.to_dim, dim, tiled=True),
+        "reduce_scatter": lambda x: jax.lax.psum_scatter(
+            x, step.axes, scatter_dimension=dim, tiled=True
+        ),
+        "all_reduce": lambda x: jax.lax.psum(x, step.axes),
+    }
+    return kinds[step.kind]
+
+
+def _own_slice(x: jax.Array, axes: tuple[str, ...], size: int, dim: int) -> jax.Array:
+    length = x.shape[dim] // size
+    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * length, length, dim)
+
+
+def _with_keepers(step: Step) -> list[tuple[int, int]]:
+    """Return who sends to whom; who keeps its shard sends to itself."""
+    moved = pairs(step.before, step.after)
+    receivers = {receiver for _, receiver in moved}
+    kept = [(d, d) for d in range(step.before.mesh.size) if d not in receivers]
+    return [*moved, *kept]
+
+
+def _exchange(step: Step, shape: Sequence[int]) -> OnShard:
+    """Return the writes of an exchange: each a block of the new tile, received or kept."""
+    names = step.before.mesh.axis_names
+    counts = [
+        (step.before.num_shards(dim), step.after.num_shards(dim)) for dim in range(len(shape))
+    ]
+    side = tuple(size // max(pair) for size, pair in zip(shape, counts, strict=True))
+    tile = step.after.shard_shape(shape)
+    rounds = exchange_copies(step.before, step.after)
+
+    def run(x: jax.Array) -> jax.Array:
+        place = jax.lax.axis_index(names)
+        found = jax.lax.empty(tile, x.dtype)
+        for each in rounds:
+            block = _block(x, each, names, place, side)
+            found = jax.lax.dynamic_update_slice(found, block, _at(each.writes, place, side))
+        return found
+
+    return run
+
+
+def _block(
+    x: jax.Array, each: Copies, names: tuple[str, ...], place: jax.Array, side: tuple[int, ...]
+) -> jax.Array:
+    """Return the block that a device writes in a round."""
+
+    def cut(blocks: np.ndarray[Any, Any]) -> jax.Array:
+        return jax.lax.dynamic_slice(x, _at(blocks, place, side), side)
+
+    if not each.sends:
+        return cut(each.keeps)
+    sent = jax.lax.ppermute(cut(each.reads), names, each.sends)
+    if each.receives.all():
+        return sent
+    return jnp.where(jnp.asarray(each.receives)[place], sent, cut(each.keeps))
+
+
+def _at(blocks: np.ndarray[Any, Any], place: jax.Array, side: tuple[int, ...]) -> list[jax.Array]:
+    """Return the first index of a device's block, of each dim."""
+    if (blocks == blocks[0]).all():
+        return [jnp.int32(first) for first in blocks[0] * np.array(side)]
+    table = jnp.asarray((blocks * np.array(side)).astype(np.int32))
+    return list(table[place])

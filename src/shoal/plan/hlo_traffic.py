@@ -1,0 +1,179 @@
+"""What a compiled program sends between its devices, read from the text of its HLO.
+
+XLA prints each instruction as `%name = shape opcode(operands), attribute=…, attribute=…`, and each
+computation as a block in braces. A collective in the body of a loop counts as often as the loop
+runs, where XLA knows how often (`known_trip_count`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.colour import local
+
+__all__ = ["Collective", "collectives_of", "received_bytes_of"]
+
+IntArray = NDArray[np.int64]
+
+_OPCODES = (
+    "all-gather", "all-to-all", "ragged-all-to-all", "collective-permute", "collective-broadcast",
+    "reduce-scatter", "all-reduce",
+)  # fmt: skip
+_BITS = {
+    "pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16,
+    "s32": 32, "u32": 32, "s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64,
+    "c64": 64, "c128": 128, "token": 0,
+}  # fmt: skip
+_HEAD = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
+_INSTRUCTION = re.compile(
+    r"^\s*(?:ROOT )?%?([\w.-]+) = (.*?) (" + "|".join(_OPCODES) + r")(-start)?\((.*)$"
+)
+_TYPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
+_CALLED = re.compile(r"(?:calls|body|condition|to_apply)=%?([\w.-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)')
+
+
+class Collective(NamedTuple):
+    """One collective of a program."""
+
+    name: str
+    opcode: str
+    result_bytes: int  # what a device holds after it
+    group_size: int  # devices that take part with each other; 0: all of them
+    receivers: tuple[int, ...]  # of a permute: the devices that others send to, by position
+    times: int  # how often it runs
+    op_name: str  # what JAX called the operation, or nothing
+
+    def received_bytes(self, num_devices: int) -> IntArray:
+        """Return what each device receives [devices], counted as `transfer.steps` does."""
+        size = self.group_size or num_devices
+        if self.opcode == "collective-permute":
+            found = np.zeros(num_devices, np.int64)
+            found[list(self.receivers)] = self.result_bytes * self.times
+            return found
+        others = {
+            "all-gather": self.result_bytes // size * (size - 1),
+            "all-to-all": self.result_bytes // size * (size - 1),
+            "ragged-all-to-all": self.result_bytes,
+            "collective-broadcast": self.result_bytes,
+            "reduce-scatter": self.result_bytes * (size - 1),
+            "all-reduce": 2 * (self.result_bytes * (size - 1) // size),
+        }
+        return np.full(num_devices, others[self.opcode] * self.times, np.int64)
+
+
+@local
+def collectives_of(hlo: str) -> tuple[Collective, ...]:
+    """Return the collectives of a compiled program, in the order of the text.
+
+    Local.
+
+    Args:
+      hlo: the text of a compiled program, such as `jitted.lower(…).compile().as_text()`.
+
+    Example:
+      >>> text = '''ENTRY %main (p: f32[2]) -> f32[8] {
+      ...   ROOT %g = f32[8]{0} all-gather(%p), replica_groups={{0,1,2,3}}, dimensions={0}
+      ... }'''
+      >>> [(one.opcode, one.result_bytes, one.group_size) for one in collectives_of(text)]
+      [('all-gather', 32, 4)]
+    """
+    blocks = _blocks(hlo)
+    times = _times(blocks)
+    return tuple(
+        _collective(found, line, times[name])
+        for name, (_, lines) in blocks.items()
+        for line in lines
+        if times[name] and (found := _INSTRUCTION.match(line))
+    )
+
+
+@local
+def received_bytes_of(hlo: str, num_devices: int) -> int:
+    """Return how many bytes the device receives that receives most.
+
+    Local.
+
+    Args:
+      hlo: the text of a compiled program.
+      num_devices: that it runs on.
+    """
+    each = [one.received_bytes(num_devices) for one in collectives_of(hlo)]
+    return int(sum(each, np.zeros(num_devices, np.int64)).max(initial=0))
+
+
+Blocks = Mapping[str, tuple[bool, list[str]]]  # name → is it the entry, its lines
+
+
+def _blocks(hlo: str) -> Blocks:
+    """Return the computations of a program."""
+    found: dict[str, tuple[bool, list[str]]] = {}
+    lines: list[str] | None = None
+    for line in hlo.splitlines():
+        if lines is None:
+            if head := _HEAD.match(line):
+                lines = []
+                found[head[2]] = (head[1] is not None, lines)
+        elif line.startswith("}"):
+            lines = None
+        else:
+            lines.append(line)
+    return found
+
+
+def _times(blocks: Blocks) -> dict[str, int]:
+    """Return how often each computation runs. What calls another stands after it."""
+    times = {name: int(is_entry) for name, (is_entry, _) in blocks.items()}
+    for name in reversed(list(blocks)):
+        for line in blocks[name][1]:
+            trips = _TRIPS.search(line)
+            for called in _called(line):
+                if called in times:
+                    times[called] += times[name] * (int(trips[1]) if trips else 1)
+    return times
+
+
+def _called(line: str) -> Iterator[str]:
+    yield from _CALLED.findall(line)
+    for names in _BRANCHES.findall(line):
+        yield from (name.strip().lstrip("%") for name in names.split(","))
+
+
+def _collective(found: re.Match[str], line: str, times: int) -> Collective:
+    name, shapes, opcode, is_start, rest = found.groups()
+    parts = [_bytes(*each) for each in _TYPE.findall(shapes)]
+    # What a -start gives is (operand, result, …).
+    held = parts[1] if is_start and len(parts) > 1 else sum(parts)
+    operation = re.search(r'op_name="([^"]*)"', line)
+    pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest)
+    sends = re.findall(r"\{(\d+),(\d+)\}", pairs[1]) if pairs else []
+    receivers = tuple(sorted(int(receiver) for sender, receiver in sends if sender != receiver))
+    op_name = operation[1] if operation else ""
+    return Collective(name, opcode, held, _group_size(rest), receivers, times, op_name)
+
+
+def _bytes(dtype: str, dims: str) -> int:
+    bits = _BITS.get(dtype, 8 if dtype.startswith("f8") else 4)  # f4e2m1fn and its like
+    return math.prod(int(size) for size in dims.split(",") if size) * bits // 8
+
+
+def _group_size(attributes: str) -> int:
+    """Return how many devices a group has: XLA writes groups in three ways."""
+    if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
+        return listed[1].count(",") + 1
+    if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
+        return int(iota[1])
+    named = re.search(r"replica_groups=mesh\[([^]]*)\](?:, device_ids=\([^)]*(?:\([^)]*\))?\))? "
+                      r"\{([^}]*)\}", attributes)  # fmt: skip
+    if named is None:
+        return 0
+    sizes = {axis: int(size) for axis, size in re.findall(r"'([^']*)'=(\d+)", named[1])}
+    axes = re.findall(r"'([^']*)'(?::\(\d+\)(\d+))?", named[2])
+    return math.prod(int(part) if part else sizes[axis] for axis, part in axes)
