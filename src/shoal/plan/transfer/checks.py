@@ -1,0 +1,92 @@
+"""What is wrong with the arguments of a move, all in one message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all
+from shoal.plan.layout import Layout
+
+__all__ = ["check_move", "terms_of"]
+
+_MOST_BYTES = 1 << 62  # so that the bytes of a device, and edges past a dim's end, fit in 64 bits
+
+
+def terms_of(layout: Layout) -> dict[str, str]:
+    """Return axis → reduction for the pending reductions of more than one term."""
+    axes = layout.mesh.axes
+    return {axis: kind for axis, kind in layout.partial.items() if axes[axis] > 1}
+
+
+def check_move(
+    asked: str,
+    source: Layout,
+    target: Layout,
+    shape: Sequence[int],
+    item_bytes: int = 1,
+    *,
+    reduces: bool = True,
+) -> tuple[int, ...]:
+    """Return `shape` as plain ints if an array can be moved so.
+
+    Args:
+      asked: the function that the caller called.
+      item_bytes: of one element.
+      reduces: whether the source may have pending reductions.
+
+    Raises:
+      UsageError: all that is wrong, in one message.
+    """
+    offences: list[str] = []
+    layouts = {"source": source, "target": target}
+    for name, layout in layouts.items():
+        if not isinstance(layout, Layout):
+            offences.append(WrongType(f"{name}={layout!r} must be a Layout"))
+    if isinstance(item_bytes, bool) or not isinstance(item_bytes, int):
+        offences.append(WrongType(f"item_bytes={item_bytes!r} must be an int"))
+    elif item_bytes < 1:
+        offences.append(f"item_bytes={item_bytes} must be 1 or more")
+    raise_all(asked, offences)
+    sizes = _check_shape(source, target, shape, offences)
+    if sizes and math.prod(max(size, 1) for size in sizes) * item_bytes > _MOST_BYTES:
+        offences.append(f"shape {sizes} of {item_bytes} bytes an element has more than 2^62 bytes")
+    _check_terms(source, target, reduces, offences)
+    raise_all(asked, offences)
+    return sizes
+
+
+def _check_shape(
+    source: Layout, target: Layout, shape: Sequence[int], offences: list[str]
+) -> tuple[int, ...]:
+    if source.rank != target.rank:
+        offences.append(
+            f"a move keeps the dims, but the source {source!r} has rank {source.rank} and the "
+            f"target {target!r} rank {target.rank}"
+        )
+    sizes: tuple[int, ...] = ()
+    for layout in (source, target):
+        try:
+            sizes = layout.check_shape(shape)
+        except UsageError as error:
+            words = WrongType(error) if isinstance(error, UsageTypeError) else str(error)
+            if words not in offences:
+                offences.append(words)
+    return sizes
+
+
+def _check_terms(source: Layout, target: Layout, reduces: bool, offences: list[str]) -> None:
+    if pending := terms_of(target):
+        offences.append(
+            f"the target is pending ({_shown(pending)}), but a move ends with values: leave "
+            "partial out of the target"
+        )
+    if not reduces and (pending := terms_of(source)):
+        offences.append(
+            f"the source is pending ({_shown(pending)}), and sends of pieces reduce nothing: "
+            "reduce it first"
+        )
+
+
+def _shown(pending: dict[str, str]) -> str:
+    return ", ".join(f"{kind} over {axis!r}" for axis, kind in pending.items())

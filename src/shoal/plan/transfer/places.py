@@ -1,0 +1,88 @@
+"""Where the devices of a move are: on which host, and in which slice."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import UsageError, UsageTypeError
+from shoal.plan.hosts import Hosts
+from shoal.plan.mesh import Mesh
+from shoal.plan.wiring import Slices, Topology
+
+__all__ = ["Places", "places"]
+
+IntArray = NDArray[np.int64]
+
+
+class Places(NamedTuple):
+    """All devices of a move, by ascending id [devices]."""
+
+    devices: IntArray
+    hosts: IntArray  # the process that owns each
+    slices: IntArray  # the slice of each, or the switch of its host; 0 where none is known
+
+    def at(self, device_ids: IntArray) -> IntArray:
+        """Return the places of these ids in `devices`, in the shape of `device_ids`."""
+        return np.searchsorted(self.devices, device_ids)
+
+
+def places(asked: str, source: Mesh, target: Mesh, topology: Topology | None) -> Places:
+    """Return where the devices of both meshes are.
+
+    Args:
+      asked: the function that the caller called.
+      topology: says the host and the slice of each device. None: a host for each process of the
+        meshes, and one slice.
+
+    Raises:
+      UsageError: the topology lacks devices of the meshes; or there is none, and the meshes differ
+        about the process of a device.
+    """
+    devices: IntArray = np.union1d(source.device_ids, target.device_ids)
+    if topology is None:
+        return Places(devices, _owners(asked, source, target), np.zeros(len(devices), np.int64))
+    if not isinstance(topology, Topology):
+        raise UsageTypeError(
+            f"{asked}: topology={topology!r} is no topology: topology.parse makes one of a text"
+        )
+    known = topology.device_ids.ravel()
+    if (strange := np.setdiff1d(devices, known)).size:
+        raise UsageError(
+            f"{asked}: the meshes have devices that {topology.text} has not: {_listed(strange)}; "
+            f"its ids are {known.min()} to {known.max()}"
+        )
+    order = np.argsort(known)
+    cells = order[np.searchsorted(known[order], devices)]
+    return Places(devices, topology.processes.ravel()[cells], _slices(topology)[cells])
+
+
+def _owners(asked: str, source: Mesh, target: Mesh) -> IntArray:
+    """Return the process of each device, on which both meshes must agree."""
+    ids = np.concatenate([source.device_ids.ravel(), target.device_ids.ravel()])
+    owners = np.concatenate([source.processes.ravel(), target.processes.ravel()])
+    order = np.argsort(ids, kind="stable")
+    ids, owners = ids[order], owners[order]
+    twice = ids[1:] == ids[:-1]
+    if (strange := ids[1:][twice & (owners[1:] != owners[:-1])]).size:
+        raise UsageError(
+            f"{asked}: source and target give other processes to the same devices: "
+            f"{_listed(strange)}; a device has one process"
+        )
+    is_first = np.concatenate([[True], ~twice])
+    return np.asarray(owners[is_first])
+
+
+def _slices(topology: Topology) -> IntArray:
+    """Return the slice of each cell; of hosts behind switches, the switch."""
+    if isinstance(topology, Slices):
+        return np.repeat(np.arange(len(topology.slices)), [s.num_devices for s in topology.slices])
+    hosts = topology.switch if isinstance(topology, Hosts) and topology.switch else None
+    group = topology.num_devices if hosts is None else hosts * topology.grid[-1]
+    return np.arange(topology.num_devices) // max(group, 1)
+
+
+def _listed(ids: IntArray) -> str:
+    return ", ".join(map(str, ids[:8].tolist())) + (", …" if ids.size > 8 else "")
