@@ -6,5 +6,6 @@
 * `hlo`: a layout in XLA's words.
 * `topology` (with `wiring`, `hosts`, `tpu_generations`), `placement`: hardware, and meshes on it.
 * `cost` (with `links`, `torus_cost`, `switched_cost`, `routing`): what collectives cost on it.
+* `transfer`: what moves between two layouts, the least it takes, and plans of it.
 * `text`: the words of the text forms.
 """

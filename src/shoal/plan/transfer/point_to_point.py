@@ -1,0 +1,249 @@
+"""A move as single sends, in rounds: at the bound of what is received, and easy to run.
+
+In a round each device sends at most once and receives at most once, so a round is one permute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.colour import local
+from shoal.errors import UsageError
+from shoal.plan.boxes import Box
+from shoal.plan.layout import Layout
+from shoal.plan.transfer.checks import check_move
+from shoal.plan.transfer.edge_colours import edge_colours
+from shoal.plan.transfer.fan_out import Edge, Parcel, waves
+from shoal.plan.transfer.places import Places, places
+from shoal.plan.transfer.regions import Region, Regions, regions
+from shoal.plan.wiring import Topology
+
+__all__ = ["Keep", "PointToPoint", "Send", "point_to_point"]
+
+IntArray = NDArray[np.int64]
+
+_MOST_SENDS = 1 << 20
+_MOST_ROWS = 32  # rounds that a table shows
+
+
+class Send(NamedTuple):
+    """A box that goes from one device to another."""
+
+    sender: int
+    receiver: int
+    box: Box
+    num_bytes: int
+
+
+class Keep(NamedTuple):
+    """A box that a device holds in the source and needs in the target."""
+
+    device: int
+    box: Box
+    num_bytes: int
+
+
+@dataclass(frozen=True, repr=False)
+class PointToPoint:
+    """A plan of single sends. A plain value: hashable, equal by content; `print` shows it.
+
+    It is impossible that a device sends what it does not hold before the round, that it sends or
+    receives twice in a round, that it receives what it does not need or has, or that a byte enters
+    a host or a slice twice. So what devices and hosts receive equals the lower bounds of `bounds`.
+    """
+
+    keeps: tuple[Keep, ...]
+    """What devices copy from their own shards, by ascending id."""
+    rounds: tuple[tuple[Send, ...], ...]
+    """The sends of each round, by ascending sender."""
+    hosts: tuple[tuple[int, int], ...]
+    """Every device of either layout and its host, by ascending id."""
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds."""
+        return len(self.rounds)
+
+    @property
+    def num_sends(self) -> int:
+        """How many sends, in all rounds."""
+        return sum(map(len, self.rounds))
+
+    @property
+    def received_bytes(self) -> dict[int, int]:
+        """Device id → what it receives."""
+        return self._bytes_by("receiver")
+
+    @property
+    def sent_bytes(self) -> dict[int, int]:
+        """Device id → what it sends."""
+        return self._bytes_by("sender")
+
+    @property
+    def host_bytes(self) -> dict[int, int]:
+        """Host → what enters it from other hosts."""
+        host_of = dict(self.hosts)
+        found = dict.fromkeys(sorted(host_of.values()), 0)
+        for send in self._sends():
+            if host_of[send.sender] != host_of[send.receiver]:
+                found[host_of[send.receiver]] += send.num_bytes
+        return found
+
+    @property
+    def total_bytes(self) -> int:
+        """What all devices receive."""
+        return sum(send.num_bytes for send in self._sends())
+
+    @property
+    def largest_bytes(self) -> int:
+        """The most that one device receives."""
+        return max(self.received_bytes.values())
+
+    def _bytes_by(self, end: str) -> dict[int, int]:
+        found = {device: 0 for device, _ in self.hosts}
+        for send in self._sends():
+            found[getattr(send, end)] += send.num_bytes
+        return found
+
+    def _sends(self) -> Iterator[Send]:
+        return (send for sends in self.rounds for send in sends)
+
+    def __repr__(self) -> str:
+        return (
+            f"PointToPoint({_counted(self.num_sends, 'send')} in "
+            f"{_counted(self.num_rounds, 'round')}, {self.total_bytes:,} B; "
+            f"{_counted(len(self.hosts), 'device')} on {_counted(len(self.host_bytes), 'host')})"
+        )
+
+    def __str__(self) -> str:
+        host_of = dict(self.hosts)
+        rows = [("round", "sends", "between hosts", "bytes", "largest")]
+        for number, sends in enumerate(self.rounds[:_MOST_ROWS]):
+            sizes = [send.num_bytes for send in sends]
+            across = sum(host_of[send.sender] != host_of[send.receiver] for send in sends)
+            rows.append((f"{number}", f"{len(sends)}", f"{across}", f"{sum(sizes):,}",
+                         f"{max(sizes):,}"))  # fmt: skip
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+        if self.num_rounds > _MOST_ROWS:
+            lines.append(f"and {_counted(self.num_rounds - _MOST_ROWS, 'round')} more")
+        return "\n".join([repr(self), *(lines if self.rounds else ())])
+
+
+@local
+def point_to_point(
+    source: Layout,
+    target: Layout,
+    shape: Sequence[int],
+    item_bytes: int,
+    *,
+    topology: Topology | None = None,
+) -> PointToPoint:
+    """Return a plan of single sends that receives no byte more than it must.
+
+    Local.
+
+    Each byte that a host needs and lacks enters it once, at a device that needs it, which passes it
+    on to the others inside. A sender is chosen by place (same host, then same slice or switch, then
+    any), then by what it has sent. Sends are grouped in waves, each of which sends what was there
+    before it. A wave takes as many rounds as its busiest device has sends, or receives, which is
+    the least possible. So the rounds are the fewest possible where nothing is passed on; else at
+    most the number of waves times the sends, or receives, of the busiest device.
+
+    Args:
+      source: the layout that the array has, with nothing pending.
+      target: the layout that it is to have.
+      shape: the shape of the whole array [rank].
+      item_bytes: bytes of one element.
+      topology: says the host and the slice of each device. None: a host for each process of the
+        meshes, and one slice.
+
+    Raises:
+      UsageError: what `bounds` refuses; the source is partial; or the plan would have more than
+        2^20 sends.
+
+    Example:
+      >>> from shoal.plan.mesh import Mesh
+      >>> mesh = Mesh({"x": 4}, processes=[0, 0, 1, 1])
+      >>> print(point_to_point(Layout(mesh, "x"), Layout(mesh, None), (4,), 2))
+      PointToPoint(12 sends in 3 rounds, 24 B; 4 devices on 2 hosts)
+      round  sends  between hosts  bytes  largest
+          0      4              4      8        2
+          1      4              0      8        2
+          2      4              0      8        2
+
+    Source: Y. Zhuang et al., "On optimizing the communication of model parallelism", MLSys 2023
+    (arXiv 2211.05322), for senders by load and for passing on inside hosts. What they send along
+    chains in chunks, a wave doubles.
+    """
+    sizes = check_move("point_to_point", source, target, shape, item_bytes, reduces=False)
+    where = places("point_to_point", source.mesh, target.mesh, topology)
+    found = regions(source, target, sizes)
+    _refuse_many(found)
+    moved = list(found)
+    hosts = where.hosts.tolist()
+    parcels = [_parcel(number, one, item_bytes, where, hosts) for number, one in enumerate(moved)]
+    rounds: list[list[Edge]] = []
+    for wave in waves(parcels, hosts, where.slices.tolist()):
+        rounds += _rounds(wave)
+    devices = where.devices.tolist()
+    return PointToPoint(
+        _keeps(found, item_bytes),
+        tuple(
+            tuple(_send(edge, moved[edge.parcel], item_bytes, devices) for edge in edges)
+            for edges in rounds
+        ),
+        tuple(zip(devices, hosts, strict=True)),
+    )
+
+
+def _refuse_many(found: Regions) -> None:
+    needers = (found.kept[found.target_shards] != found.cells[:, None]).sum()
+    if needers > _MOST_SENDS:
+        raise UsageError(
+            f"point_to_point: this move takes {needers:,} sends, and a plan of single sends may "
+            f"have {_MOST_SENDS:,}: move so many pieces by collectives"
+        )
+
+
+def _parcel(
+    number: int, region: Region, item_bytes: int, where: Places, hosts: Sequence[int]
+) -> Parcel:
+    parcel = Parcel(number, region.num_elements * item_bytes, {}, {})
+    for device in where.at(np.array(region.terms[0])).tolist():
+        parcel.holders.setdefault(hosts[device], []).append(device)
+    for device in where.at(np.array(region.needers)).tolist():
+        parcel.needers.setdefault(hosts[device], {})[device] = None
+    return parcel
+
+
+def _rounds(wave: Sequence[Edge]) -> list[list[Edge]]:
+    """Divide a wave into rounds, by ascending sender."""
+    colours = edge_colours([(edge.sender, edge.receiver) for edge in wave])
+    rounds: list[list[Edge]] = [[] for _ in range(max(colours) + 1)]
+    for edge, colour in zip(wave, colours, strict=True):
+        rounds[colour].append(edge)
+    return [sorted(edges, key=lambda edge: edge.sender) for edges in rounds]
+
+
+def _send(edge: Edge, region: Region, item_bytes: int, devices: Sequence[int]) -> Send:
+    num_bytes = region.num_elements * item_bytes
+    return Send(devices[edge.sender], devices[edge.receiver], region.box, num_bytes)
+
+
+def _keeps(found: Regions, item_bytes: int) -> tuple[Keep, ...]:
+    devices, cells = found.wanted.ravel(), found.kept.ravel()
+    order = np.argsort(devices)
+    order = order[cells[order] >= 0]
+    sizes = (found.elements_of(cells[order]) * item_bytes).tolist()
+    boxes = map(found.box_of, cells[order].tolist())
+    return tuple(map(Keep, devices[order].tolist(), boxes, sizes))
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
