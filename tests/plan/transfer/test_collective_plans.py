@@ -2,7 +2,6 @@
 
 import math
 import random
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from shoal.plan.mesh import Mesh
 from shoal.plan.topology import parse
 from shoal.plan.transfer.collective import by_seconds, shortest
 from shoal.plan.transfer.digits import bases, count_states
-from shoal.plan.transfer.rounds import rounds_of
 from shoal.plan.transfer.states import every
 from shoal.plan.transfer.steps import received_bytes
 
@@ -147,14 +145,3 @@ def test_seconds_weigh_what_is_far():
     source, target = Layout(mesh, ("host", "x"), None), Layout(mesh, None, "y")
     steps = shortest(source, target, (64, 64), 4, weigh=by_seconds(topology))
     must_be_right(source, target, (64, 64), steps)
-
-
-@given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=60))
-def test_rounds_are_as_few_as_the_busiest_device_needs(ends):
-    sends = [(sender, receiver, n) for n, (sender, receiver) in enumerate(ends)]
-    rounds = rounds_of(sends)
-    assert sorted(send for each in rounds for send in each) == sorted(sends)
-    for each in rounds:
-        assert len({s for s, *_ in each}) == len({r for _, r, _ in each}) == len(each)
-    busiest = [*Counter(s for s, *_ in sends).values(), *Counter(r for _, r, _ in sends).values()]
-    assert len(rounds) == max(busiest, default=0)

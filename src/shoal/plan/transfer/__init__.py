@@ -1,7 +1,8 @@
-"""From one layout to another: what must move, at least how much, and in which steps.
+"""Plans of moves: from one layout to another, on the same devices, on some of them, or on others.
 
-* `regions`, `bounds`: what must move between devices, and how little of it there can be.
-* `digits`, `states`, `collective`: a shortest path of collectives among devices of one mesh.
-* `point_to_point`: sends at the bound, between any devices.
-* `steps`, `plan`: the values that say it.
+* `plan`: the plan of a move, by whichever way moves less.
+* `regions` (with `checks`): what must move, exactly: each box, who holds it, who needs it.
+* `bounds` (with `places`): the least bytes that any plan must move, and the least memory.
+* `collective` (with `digits`, `states`, `blocks`): the cheapest collectives, and their `steps`.
+* `point_to_point` (with `fan_out`, `edge_colours`): single sends in rounds, at the bound.
 """

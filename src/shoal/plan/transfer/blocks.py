@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.plan.transfer.rounds import rounds_of
+from shoal.plan.transfer.edge_colours import edge_colours
 
 __all__ = [
     "Copies",
@@ -143,7 +143,11 @@ def exchange_rounds(before: Layout, after: Layout) -> tuple[tuple[Send, ...], ..
             sender = min(near or have, key=lambda one: (turns[one], one))
             turns[sender] += 1
             sends.append((sender, receiver, block))
-    return rounds_of(sends)
+    colours = edge_colours([(sender, receiver) for sender, receiver, _ in sends])
+    rounds: list[list[Send]] = [[] for _ in range(max(colours, default=-1) + 1)]
+    for send, colour in zip(sends, colours, strict=True):
+        rounds[colour].append(send)
+    return tuple(map(tuple, rounds))
 
 
 class Copies(NamedTuple):

@@ -1,0 +1,196 @@
+"""The plan of a move: which way it goes, in which steps, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from shoal.colour import local
+from shoal.errors import UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.links import Links
+from shoal.plan.transfer.blocks import missing, tiles_of
+from shoal.plan.transfer.bounds import Bounds, bounds
+from shoal.plan.transfer.checks import check_move
+from shoal.plan.transfer.collective import Weigh, by_bytes, by_seconds, shortest
+from shoal.plan.transfer.point_to_point import PointToPoint, point_to_point
+from shoal.plan.transfer.steps import Step, received_bytes
+from shoal.plan.wiring import Topology
+
+__all__ = ["Transfer", "plan_transfer"]
+
+
+@dataclass(frozen=True, repr=False)
+class Transfer:
+    """The plan of a move. A plain value: hashable, equal by content; `print` shows it."""
+
+    source: Layout
+    target: Layout
+    shape: tuple[int, ...]
+    item_bytes: int
+    steps: tuple[Step, ...]
+    """The collectives, in order; none where nothing moves or where `sends` says what does."""
+    sends: PointToPoint | None
+    """Single sends: where the devices are not the same ones, or dims are cut unevenly."""
+    bounds: Bounds
+
+    @property
+    def way(self) -> str:
+        """ "none" if nothing must move, "collectives", or "point to point"."""
+        if self.sends is not None:
+            return "point to point"
+        return "collectives" if self.steps else "none"
+
+    @property
+    def received_bytes(self) -> int:
+        """What the device receives that receives most."""
+        if self.sends is not None:
+            return self.sends.largest_bytes
+        ids = np.sort(self.source.mesh.device_ids.ravel())
+        total = np.zeros(len(ids), np.int64)
+        for step in self.steps:
+            each = np.searchsorted(ids, step.before.mesh.device_ids.ravel())
+            total[each] += received_bytes(step, self.shape, self.item_bytes)
+        return int(total.max())
+
+    @property
+    def bound_bytes(self) -> int:
+        """The least that any plan can bring that down to."""
+        return self.bounds.largest_bytes
+
+    def seconds(self, topology: Topology, links: Links | None = None) -> float:
+        """Return how long the steps take on a topology, one after the other, by `plan.cost`.
+
+        Raises:
+          UsageError: the plan is one of single sends, which `cost` knows nothing of; or what `cost`
+            refuses.
+        """
+        if self.sends is not None:
+            raise UsageError(
+                "Transfer.seconds: this plan is one of single sends, whose time is not modelled; "
+                "print(plan) shows how many bytes they are"
+            )
+        weigh = by_seconds(topology, links)
+        return sum(self._weight(step, weigh) for step in self.steps)
+
+    def _weight(self, step: Step, weigh: Weigh) -> float:
+        mesh, held = step.before.mesh, self._shard_bytes(step.before)
+        if step.kind != "exchange":
+            return weigh(step.kind, mesh, step.axes or mesh.axis_names, held)
+        old, new = tiles_of(step.before), tiles_of(step.after, mesh)
+        grid = math.prod(map(max, old.counts, new.counts))
+        block = math.prod(self.shape) * self.item_bytes // grid
+        return int(missing(old, new).max()) * weigh("permute", mesh, mesh.axis_names, block)
+
+    def _shard_bytes(self, layout: Layout) -> int:
+        return math.prod(layout.shard_shape(self.shape)) * self.item_bytes
+
+    def __repr__(self) -> str:
+        return (
+            f"Transfer({self.way}: {self.received_bytes:,} B of at least {self.bound_bytes:,} B; "
+            f"{self.source!r} → {self.target!r}, shape {self.shape})"
+        )
+
+    def __str__(self) -> str:
+        head = (
+            f"{self.source!r}\n→ {self.target!r}\n"
+            f"shape {self.shape}, {self.item_bytes} bytes an element; way: {self.way}\n"
+            f"a device receives {self.received_bytes:,} B at most; no plan can do with less than "
+            f"{self.bound_bytes:,} B"
+        )
+        if self.sends is not None:
+            return f"{head}\n{self.sends}"
+        return "\n".join([head, *(f"  {n}. {self._line(s)}" for n, s in enumerate(self.steps, 1))])
+
+    def _line(self, step: Step) -> str:
+        most = int(received_bytes(step, self.shape, self.item_bytes).max())
+        ends = (self._shard_bytes(layout) for layout in (step.before, step.after))
+        held, holds = ends
+        return f"{step}: receives {most:,} B; a device held {held:,} B and holds {holds:,} B"
+
+
+@local
+def plan_transfer(
+    source: Layout,
+    target: Layout,
+    shape: Sequence[int],
+    item_bytes: int,
+    *,
+    topology: Topology | None = None,
+    links: Links | None = None,
+) -> Transfer:
+    """Return the plan of a move from one layout to another.
+
+    Local.
+
+    Between the same devices, if both layouts cut every dim evenly, the cheapest row of
+    collectives: of bytes received, or of seconds where a topology is given. Else single sends,
+    which receive exactly the lower bound. On the way no device holds more than the larger of its
+    two shards, beside these.
+
+    Args:
+      source: the layout that the array has. Sums may be pending; other reductions may not.
+      target: the layout that it is to have.
+      shape: the shape of the whole array [rank].
+      item_bytes: bytes of one element.
+      topology: weighs collectives by seconds instead of bytes.
+      links: how fast its links are; default `links_of(topology)`.
+
+    Raises:
+      UsageError: layouts or shapes that do not fit; sums that are pending between different
+        devices or in uneven shards; a plan of too many sends.
+
+    Example:
+      >>> from shoal.plan.mesh import Mesh
+      >>> mesh = Mesh({"a": 2, "b": 2, "c": 2})
+      >>> source, target = Layout(mesh, "c", "b"), Layout(mesh, ("c", "b", "a"), None)
+      >>> print(plan_transfer(source, target, (64, 64), 4))
+      Layout(c, b @ a=2 b=2 c=2)
+      → Layout(c+b+a, - @ a=2 b=2 c=2)
+      shape (64, 64), 4 bytes an element; way: collectives
+      a device receives 1,024 B at most; no plan can do with less than 1,024 B
+        1. exchange: receives 1,024 B; a device held 4,096 B and holds 2,048 B
+    """
+    sizes = check_move("plan_transfer", source, target, shape, item_bytes)
+    if other := {axis: how for axis, how in source.partial.items() if how != "sum"}:
+        raise UsageError(f"plan_transfer: {other}: only sums are carried out on the way")
+    if topology is None and links is None:
+        return _by_bytes(source, target, sizes, item_bytes)
+    if topology is None:
+        raise UsageError("plan_transfer: links= are those of a topology: give topology=, too")
+    return _plan(source, target, sizes, item_bytes, by_seconds(topology, links), topology)
+
+
+@lru_cache(maxsize=4096)
+def _by_bytes(source: Layout, target: Layout, shape: tuple[int, ...], item_bytes: int) -> Transfer:
+    return _plan(source, target, shape, item_bytes, by_bytes)
+
+
+def _plan(
+    source: Layout,
+    target: Layout,
+    shape: tuple[int, ...],
+    item_bytes: int,
+    weigh: Weigh,
+    topology: Topology | None = None,
+) -> Transfer:
+    least = bounds(source, target, shape, item_bytes, topology=topology)
+    if _same_devices(source, target) and _is_even(source, shape) and _is_even(target, shape):
+        steps = shortest(source, target, shape, item_bytes, weigh=weigh)
+        if steps is not None:
+            return Transfer(source, target, shape, item_bytes, steps, None, least)
+    sends = point_to_point(source, target, shape, item_bytes, topology=topology)
+    return Transfer(source, target, shape, item_bytes, (), sends, least)
+
+
+def _same_devices(source: Layout, target: Layout) -> bool:
+    here, there = (np.sort(each.mesh.device_ids.ravel()) for each in (source, target))
+    return source.mesh.kind == target.mesh.kind and np.array_equal(here, there)
+
+
+def _is_even(layout: Layout, shape: Sequence[int]) -> bool:
+    return all(size % layout.num_shards(dim) == 0 for dim, size in enumerate(shape))
