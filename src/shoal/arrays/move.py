@@ -12,6 +12,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shoal.arrays.host_values import is_key
+from shoal.arrays.planned_move import is_better, move_as_planned, plan_of
 from shoal.arrays.words import as_words, bits_as, must_be_words
 
 __all__ = ["Move", "move", "on_row", "relabelled", "row_of"]
@@ -50,7 +51,11 @@ def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
     for number, (each, done) in enumerate(zip(moves, moved, strict=True)):
         if done is not None:
             continue
-        if row_of(each.array.sharding) == row_of(each.target):
+        plan = plan_of(each.array, each.target) if each.value is each.array else None
+        if plan is not None and is_better(plan):
+            with on_row(()):
+                moved[number] = move_as_planned(each.array, plan, each.target)
+        elif row_of(each.array.sharding) == row_of(each.target):
             programs.setdefault(row_of(each.target), []).append(number)
         else:
             others.append(number)
