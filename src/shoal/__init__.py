@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from shoal.arrays.make_mesh import make_mesh as make_mesh
     from shoal.arrays.pack import pack as pack
     from shoal.arrays.pack import unpack as unpack
+    from shoal.arrays.plan_relayout import plan_relayout as plan_relayout
     from shoal.arrays.put import put as put
     from shoal.arrays.relayout import relayout as relayout
     from shoal.arrays.sharding import layout_of as layout_of
@@ -104,6 +105,7 @@ _LAZY = {
     "preempted": "shoal.runtime.preemption",
     "process_count": "shoal.runtime.process",
     "process_index": "shoal.runtime.process",
+    "plan_relayout": "shoal.arrays.plan_relayout",
     "put": "shoal.arrays.put",
     "rearm": "shoal.runtime.preemption",
     "relayout": "shoal.arrays.relayout",
@@ -160,6 +162,7 @@ __all__ = [
     "make_mesh",
     "notice",
     "pack",
+    "plan_relayout",
     "plan_restore",
     "preempted",
     "process_count",

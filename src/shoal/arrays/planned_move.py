@@ -18,7 +18,15 @@ from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 
-__all__ = ["Program", "as_it_lies", "is_better", "move_as_planned", "plan_of", "programs"]
+__all__ = [
+    "Program",
+    "as_it_lies",
+    "is_better",
+    "move_as_planned",
+    "plan_of",
+    "programs",
+    "whole_shape",
+]
 
 # XLA's own program for these, when they come alone, is the same one.
 _OF_XLA = ("slice", "all_gather", "all_to_all", "permute", "all_reduce", "reduce_scatter")
@@ -85,11 +93,16 @@ def as_it_lies(array: jax.Array, target: NamedSharding, shard: tuple[int, ...]) 
     """Return the same shards under another sharding of the same devices."""
     if array.sharding == target:
         return array
-    counts = [_count(axes, target) for axes in (*target.spec, *[None] * len(shard))]
-    shape = tuple(size * count for size, count in zip(shard, counts, strict=False))
     held = {piece.device: piece.data for piece in array.addressable_shards}
     own = [held[device] for device in target.mesh.devices.flat if device in held]
+    shape = whole_shape(shard, target)
     return jax.make_array_from_single_device_arrays(shape, target, own, dtype=array.dtype)
+
+
+def whole_shape(shard: tuple[int, ...], target: NamedSharding) -> tuple[int, ...]:
+    """Return the shape of the array of which each device holds so large a shard."""
+    counts = [_count(axes, target) for axes in (*target.spec, *[None] * len(shard))]
+    return tuple(size * count for size, count in zip(shard, counts, strict=False))
 
 
 def _count(axes: object, target: NamedSharding) -> int:

@@ -1,0 +1,190 @@
+"""What a relayout would move, before it moves anything."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+
+from shoal.arrays.layouts import Layouts, cannot_be_pending, leaf_layouts, must_divide
+from shoal.arrays.planned_move import is_better, programs, whole_shape
+from shoal.arrays.sharding import layout_of, sharding
+from shoal.colour import local
+from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.plan.hlo_traffic import received_bytes_of
+from shoal.plan.links import Links
+from shoal.plan.transfer.plan import Transfer, plan_transfer
+from shoal.plan.transfer.steps import Step
+from shoal.plan.wiring import Topology
+
+__all__ = ["RelayoutPlan", "plan_relayout"]
+
+
+class RelayoutPlan:
+    """What `relayout` does with one array. `print` shows it."""
+
+    def __init__(self, transfer: Transfer, dtype: Any) -> None:
+        self.transfer = transfer
+        self._dtype = dtype
+
+    @property
+    def way(self) -> str:
+        """How the bytes go.
+
+        "none": no byte moves. "collectives": the steps, as one compiled program of its own.
+        "xla": a single step, for which XLA's program is the same. "copy": by `jax.device_put`,
+        between devices that are not the same ones.
+        """
+        if self.transfer.way == "none":
+            return "none"
+        if self.transfer.way != "collectives":
+            return "copy"
+        return "collectives" if is_better(self.transfer) else "xla"
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The collectives, in order."""
+        return self.transfer.steps
+
+    @property
+    def received_bytes(self) -> int:
+        """What the device receives that receives most."""
+        return self.transfer.received_bytes
+
+    @property
+    def bound_bytes(self) -> int:
+        """The least that any plan can bring that down to."""
+        return self.transfer.bound_bytes
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """What a device holds at most: both shards and what the program needs beside them.
+
+        Compiles the program, if one runs.
+        """
+        bounds = self.transfer.bounds
+        return max([bounds.peak_bytes, *(_peak(each) for each in self._compiled())])
+
+    def program(self) -> Any:
+        """Return the compiled program that runs (`jax.stages.Compiled`).
+
+        Raises:
+          UsageError: none runs, or two do: where devices change their order on the way.
+        """
+        compiled = self._compiled()
+        if len(compiled) != 1:
+            raise UsageError(
+                f"plan_relayout: this move (way {self.way!r}) runs {len(compiled)} programs; "
+                "print(plan) shows its steps"
+            )
+        return compiled[0]
+
+    @cached_property
+    def default_received_bytes(self) -> int:
+        """What the device would receive that receives most, if XLA chose the way. Compiles that.
+
+        Raises:
+          UsageError: XLA moves nothing between devices that differ, or whose order differs.
+        """
+        return received_bytes_of(self._default.as_text(), self.transfer.source.mesh.size)
+
+    @cached_property
+    def default_peak_bytes(self) -> int:
+        """What a device would hold at most if XLA chose the way. Compiles that.
+
+        Raises:
+          UsageError: as for `default_received_bytes`.
+        """
+        return _peak(self._default)
+
+    def seconds(self, topology: Topology, links: Links | None = None) -> float:
+        """Return how long the steps take on a topology, by the model of `plan.cost`.
+
+        Raises:
+          UsageError: the way is "copy", of which the model knows nothing.
+        """
+        return self.transfer.seconds(topology, links)
+
+    @cached_property
+    def _default(self) -> Any:
+        ends = sharding(self.transfer.source), sharding(self.transfer.target)
+        rows = [list(end.mesh.devices.flat) for end in ends]
+        if rows[0] != rows[1]:
+            raise UsageError(
+                "plan_relayout: XLA itself moves arrays only among the same devices in one order"
+            )
+        same = jax.jit(_as_it_is, in_shardings=ends[0], out_shardings=ends[1])
+        return _compiled(same, self.transfer.shape, self._dtype, ends[0])
+
+    def _compiled(self) -> list[Any]:
+        plan = self.transfer
+        if self.way == "xla":
+            return [self._default]
+        if self.way != "collectives":
+            return []
+        found = []
+        shard = plan.source.shard_shape(plan.shape)
+        for run, takes, gives in programs(plan.source, plan.target, plan.shape, plan.item_bytes):
+            found.append(_compiled(run, whole_shape(shard, takes), self._dtype, takes))
+            shard = gives.shard_shape(found[-1].out_info.shape)
+        return found
+
+    def __str__(self) -> str:
+        return f"way {self.way}\n{self.transfer}"
+
+    def __repr__(self) -> str:
+        return f"RelayoutPlan({self.way}: {self.transfer!r})"
+
+
+@local
+def plan_relayout(x: jax.Array | jax.ShapeDtypeStruct, layout: Layouts) -> RelayoutPlan:
+    """Return what `relayout` would do with an array: bytes, steps, memory. Nothing moves.
+
+    Local.
+
+    Args:
+      x: an array, or a `jax.ShapeDtypeStruct` with a sharding: of devices that are here.
+      layout: where it is to lie, as `relayout` takes it.
+
+    Returns:
+      a `RelayoutPlan`.
+
+    Raises:
+      UsageError: `x` has no layout; ranks that do not match, dims that do not divide evenly.
+
+    Example:
+      >>> import numpy as np, shoal
+      >>> mesh = shoal.make_mesh({"x": -1})
+      >>> rows = shoal.put(np.ones((8, 8), np.float32), shoal.Layout(mesh, "x", None))
+      >>> plan = shoal.plan_relayout(rows, shoal.Layout(mesh, None, "x"))
+      >>> plan.way, plan.received_bytes == plan.bound_bytes
+      ('xla', True)
+    """
+    offences: list[str] = []
+    leaves, _ = leaf_layouts([x], [layout], offences)
+    if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
+        kind = type(x).__name__
+        raise UsageTypeError(f"plan_relayout: a {kind} lies nowhere yet: put places host values")
+    for leaf in leaves:
+        must_divide(leaf, offences)
+        cannot_be_pending(leaf, offences)
+    raise_all("plan_relayout", offences)
+    source, target = layout_of(x), leaves[0].layout
+    return RelayoutPlan(plan_transfer(source, target, x.shape, x.dtype.itemsize), x.dtype)
+
+
+def _as_it_is(x: jax.Array) -> jax.Array:
+    return x
+
+
+def _compiled(run: Any, shape: tuple[int, ...], dtype: Any, takes: NamedSharding) -> Any:
+    return run.lower(jax.ShapeDtypeStruct(shape, dtype, sharding=takes)).compile()
+
+
+def _peak(compiled: Any) -> int:
+    """Return what a program holds on a device, its arguments and results included."""
+    stats = compiled.memory_analysis()
+    held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return int(held + stats.temp_size_in_bytes)

@@ -1,0 +1,90 @@
+"""What a relayout says of itself beforehand, against the program that runs."""
+
+import random
+
+import jax
+import numpy as np
+import pytest
+
+from plan.transfer.collectives_by_hand import all_layouts, least_bytes
+from shoal.arrays.plan_relayout import plan_relayout
+from shoal.arrays.put import put
+from shoal.arrays.relayout import relayout
+from shoal.arrays.sharding import sharding
+from shoal.errors import UsageError
+from shoal.plan.hlo_traffic import received_bytes_of
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.plan.topology import parse
+
+CUBE = Mesh({"a": 2, "b": 2, "c": 2})
+ROWS, COLUMNS = Layout(CUBE, ("a", "b", "c"), None), Layout(CUBE, None, ("a", "b", "c"))
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_its_claims_are_those_of_the_program(rank):
+    pairs = [(a, b) for a in all_layouts(CUBE, rank) for b in all_layouts(CUBE, rank)]
+    shape = (16, 8, 8)[:rank]
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    ways = set()
+    for source, target in random.Random(5).sample(pairs, 12):
+        array = put(values, source)
+        plan = plan_relayout(array, target)
+        ways.add(plan.way)
+        assert plan.bound_bytes == least_bytes(source, target, shape, 4) <= plan.received_bytes
+        if plan.way != "none":
+            assert received_bytes_of(plan.program().as_text(), 8) == plan.received_bytes
+            assert plan.default_received_bytes >= plan.received_bytes
+            assert plan.peak_bytes >= plan.transfer.bounds.peak_bytes
+        np.testing.assert_array_equal(np.asarray(relayout(array, target)), values)
+    assert "collectives" in ways
+
+
+def test_shapes_will_do():
+    shape = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=sharding(ROWS))
+    plan = plan_relayout(shape, COLUMNS)
+    assert (plan.way, plan.received_bytes, plan.bound_bytes) == ("xla", 1792, 1792)
+    assert [str(step) for step in plan.steps] == ["all_to_all over a+b+c of dim 0 → dim 1"]
+    assert plan.seconds(parse("v5e:2x4")) > 0
+    assert str(plan).startswith("way xla\nLayout(a+b+c, - @ a=2 b=2 c=2)\n→ Layout(-, a+b+c")
+
+
+def test_where_nothing_moves_no_program_runs():
+    plan = plan_relayout(put(np.ones((8, 8), np.float32), ROWS), ROWS)
+    assert (plan.way, plan.received_bytes, plan.peak_bytes) == ("none", 0, 2 * 32)
+    with pytest.raises(UsageError, match="runs 0 programs"):
+        plan.program()
+
+
+def test_between_devices_that_differ():
+    half = Layout(Mesh({"x": 4}), "x", None)
+    plan = plan_relayout(put(np.ones((8, 8), np.float32), ROWS), half)
+    assert plan.way == "copy"
+    assert plan.received_bytes == plan.bound_bytes == 64
+    with pytest.raises(UsageError, match="same devices in one order"):
+        _ = plan.default_received_bytes
+
+
+def test_where_xla_gathers_everything():
+    array = put(np.ones((64, 64), np.float32), Layout(CUBE, "c", "b"))
+    plan = plan_relayout(array, Layout(CUBE, ("c", "b", "a"), None))
+    assert plan.received_bytes * 12 == plan.default_received_bytes
+    assert plan.peak_bytes < plan.default_peak_bytes / 3
+
+
+@pytest.mark.parametrize(
+    ("x", "layout", "words"),
+    [
+        (np.ones((8, 8)), ROWS, "lies nowhere yet"),
+        (jax.ShapeDtypeStruct((8, 8), np.float32), ROWS, "names no sharding"),
+        (jax.ShapeDtypeStruct((8, 8), np.float32, sharding=sharding(ROWS)), "a", "needs a mesh"),
+        (
+            jax.ShapeDtypeStruct((8, 9), np.float32, sharding=sharding(ROWS)),
+            COLUMNS,
+            "8 or 16 would fit",
+        ),
+    ],
+)
+def test_what_is_refused(x, layout, words):
+    with pytest.raises(UsageError, match=words):
+        plan_relayout(x, layout)
