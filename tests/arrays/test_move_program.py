@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from arrays.moved import as_it_lies, run, whole
 from plan.transfer.collectives_by_hand import all_layouts
 from shoal.arrays.move_program import stages
 from shoal.arrays.sharding import sharding
@@ -24,32 +25,6 @@ MESHES = {
     "another order": (CUBE, Mesh({"x": 4, "y": 2}, [3, 1, 4, 0, 5, 2, 7, 6])),
     "neither": (SIX, Mesh({"x": 3, "y": 2}, [3, 1, 4, 0, 5, 2])),
 }
-
-
-def as_it_lies(array, target, shape):
-    """Return the same shards under another sharding."""
-    shards = {shard.device: shard.data for shard in array.addressable_shards}
-    own = [shards[device] for device in target.mesh.devices.flat]
-    return jax.make_array_from_single_device_arrays(shape, target, own)
-
-
-def run(array, source, target, steps):
-    """Return the moved array, and what the device received that received most."""
-    shape, texts = array.shape, []
-    for stage in stages(steps, source, target, shape):
-        shard = array.addressable_shards[0].data.shape
-        array = as_it_lies(array, stage.takes, whole(shard, stage.takes))
-        program = jax.jit(stage.run, in_shardings=stage.takes, out_shardings=stage.gives)
-        texts.append(program.lower(array).compile().as_text())
-        array = program(array)
-    return as_it_lies(array, sharding(target), shape), texts
-
-
-def whole(shard, sharding):
-    dims = [(axes,) if isinstance(axes, str) else axes or () for axes in sharding.spec]
-    dims += [()] * (len(shard) - len(dims))
-    counts = [np.prod([sharding.mesh.shape[axis] for axis in dim], dtype=int) for dim in dims]
-    return tuple(int(n * size) for n, size in zip(counts, shard, strict=True))
 
 
 @pytest.mark.parametrize("name", MESHES)
@@ -85,7 +60,7 @@ def test_pending_sums():
     source = Layout(mesh, "x", None, partial={"y": "sum"})
     for target in (Layout(mesh, "x", "y"), Layout(mesh, None, None), Layout(mesh, "y", "x")):
         steps = shortest(source, target, (8, 8), 4)
-        (stage,) = stages(steps, source, target, (8, 8))
+        (stage,) = stages(steps, source, target, (8, 8), 4)
         moved = jax.jit(stage.run, in_shardings=stage.takes, out_shardings=stage.gives)(
             as_it_lies(terms, stage.takes, whole((4, 8), stage.takes))
         )

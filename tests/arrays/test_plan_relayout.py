@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from arrays.moved import run
 from plan.transfer.collectives_by_hand import all_layouts, least_bytes
 from shoal.arrays.plan_relayout import plan_relayout
 from shoal.arrays.put import put
@@ -16,6 +17,9 @@ from shoal.plan.hlo_traffic import received_bytes_of
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import parse
+from shoal.plan.transfer import chunks
+from shoal.plan.transfer.chunks import CHUNK_BYTES
+from shoal.plan.transfer.plan import plan_transfer
 
 CUBE = Mesh({"a": 2, "b": 2, "c": 2})
 ROWS, COLUMNS = Layout(CUBE, ("a", "b", "c"), None), Layout(CUBE, None, ("a", "b", "c"))
@@ -38,6 +42,40 @@ def test_its_claims_are_those_of_the_program(rank):
             assert plan.peak_bytes >= plan.transfer.bounds.peak_bytes
         np.testing.assert_array_equal(np.asarray(relayout(array, target)), values)
     assert "collectives" in ways
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (ROWS, COLUMNS),
+        (Layout(CUBE, "c", "b"), Layout(CUBE, ("c", "b", "a"), None)),
+        (Layout(CUBE, ("a", "b"), None), Layout(CUBE, None, "c")),
+        (Layout(CUBE, "a", None), Layout(CUBE, None, "b")),
+    ],
+)
+def test_a_large_array_needs_no_more_than_a_chunk_beside_both_shards(source, target):
+    """Of 256 MiB a device, on the side that holds more: compiled, not run."""
+    fewest = min(layout.num_shards(0) * layout.num_shards(1) for layout in (source, target))
+    shape = (8192, 8192 * fewest)
+    plan = plan_relayout(jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding(source)), target)
+    assert plan.way == "collectives"
+    assert max(plan.transfer.shard_bytes) == 256 << 20
+    assert plan.peak_bytes <= sum(plan.transfer.shard_bytes) + CHUNK_BYTES
+    assert received_bytes_of(plan.program().as_text(), 8) == plan.received_bytes
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_chunk_by_chunk_every_item_comes_to_its_place(rank, monkeypatch):
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 256)
+    pairs = [(a, b) for a in all_layouts(CUBE, rank) for b in all_layouts(CUBE, rank)]
+    shape = (96, 48, 24)[:rank]
+    values = np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+    for source, target in random.Random(7).sample(pairs, 5):
+        steps = plan_transfer(source, target, shape, 4).steps
+        moved, texts = run(jax.device_put(values, sharding(source)), source, target, steps)
+        np.testing.assert_array_equal(np.asarray(moved), values)
+        if chunks.chunks_of(steps, shape, 4) is not None:
+            assert "known_trip_count" in texts[0]
 
 
 def test_shapes_will_do():

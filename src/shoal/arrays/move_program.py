@@ -20,6 +20,7 @@ from shoal.arrays.devices import jax_mesh
 from shoal.plan.layout import Dim, Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.blocks import Copies, exchange_copies
+from shoal.plan.transfer.chunks import chunks_of
 from shoal.plan.transfer.steps import Step, pairs
 
 __all__ = ["Stage", "stages"]
@@ -36,7 +37,11 @@ class Stage(NamedTuple):
 
 
 def stages(
-    steps: Sequence[Step], source: Layout, target: Layout, shape: Sequence[int]
+    steps: Sequence[Step],
+    source: Layout,
+    target: Layout,
+    shape: Sequence[int],
+    item_bytes: int,
 ) -> list[Stage]:
     """Return the stages of a move.
 
@@ -45,6 +50,7 @@ def stages(
 
     Args:
       steps: as `transfer.collective.shortest` returns them for the layouts and the shape.
+      item_bytes: of an element: larger arrays than a chunk go chunk by chunk.
     """
     runs = [list(own) for _, own in groupby(steps, key=lambda step: step.before.mesh)]
     found = []
@@ -55,7 +61,7 @@ def stages(
         is_end = run is runs[-1] and last.mesh == mesh and _same_order(mesh, target.mesh)
         takes = _sharding(mesh, begin, len(shape))
         gives = _sharding(mesh, last if is_end else None, len(shape))
-        local = _in_order([_on_shard(step, shape) for step in run])
+        local = _by_chunks(run, shape, item_bytes)
         mapped = jax.shard_map(
             local,
             mesh=takes.mesh,
@@ -77,6 +83,47 @@ def _sharding(mesh: Mesh, layout: Layout | None, rank: int) -> NamedSharding:
     if layout is not None and not layout.partial:
         dims = layout.dims
     return NamedSharding(jax_mesh(mesh), PartitionSpec(*dims))
+
+
+def _by_chunks(run: Sequence[Step], shape: Sequence[int], item_bytes: int) -> OnShard:
+    """Return what a device does, chunk by chunk if its shard is large.
+
+    What a program holds beside both shards is then a few pieces, whatever the size of the array.
+    """
+    chunks = chunks_of(run, shape, item_bytes)
+    if chunks is None:
+        return _in_order([_on_shard(step, shape) for step in run])
+    part = tuple(
+        size // chunks.parts if dim == chunks.dim else size for dim, size in enumerate(shape)
+    )
+    on_part = _in_order([_on_shard(step, part) for step in run])
+    before, after = run[0].before, run[-1].after
+
+    def loop(x: jax.Array) -> jax.Array:
+        from_rows = _rows(x, chunks.dim, chunks.tiles // before.num_shards(chunks.dim))
+        tile = after.shard_shape(shape)
+        to_rows = _rows(
+            jax.lax.empty(tile, x.dtype),
+            chunks.dim,
+            chunks.tiles // after.num_shards(chunks.dim),
+        )
+
+        def one(number: Any, found: jax.Array) -> jax.Array:
+            at = chunks.dim + 1
+            width = from_rows.shape[at] // chunks.parts
+            rows = jax.lax.dynamic_slice_in_dim(from_rows, number * width, width, at)
+            moved = on_part(rows.reshape(before.shard_shape(part)))
+            moved = moved.reshape(*found.shape[:at], width, *found.shape[at + 1 :])
+            return jax.lax.dynamic_update_slice_in_dim(found, moved, number * width, at)
+
+        return jax.lax.fori_loop(0, chunks.parts, one, to_rows).reshape(tile)
+
+    return loop
+
+
+def _rows(x: jax.Array, dim: int, tiles: int) -> jax.Array:
+    """Return an array with a dim of its own for the tiles that every chunk has a part of."""
+    return x.reshape(*x.shape[:dim], tiles, x.shape[dim] // tiles, *x.shape[dim + 1 :])
 
 
 def _in_order(functions: Sequence[OnShard]) -> OnShard:

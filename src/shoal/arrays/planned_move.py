@@ -16,6 +16,7 @@ from shoal.arrays.sharding import layout_of_sharding
 from shoal.arrays.words import as_words, bits_as, must_be_words
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
+from shoal.plan.transfer.chunks import chunks_of
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 
 __all__ = [
@@ -27,9 +28,6 @@ __all__ = [
     "programs",
     "whole_shape",
 ]
-
-# XLA's own program for these, when they come alone, is the same one.
-_OF_XLA = ("slice", "all_gather", "all_to_all", "permute", "all_reduce", "reduce_scatter")
 
 
 class Program(NamedTuple):
@@ -53,11 +51,16 @@ def plan_of(array: jax.Array | jax.ShapeDtypeStruct, target: NamedSharding) -> T
 
 
 def is_better(plan: Transfer) -> bool:
-    """Say whether a plan receives less than what XLA, or `jax.device_put`, would make of it."""
+    """Say whether a plan receives less, or needs less memory, than XLA's own program would.
+
+    A single step is what XLA does too. But it does it with the whole array at once.
+    """
     if plan.way != "collectives":
         return False
     in_one_order = list(plan.source.mesh.device_ids.flat) == list(plan.target.mesh.device_ids.flat)
-    return not in_one_order or len(plan.steps) > 1 or plan.steps[0].kind not in _OF_XLA
+    is_single = len(plan.steps) == 1 and plan.steps[0].kind != "exchange"
+    is_large = chunks_of(plan.steps, plan.shape, plan.item_bytes) is not None
+    return not in_one_order or not is_single or is_large
 
 
 def move_as_planned(array: jax.Array, plan: Transfer, target: NamedSharding) -> jax.Array:
@@ -85,7 +88,7 @@ def programs(
     steps = plan_transfer(source, target, shape, item_bytes).steps
     return tuple(
         Program(jax.jit(run, in_shardings=takes, out_shardings=gives), takes, gives)
-        for run, takes, gives in stages(steps, source, target, shape)
+        for run, takes, gives in stages(steps, source, target, shape, item_bytes)
     )
 
 

@@ -62,6 +62,11 @@ class Transfer:
         """The least that any plan can bring that down to."""
         return self.bounds.largest_bytes
 
+    @property
+    def shard_bytes(self) -> tuple[int, int]:
+        """What a device holds before, and after."""
+        return self._shard_bytes(self.source), self._shard_bytes(self.target)
+
     def seconds(self, topology: Topology, links: Links | None = None) -> float:
         """Return how long the steps take on a topology, one after the other, by `plan.cost`.
 

@@ -1,0 +1,56 @@
+"""A large move in chunks: the same steps on one part of the array after the other.
+
+A dim that all layouts on the way together cut into L tiles, of n items each, has an array for every
+k of 0..n-1: what lies at place k of each tile. All these move by the same steps. A chunk is a run
+of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shoal.plan.transfer.steps import Step
+
+__all__ = ["CHUNK_BYTES", "Chunks", "chunks_of"]
+
+CHUNK_BYTES = 64 << 20  # what a move may hold beside both shards
+_PIECES = 4  # of an array's part, at the same time: cut out, on its way, received, put together
+
+
+class Chunks(NamedTuple):
+    """How an array is cut into chunks."""
+
+    dim: int
+    tiles: int  # L
+    parts: int  # how many chunks; it divides n
+
+
+def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> Chunks | None:
+    """Return the chunks of a move; None if nothing is gained by them.
+
+    So it is of a small array, of one whose dims have too few places, and of a single slice or
+    permute, which needs no memory beside both shards.
+
+    >>> from shoal.plan.layout import Layout
+    >>> from shoal.plan.mesh import Mesh
+    >>> mesh = Mesh({"x": 4})
+    >>> rows, columns = Layout(mesh, "x", None), Layout(mesh, None, "x")
+    >>> move = [Step("all_to_all", ("x",), 0, 1, rows, columns)]
+    >>> chunks_of(move, (1 << 14, 1 << 14), 4)
+    Chunks(dim=0, tiles=4, parts=16)
+    """
+    layouts = [layout for step in steps for layout in (step.before, step.after)]
+    largest = max(math.prod(layout.shard_shape(shape)) for layout in layouts) * item_bytes
+    if largest <= CHUNK_BYTES or (len(steps) == 1 and steps[0].kind in ("slice", "permute")):
+        return None
+    wanted = -(-largest * _PIECES // CHUNK_BYTES)
+    choices = []
+    for dim, size in enumerate(shape):
+        tiles = math.lcm(*(layout.num_shards(dim) for layout in layouts))
+        places = size // tiles if size % tiles == 0 else 1
+        count = next((c for c in range(wanted, places + 1) if places % c == 0), places)
+        choices.append((count < wanted, abs(count - wanted), Chunks(dim, tiles, count)))
+    best = min(choices)[2]
+    return best if best.parts > 1 else None
