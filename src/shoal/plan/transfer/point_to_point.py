@@ -149,11 +149,12 @@ def point_to_point(
     Local.
 
     Each byte that a host needs and lacks enters it once, at a device that needs it, which passes it
-    on to the others inside. A sender is chosen by place (same host, then same slice or switch, then
-    any), then by what it has sent. Sends are grouped in waves, each of which sends what was there
-    before it. A wave takes as many rounds as its busiest device has sends, or receives, which is
-    the least possible. So the rounds are the fewest possible where nothing is passed on; else at
-    most the number of waves times the sends, or receives, of the busiest device.
+    on to the others inside; slices likewise. A sender is chosen by place (same host, then same
+    slice or switch, then any), then by what has left its host and what it has sent. Sends are
+    grouped in waves, each of which sends what was there before it, in as many rounds as its busiest
+    device has sends, or receives: these sends cannot take fewer. So a plan that passes nothing on
+    has as many rounds as its busiest device has sends, or receives, and one of several waves at
+    most that number for each wave.
 
     Args:
       source: the layout that the array has, with nothing pending.

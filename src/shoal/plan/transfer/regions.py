@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -209,14 +210,10 @@ def regions(source: Layout, target: Layout, shape: Sequence[int]) -> Regions:
       ((4, 8),) ((2, 3),) (1,)
     """
     sizes = check_move("regions", source, target, shape)
-    dims = tuple(
-        _pieces(size, source.num_shards(dim), target.num_shards(dim))
-        for dim, size in enumerate(sizes)
-    )
-    source_counts = _counts(source, sizes)
-    target_counts = _counts(target, sizes)
-    holders = _devices_of_shards(source, sizes)
-    wanted = _devices_of_shards(target, sizes)
+    source_counts, target_counts = _counts(source), _counts(target)
+    dims = tuple(map(_pieces, sizes, source_counts, target_counts))
+    holders = _devices_of_shards(source)
+    wanted = _devices_of_shards(target)
     wanted = wanted.reshape(len(wanted), -1)
     own = np.full(wanted.shape, -1, np.int64)
     cells = np.arange(math.prod(len(dim.first) for dim in dims), dtype=np.int64)
@@ -232,20 +229,19 @@ def regions(source: Layout, target: Layout, shape: Sequence[int]) -> Regions:
     return Regions(dims, source_counts, target_counts, holders, wanted, own, cells)
 
 
-def _counts(layout: Layout, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Into how many shards each dim is split; a dim of size 0 has one, which everybody holds."""
-    return tuple(layout.num_shards(dim) if size else 1 for dim, size in enumerate(sizes))
+def _counts(layout: Layout) -> tuple[int, ...]:
+    """Into how many shards each dim is split."""
+    return tuple(map(layout.num_shards, range(layout.rank)))
 
 
-def _devices_of_shards(layout: Layout, sizes: Sequence[int]) -> IntArray:
+def _devices_of_shards(layout: Layout) -> IntArray:
     """Return the devices that hold each shard, in mesh order [shards, terms, replicas]."""
     names, pending = layout.mesh.axis_names, terms_of(layout)
-    splits = [axis for axes, size in zip(layout.axes_of_dims, sizes, strict=True) if size
-              for axis in axes]  # fmt: skip
+    splits = list(chain(*layout.axes_of_dims))
     order = [*splits, *pending, *(n for n in names if n not in splits and n not in pending)]
     ids = layout.mesh.device_ids.transpose([names.index(axis) for axis in order])
     terms = math.prod(layout.mesh.axes[axis] for axis in pending)
-    return ids.reshape(math.prod(_counts(layout, sizes)), terms, -1)
+    return ids.reshape(math.prod(_counts(layout)), terms, -1)
 
 
 def _starts(size: int, count: int) -> IntArray:
