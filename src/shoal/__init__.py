@@ -41,6 +41,8 @@ from shoal.errors import UsageTypeError as UsageTypeError
 if TYPE_CHECKING:
     from shoal.arrays.constrain import constrain as constrain
     from shoal.arrays.create import create as create
+    from shoal.arrays.host_local import from_host_local as from_host_local
+    from shoal.arrays.host_local import to_host_local as to_host_local
     from shoal.arrays.make_mesh import make_mesh as make_mesh
     from shoal.arrays.pack import pack as pack
     from shoal.arrays.pack import unpack as unpack
@@ -95,6 +97,7 @@ _LAZY = {
     "describe": "shoal.draw.describe",
     "drain": "shoal.collectives.drain",
     "exit_code": "shoal.runtime.preemption",
+    "from_host_local": "shoal.arrays.host_local",
     "initialize": "shoal.runtime.process",
     "layout_of": "shoal.arrays.sharding",
     "live": "shoal.collectives.live",
@@ -116,6 +119,7 @@ _LAZY = {
     "sharding": "shoal.arrays.sharding",
     "shutdown": "shoal.runtime.process",
     "step": "shoal.runtime.step",
+    "to_host_local": "shoal.arrays.host_local",
     "unpack": "shoal.arrays.pack",
     "use_mesh": "shoal.arrays.use_mesh",
     "watch_notices": "shoal.runtime.preemption",
@@ -156,6 +160,7 @@ __all__ = [
     "describe",
     "drain",
     "exit_code",
+    "from_host_local",
     "initialize",
     "layout_of",
     "live",
@@ -177,6 +182,7 @@ __all__ = [
     "sharding",
     "shutdown",
     "step",
+    "to_host_local",
     "unpack",
     "use_mesh",
     "watch_notices",

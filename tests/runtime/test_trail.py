@@ -74,8 +74,8 @@ def test_other_values_name_the_leaf_and_what_was_meant():
     assert differing(put, lambda c: put(c, "3f2a\n91bc")) == [
         "  process 0: put at train.py:12 (main): ['b']: float32[4] as (-): values 77aa",
         "  process 1: put at train.py:12 (main): ['b']: float32[4] as (-): values 91bc",
-        "put takes the whole array, equal on all processes; it does not join each process's own "
-        "rows",
+        "put takes the whole array, equal on all processes; from_host_local joins each process's "
+        "own rows",
         "to compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)",
     ]
 

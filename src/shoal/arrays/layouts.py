@@ -15,7 +15,15 @@ from shoal.arrays.use_mesh import default_mesh
 from shoal.errors import UsageError, nearest
 from shoal.plan.layout import Layout
 
-__all__ = ["Layouts", "Leaf", "cannot_be_pending", "leaf_layouts", "must_divide", "shown"]
+__all__ = [
+    "Layouts",
+    "Leaf",
+    "cannot_be_pending",
+    "fitting",
+    "leaf_layouts",
+    "must_divide",
+    "shown",
+]
 
 Layouts = Any
 """A layout, or a prefix tree of them: Layout, NamedSharding, PartitionSpec; a tuple of axis names
@@ -72,12 +80,16 @@ def must_divide(leaf: Leaf, offences: list[str]) -> None:
         if size % count == 0:
             continue
         axes = " x ".join(f"{a}={leaf.layout.mesh.axes[a]}" for a in leaf.layout.axes_of_dims[dim])
-        below, above = size // count * count, -(-size // count) * count
-        fits = f"{below} or {above}" if below else f"{above}"
         offences.append(
             f"{leaf.path}: dim {dim} of {shape} has size {size}, which {count} shards ({axes}) "
-            f"do not divide; {fits} would fit"
+            f"do not divide; {fitting(size, count)} would fit"
         )
+
+
+def fitting(size: int, count: int) -> str:
+    """Name the sizes beside `size` that so many shards divide."""
+    below, above = size // count * count, -(-size // count) * count
+    return f"{below} or {above}" if below else f"{above}"
 
 
 def cannot_be_pending(leaf: Leaf, offences: list[str]) -> None:

@@ -1,9 +1,11 @@
-"""What `put` and `pack` leave in the trail: what must be equal on all processes that call them."""
+"""What `put`, `pack` and `from_host_local` leave in the trail: what must be equal on all processes
+that call them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any
 
 import jax
@@ -15,11 +17,17 @@ from shoal.arrays.layouts import Leaf
 from shoal.errors import InitializeError, WrongType
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
+from shoal.plan.process_boxes import process_box
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.trail import Entry
+from shoal.runtime.verdicts import listed
 
-__all__ = ["lane_offences", "leave_trail"]
+__all__ = ["lane_offences", "leave_trail", "leave_trail_of_parts"]
+
+Group = frozenset[int]
+
+_MOST_LANE = 200  # characters of the name of a lane
 
 
 def leave_trail(
@@ -41,23 +49,84 @@ def leave_trail(
       options: what else must be equal, a line each.
       values: must the leaves' values be equal, too?
     """
-    meshes = tuple(dict.fromkeys(leaf.layout.mesh for leaf in leaves))
-    owners = frozenset[int]().union(*map(_owners, meshes))
+    if (taking := _taking_part(leaves)) is not None:
+        coordinator, group = taking
+        told = "\n".join(map(_digest, leaves)) if values else ""
+        entry = Entry(operation, callsite(), (*options, *_lines(leaves)), told)
+        coordinator.trails.record(entry, group=group, lane=lane)
+
+
+def leave_trail_of_parts(
+    operation: str,
+    leaves: Sequence[Leaf],
+    *,
+    lane: str | None,
+    options: tuple[str, ...] = (),
+    values: bool = False,
+    site: str = "",
+) -> None:
+    """Record a call to which each process brings its own part of each leaf.
+
+    The leaves' values are the parts, their layouts those of the whole. Parts of one box are
+    replicas, and must be equal if `values`. What all processes hold is compared with the call
+    itself; what only some hold, in a lane that these have beside that of the call.
+
+    Args:
+      site: where the call stands; "": the caller's place.
+    """
+    taking = _taking_part(leaves)
+    if taking is None:
+        return
+    coordinator, group = taking
+    everyone = frozenset(range(coordinator.num_processes)) if group is None else group
+    held = [_holders(leaf, coordinator.process) if values else Group() for leaf in leaves]
+    site = site or callsite()
+    told = [
+        _digest(leaf) if one == everyone else "" for leaf, one in zip(leaves, held, strict=True)
+    ]
+    values_told = "\n".join(told) if any(told) else ""
+    entry = Entry(operation, site, (*options, *_lines(leaves)), values_told)
+    coordinator.trails.record(entry, group=group, lane=lane)
+    lane = lane or coordinator.trails.lane
+    for some in sorted({one for one in held if 1 < len(one) < len(everyone)}, key=sorted):
+        shared = [leaf for leaf, one in zip(leaves, held, strict=True) if one == some]
+        entry = Entry(operation, site, _lines(shared), "\n".join(map(_digest, shared)))
+        if lane is not None:  # else `record` has warned
+            coordinator.trails.record(entry, group=group, lane=_beside(lane, some))
+
+
+def _beside(lane: str, some: Group) -> str:
+    """Return the lane in which some of the processes compare what only they hold."""
+    name = f"replicas on {listed(some)}"
+    if len(name) > _MOST_LANE:
+        name = f"{name[:_MOST_LANE]}… ({blake2b(name.encode(), digest_size=8).hexdigest()})"
+    return name if lane == "main" else f"{lane}, {name}"
+
+
+def _holders(leaf: Leaf, process: int) -> Group:
+    return Group(process_box(leaf.layout, process).holders)
+
+
+def _taking_part(leaves: Sequence[Leaf]) -> tuple[Coordinator, Group | None] | None:
+    """Return with whom this process compares a call: the group, None for all; or None."""
+    owners = Group().union(*(_owners(leaf.layout.mesh) for leaf in leaves))
     coordinator = None if len(owners) < 2 else _coordinator()
     if coordinator is None or coordinator.num_processes == 1:
-        return
-    is_all = len(owners) == coordinator.num_processes
-    if not is_all and any(mesh.kind == "tpu" for mesh in meshes):
-        return  # JAX may count them in an order of its own
-    if not is_all and coordinator.process not in owners:
-        return
+        return None
+    if len(owners) == coordinator.num_processes:
+        return coordinator, None
+    if any(leaf.layout.mesh.kind == "tpu" for leaf in leaves):
+        return None  # JAX may count them in an order of its own
+    return (coordinator, owners) if coordinator.process in owners else None
+
+
+def _lines(leaves: Sequence[Leaf]) -> tuple[str, ...]:
+    """Return a line for each mesh, then one for each leaf."""
+    meshes = tuple(dict.fromkeys(leaf.layout.mesh for leaf in leaves))
     several = len(meshes) > 1
     lines = [_line(*_facts(leaf), meshes.index(leaf.layout.mesh) if several else 0, several)
              for leaf in leaves]  # fmt: skip
-    spec = (*options, *map(_mesh_line, meshes), *lines)
-    told = "\n".join(map(_digest, leaves)) if values else ""
-    entry = Entry(operation, callsite(), spec, told)
-    coordinator.trails.record(entry, group=None if is_all else owners, lane=lane)
+    return (*map(_mesh_line, meshes), *lines)
 
 
 def lane_offences(lane: object) -> list[str]:
@@ -79,8 +148,8 @@ def _coordinator() -> Coordinator | None:
 
 
 @lru_cache(maxsize=256)
-def _owners(mesh: Mesh) -> frozenset[int]:
-    return frozenset(mesh.process_indices)
+def _owners(mesh: Mesh) -> Group:
+    return Group(mesh.process_indices)
 
 
 @lru_cache(maxsize=256)

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 
 from shoal.errors import UsageError
 
-__all__ = ["refuse_inside_jit", "spread", "upload"]
+__all__ = ["is_tracing", "refuse_inside_jit", "spread", "upload"]
 
 HostArray = np.ndarray[Any, Any]
 
@@ -26,9 +26,14 @@ _SHARED_AT = 64
 _SMALL_BYTES = 1 << 16
 
 
+def is_tracing() -> bool:
+    """True while a function is traced, as by `jit`; not under `grad` or `vmap` alone."""
+    return isinstance(jax.device_put(np.int8(0)), jax.core.Tracer)
+
+
 def refuse_inside_jit() -> None:
     """Raise a UsageError while a function is traced."""
-    if isinstance(jax.device_put(np.int8(0)), jax.core.Tracer):
+    if is_tracing():
         raise UsageError(
             "put, pack: inside jit no value is on a device yet; place host values outside, and "
             "pass them in; constrain pins a value inside"

@@ -24,10 +24,22 @@ __all__ = ["compares_trails", "raise_found"]
 Arrive = Callable[..., Mapping[int, bytes]]
 
 _SEARCH_S = 10.0  # how long the first difference is looked for, after all know that there is one
-_OWN_ROWS = (
-    "put takes the whole array, equal on all processes; it does not join each process's own rows\n"
-    "to compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)"
-)
+_VALUES_DIFFER = {
+    "put": (
+        "put takes the whole array, equal on all processes; from_host_local joins each process's "
+        "own rows\n"
+        "to compare only the tree, shapes, dtypes and layouts, pass put(..., same=False)"
+    ),
+    "from_host_local": (
+        "what a layout does not split between processes must be equal on them; split it, or let "
+        "broadcast make it equal\n"
+        "to compare only the tree, shapes, dtypes and layouts, pass same=False"
+    ),
+    "gradient of to_host_local": (
+        "the cotangents of what processes hold in common must be equal on them: each process must "
+        "compute the same loss of it, or convert its own loss back with from_host_local"
+    ),
+}
 _ELSEWHERE = "all processes must make the same put and pack calls, in order, at the same lines"
 
 
@@ -156,7 +168,8 @@ def _search(
         return places, ""
     shown = [lines[1][process] for process in speakers]
     before = {line.rpartition(": values ")[0] for line in shown}
-    advice = _OWN_ROWS if len(before) == 1 and "" not in before else ""
+    is_of_values = len(before) == 1 and "" not in before
+    advice = _VALUES_DIFFER.get(places[0].partition(" at ")[0], "") if is_of_values else ""
     return [f"{place}: {line}" for place, line in zip(places, shown, strict=True)], advice
 
 

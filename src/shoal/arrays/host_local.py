@@ -1,0 +1,278 @@
+"""Per-process arrays ⇄ one global array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import concrete_or_error
+
+from shoal.arrays.host_values import cannot_hold
+from shoal.arrays.layouts import (
+    Layouts,
+    Leaf,
+    cannot_be_pending,
+    fitting,
+    leaf_layouts,
+    must_divide,
+)
+from shoal.arrays.leave_trail import lane_offences
+from shoal.arrays.move import relabelled
+from shoal.arrays.part_primitives import IN_JIT, cut_traced, join_traced
+from shoal.arrays.parts import (
+    Call,
+    cut,
+    is_local,
+    join,
+    lies_elsewhere,
+    local_shape,
+    own_box,
+)
+from shoal.arrays.put import dtype_offences
+from shoal.arrays.sharding import sharding
+from shoal.arrays.upload import is_tracing
+from shoal.colour import local, logically_collective
+from shoal.errors import UsageError, WrongType, raise_all
+from shoal.plan.process_boxes import ProcessBox
+from shoal.runtime.callsite import callsite
+
+__all__ = ["from_host_local", "to_host_local"]
+
+Tree = Any
+
+
+@logically_collective("shapes, dtypes, layouts and what processes hold in common")
+def from_host_local(
+    tree: Tree, layouts: Layouts, *, same: bool = True, lane: str | None = None
+) -> Tree:
+    """Return global arrays of which each process gives its own part.
+
+    Logically collective: shapes, dtypes, layouts and what processes hold in common must be equal.
+
+    Nothing is sent, and a jax.Array that lies on this process's devices as its part does is not
+    copied: to donate one gives up both. What an axis within a process splits is cut among its
+    devices. What no axis splits between processes is one value, which all of them give; that they
+    gave the same, and made the same call, is found out where they meet next, as for `put`.
+
+    Differentiable (`grad`, `vjp`, `jvp`) and batched (`vmap`), outside `jit`. The transpose is
+    `to_host_local`: a process gets the cotangent of its own part, and that of a value which
+    several hold is whole on each, not their share of a sum.
+
+    Args:
+      tree: this process's parts: numpy arrays, numpy and Python scalars, PRNG keys, jax.Arrays on
+        devices of this process; [as the part of a shape]. Arrays that are global already and lie
+        as asked pass through. A process without devices in the mesh gives what the others give,
+        of which the values do not count, or `jax.ShapeDtypeStruct`s.
+      layouts: the layout of the global array, or a prefix tree of them, as for `put`. Dim d of the
+        result is as many times as long as processes split it.
+      same: False: parts that processes hold in common are not compared.
+      lane: the line of execution, as for `put`.
+
+    Returns:
+      the tree, with global jax.Arrays.
+
+    Raises:
+      UsageError: the devices of a process hold no block of the array, or processes hold blocks of
+        several shapes (on every process); a part that its devices do not divide evenly, dtypes
+        that JAX would narrow, values that are no arrays, a call inside `jit`. All leaves at fault
+        are named by path.
+
+    Example:
+      >>> import numpy as np, shoal
+      >>> mesh = shoal.make_mesh({"data": -1})
+      >>> mine = np.full((mesh.size // shoal.process_count(), 3), shoal.process_index(), np.float32)
+      >>> batch = shoal.from_host_local({"x": mine}, shoal.Layout(mesh, "data", None))["x"]
+      >>> batch.shape == (mesh.size, 3)
+      True
+    """
+    _refuse_inside_jit("from_host_local")
+    offences = lane_offences(lane)
+    if not isinstance(same, bool):
+        offences.append(WrongType(f"same={same!r} must be True or False"))
+    leaves, treedef = leaf_layouts(tree, layouts, offences)
+    for leaf in leaves:
+        offences += _part_offences(leaf)
+    raise_all("from_host_local", offences)
+    call = Call("from_host_local", callsite(), same, lane)
+    joined = _converted(leaves, _is_global, lambda some: join(some, call),
+                        lambda some: join_traced(some, call))  # fmt: skip
+    return jax.tree.unflatten(treedef, joined)
+
+
+@local
+def to_host_local(tree: Tree, layouts: Layouts) -> Tree:
+    """Return this process's parts of global arrays.
+
+    Local.
+
+    Nothing is sent and nothing is copied: the part has the buffers of the array, so that donating
+    or deleting one gives up both. The inverse of `from_host_local`.
+
+    Differentiable and batched, outside `jit`. The transpose is `from_host_local`, which all
+    processes must then call: cotangents of parts make up that of the array, and of what several
+    processes hold they must be equal on them, or processes get DivergenceError where they meet
+    next. (A loss that each process computes alone is a value of its own: convert it back first.)
+
+    Args:
+      tree: global jax.Arrays that lie as the layouts say. What is local already passes through:
+        jax.Arrays on this process's own devices, host values.
+      layouts: one layout, or a prefix tree of them, as for `put`.
+
+    Returns:
+      the tree, with jax.Arrays on this process's devices, split over them as before; of an array
+      of which this process holds nothing, the `jax.ShapeDtypeStruct` of a part.
+
+    Raises:
+      UsageError: arrays that lie otherwise, for which `relayout` would have to send; the devices
+        of a process hold no block of the array, or processes hold blocks of several shapes; a call
+        inside `jit`. All leaves at fault are named by path.
+
+    Example:
+      >>> import numpy as np, shoal
+      >>> mesh = shoal.make_mesh({"data": -1})
+      >>> rows = shoal.Layout(mesh, "data", None)
+      >>> whole = shoal.put(np.ones((8 * mesh.size, 3), np.float32), rows)
+      >>> mine = shoal.to_host_local(whole, rows)
+      >>> mine.is_fully_addressable, mine.shape[0] == 8 * len(mine.addressable_shards)
+      (True, True)
+    """
+    _refuse_inside_jit("to_host_local")
+    offences: list[str] = []
+    leaves, treedef = leaf_layouts(tree, layouts, offences)
+    for leaf in leaves:
+        offences += _whole_offences(leaf)
+    raise_all("to_host_local", offences)
+    call = Call("to_host_local", callsite())
+    parts = _converted(leaves, _is_part, lambda some: [_own_part(leaf, call) for leaf in some],
+                       lambda some: cut_traced(some, call))  # fmt: skip
+    return jax.tree.unflatten(treedef, parts)
+
+
+def _refuse_inside_jit(operation: str) -> None:
+    if is_tracing():
+        raise UsageError(IN_JIT[operation])
+
+
+def _converted(
+    leaves: Sequence[Leaf],
+    passes: Callable[[Leaf], bool],
+    convert: Callable[[list[Leaf]], Sequence[Any]],
+    convert_traced: Callable[[list[Leaf]], Sequence[Any]],
+) -> list[Any]:
+    """Convert values, and what JAX differentiates or batches; let the others pass."""
+    results: list[Any] = [None] * len(leaves)
+    plain: list[int] = []
+    traced: list[int] = []
+    for number, leaf in enumerate(leaves):
+        if passes(leaf):
+            results[number] = _as_asked(leaf)
+        else:
+            (traced if isinstance(leaf.value, jax.core.Tracer) else plain).append(number)
+    for numbers, how in ((plain, convert), (traced, convert_traced)):
+        made = how([leaves[number] for number in numbers]) if numbers else ()
+        for number, value in zip(numbers, made, strict=True):
+            results[number] = value
+    return results
+
+
+def _as_asked(leaf: Leaf) -> Any:
+    """Return what passes through: a global array with the sharding that was asked for."""
+    array = leaf.value
+    if isinstance(array, jax.core.Tracer) or is_local(array):
+        return array
+    return relabelled(array, sharding(leaf.layout))
+
+
+def _seen(value: Any) -> Any:
+    """Return a value, or under `grad` the one behind it; None where it cannot be seen."""
+    if not isinstance(value, jax.core.Tracer):
+        return value
+    try:
+        return concrete_or_error(None, value)
+    except jax.errors.ConcretizationTypeError:
+        return None
+
+
+def _is_global(leaf: Leaf) -> bool:
+    return not is_local(_seen(leaf.value))
+
+
+def _is_part(leaf: Leaf) -> bool:
+    """True for what this process holds alone, unless it is on just the devices of its layout."""
+    value = _seen(leaf.value)
+    if value is None or not is_local(value):
+        return False
+    targets = sharding(leaf.layout).device_set
+    return not isinstance(value, jax.Array) or value.sharding.device_set != targets
+
+
+def _own_part(leaf: Leaf, call: Call) -> Any:
+    if own_box(leaf.layout).layout is None:
+        return jax.ShapeDtypeStruct(local_shape(leaf.layout, leaf.value.shape), leaf.value.dtype)
+    return cut(leaf, call)
+
+
+def _part_offences(leaf: Leaf) -> list[str]:
+    """Return what keeps a value from being this process's part of an array."""
+    value = leaf.value
+    if isinstance(value, jax.ShapeDtypeStruct) and isinstance(value.dtype, np.dtype):
+        value = np.empty(0, value.dtype)  # would its values be kept?
+    is_traced = isinstance(value, jax.core.Tracer)
+    offences = [] if is_traced else dtype_offences([(leaf.path, value)])
+    cannot_be_pending(leaf, offences)
+    if offences:
+        return offences
+    array = _seen(leaf.value)
+    if not is_local(array):
+        return _named(leaf, lies_elsewhere(array, leaf.layout))
+    try:
+        box = own_box(leaf.layout)
+    except UsageError as error:
+        return _named(leaf, str(error))
+    if isinstance(leaf.value, jax.ShapeDtypeStruct) and box.layout is not None:
+        return _named(leaf, "has no values, but devices of this process hold a part of the array")
+    return _uneven(leaf, box)
+
+
+def _whole_offences(leaf: Leaf) -> list[str]:
+    """Return what keeps a value from being an array of which this process has its part."""
+    is_traced = isinstance(leaf.value, jax.core.Tracer)
+    is_nothing = isinstance(leaf.value, jax.ShapeDtypeStruct)
+    offences = [] if is_traced or is_nothing else _named(leaf, cannot_hold(leaf.value))
+    cannot_be_pending(leaf, offences)
+    if offences:
+        return offences
+    try:
+        box = own_box(leaf.layout)
+    except UsageError as error:
+        return _named(leaf, str(error))
+    if is_nothing and box.layout is not None:
+        return _named(leaf, "has no values, but devices of this process hold a part of the array")
+    if _is_part(leaf):
+        return []
+    array = _seen(leaf.value)
+    if array is not None and (why := lies_elsewhere(array, leaf.layout)):
+        return _named(leaf, why)
+    must_divide(leaf, offences)
+    return offences
+
+
+def _named(leaf: Leaf, why: str) -> list[str]:
+    return [f"{leaf.path}: {why}"] if why else []
+
+
+def _uneven(leaf: Leaf, box: ProcessBox) -> list[str]:
+    """Name the dims of a part that this process's devices do not divide evenly."""
+    shape = np.shape(leaf.value)
+    offences = []
+    for dim, (size, count) in enumerate(zip(shape, box.shards, strict=True)):
+        if size % count:
+            axes = " x ".join(leaf.layout.axes_of_dims[dim])
+            offences.append(
+                f"{leaf.path}: dim {dim} of the part {shape} of process {jax.process_index()} has "
+                f"size {size}, which its {count} of the {leaf.layout.num_shards(dim)} shards over "
+                f"{axes} do not divide; {fitting(size, count)} would fit"
+            )
+    return offences

@@ -1,0 +1,253 @@
+"""What `grad`, `vmap` and `jit` do with `from_host_local` and `to_host_local`.
+
+Both are linear, and each is the inverse of the other, so each is the other's transpose: a cotangent
+of the whole array goes back to each process's part, and cotangents of the parts make up that of the
+whole. What several processes hold is one value, not a term of a sum on each: its cotangent is one
+value, too, which these processes must compute alike. Under `vmap` a layout gets one more dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType
+
+from shoal.arrays.layouts import Leaf
+from shoal.arrays.move import Move, move, relabelled
+from shoal.arrays.parts import Call, cut, global_shape, join, local_shape, own_box
+from shoal.arrays.sharding import padded, sharding
+from shoal.errors import UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+
+__all__ = ["IN_JIT", "Where", "cut_traced", "join_traced"]
+
+IN_JIT = {
+    "from_host_local": (
+        "from_host_local: inside jit (or scan, cond, checkpoint, eval_shape) every array is global "
+        "already: call it outside and pass the result in; constrain pins a layout inside"
+    ),
+    "to_host_local": (
+        "to_host_local: inside jit (or scan, cond, checkpoint, eval_shape) every array is global: "
+        "return the array, and call it on what comes out"
+    ),
+}
+
+
+class Where(NamedTuple):
+    """A leaf without its value."""
+
+    path: str
+    layout: Layout
+    result: Layout | None = None
+    """How the result shall lie; None: as the layout says. Of another type, never of other parts."""
+
+    def lay_out(self, array: jax.Array) -> jax.Array:
+        """Return a result as it shall lie."""
+        if self.result is None:
+            return array
+        target = sharding(self.result)
+        array = array if (same := relabelled(array, target)) is None else same
+        return move([Move(array, array, target)])[0]
+
+
+def join_traced(leaves: Sequence[Leaf], call: Call) -> list[Any]:
+    """Return global arrays for parts that JAX differentiates or batches."""
+    return _bind(_JOIN, leaves, call)
+
+
+def cut_traced(leaves: Sequence[Leaf], call: Call) -> list[Any]:
+    """Return parts of global arrays that JAX differentiates or batches."""
+    return _bind(_CUT, leaves, call)
+
+
+def _bind(primitive: Primitive, leaves: Sequence[Leaf], call: Call) -> list[Any]:
+    places = tuple(Where(leaf.path, leaf.layout) for leaf in leaves)
+    bound: list[Any] = primitive.bind(*(leaf.value for leaf in leaves), places=places, call=call)
+    return bound
+
+
+def _leaves(values: Sequence[Any], places: Sequence[Where]) -> list[Leaf]:
+    pairs = zip(values, places, strict=True)
+    return [Leaf(place.path, value, place.layout) for value, place in pairs]
+
+
+def _join(*parts: Any, places: tuple[Where, ...], call: Call) -> list[jax.Array]:
+    joined = join(_leaves(parts, places), call)
+    return [place.lay_out(array) for place, array in zip(places, joined, strict=True)]
+
+
+def _cut(*arrays: Any, places: tuple[Where, ...], call: Call) -> list[jax.Array]:
+    parts = [cut(leaf, call) for leaf in _leaves(arrays, places)]
+    return [place.lay_out(part) for place, part in zip(places, parts, strict=True)]
+
+
+def _types_of_wholes(*parts: Any, places: tuple[Where, ...], call: Call) -> list[Any]:
+    return [
+        _type(part, global_shape(where.layout, part.shape), where.result or where.layout)
+        for part, where in zip(parts, places, strict=True)
+    ]
+
+
+def _types_of_parts(*arrays: Any, places: tuple[Where, ...], call: Call) -> list[Any]:
+    return [
+        _type(array, local_shape(where.layout, array.shape), where.result or _own(where.layout))
+        for array, where in zip(arrays, places, strict=True)
+    ]
+
+
+def _type(like: Any, shape: tuple[int, ...], layout: Layout | None) -> Any:
+    target = None if layout is None else sharding(layout)
+    return jax.typeof(jax.ShapeDtypeStruct(shape, like.dtype, sharding=target))
+
+
+def _own(layout: Layout) -> Layout | None:
+    return own_box(layout).layout
+
+
+def _push_forward(
+    primitive: Primitive,
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+    *,
+    places: tuple[Where, ...],
+    call: Call,
+) -> tuple[list[Any], list[Any]]:
+    """The tangent of a result is what becomes of the tangent."""
+    results = primitive.bind(*primals, places=places, call=call)
+    pushed = [ad.Zero(jax.typeof(result).to_tangent_aval()) for result in results]
+    return results, _apply(primitive, tangents, places, call.of_derivative(), pushed)
+
+
+def _pull_back(
+    inverse: Primitive,
+    cotangents: Sequence[Any],
+    *given: Any,
+    places: tuple[Where, ...],
+    call: Call,
+) -> list[Any]:
+    """The cotangent of what was given is what the inverse makes of that of the result."""
+    zeros = [ad.Zero(one.aval.to_ct_aval()) for one in given]
+    usual = (lambda layout: layout) if inverse is _JOIN else _own
+    back = tuple(
+        place._replace(result=_as_type(usual(place.layout), zero.aval))
+        for place, zero in zip(places, zeros, strict=True)
+    )
+    return _apply(inverse, cotangents, back, call.of_derivative(), zeros)
+
+
+def _as_type(layout: Layout | None, wanted: Any) -> Layout | None:
+    """Return how a cotangent shall lie, so that it has the type of what it is the cotangent of.
+
+    Explicit axes are part of types: an ordinary array that became part of an array over Explicit
+    axes has a cotangent over Auto ones. Where the axes are others, JAX refuses.
+    """
+    if layout is None or _type(wanted, wanted.shape, layout).sharding == wanted.sharding:
+        return layout
+    mesh, given = layout.mesh, wanted.sharding.mesh
+    pairs = zip(given.axis_names, given.axis_types, strict=True)
+    explicit = [name for name, kind in pairs if kind == AxisType.Explicit]
+    if explicit and dict(given.shape) != dict(mesh.axes):
+        return layout
+    types = {name: "explicit" if name in explicit else "auto" for name in mesh.axis_names}
+    mesh = Mesh(mesh.axes, mesh.device_ids, mesh.processes, mesh.kind, mesh.name, axis_types=types)
+    dims = padded(wanted.sharding.spec, len(wanted.shape)) if explicit else layout.dims
+    return Layout(mesh, *dims)
+
+
+def _apply(
+    primitive: Primitive,
+    values: Sequence[Any],
+    places: Sequence[Where],
+    call: Call,
+    zeros: list[Any],
+) -> list[Any]:
+    """Return what the primitive makes of the values; zero for those that are zero."""
+    live = [number for number, value in enumerate(values) if type(value) is not ad.Zero]
+    made = list(zeros)
+    if live:
+        where = tuple(places[number] for number in live)
+        results = primitive.bind(*(values[number] for number in live), places=where, call=call)
+        for number, result in zip(live, results, strict=True):
+            made[number] = result
+    return made
+
+
+def _batch(
+    primitive: Primitive,
+    axis: Any,
+    values: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    places: tuple[Where, ...],
+    call: Call,
+) -> tuple[list[Any], Sequence[int | None]]:
+    batched = tuple(
+        place if dim is None else _with_batch(place, dim, axis, call)
+        for place, dim in zip(places, dims, strict=True)
+    )
+    return primitive.bind(*values, places=batched, call=call), dims
+
+
+def _with_batch(place: Where, dim: int, axis: Any, call: Call) -> Where:
+    """Return the layouts with a dim for the batch: split as `vmap` says, or by no axis.
+
+    The batch has one size under `vmap`, so no process may hold only a part of it.
+    """
+    names = axis.explicit_mesh_axis if axis.spmd_name is None else axis.spmd_name
+    result = None if place.result is None else _inserted(place.result, dim, names)
+    try:
+        split = _inserted(place.layout, dim, names, must=axis.spmd_name is not None)
+        count = own_box(split).boxes[dim]
+    except UsageError as error:
+        raise UsageError(
+            f"{call.operation}: {place.path}: spmd_axis_name of vmap: {error}"
+        ) from None
+    if count > 1 and axis.spmd_name is None:
+        split = _inserted(place.layout, dim, None)
+    elif count > 1:
+        raise UsageError(
+            f"{call.operation}: {place.path}: spmd_axis_name={names!r} of vmap splits the batch "
+            f"between processes, so that its size, {axis.size}, would change inside vmap; convert "
+            f"the whole batch outside, as {split!r}"
+        )
+    return place._replace(layout=split, result=result)
+
+
+def _inserted(layout: Layout, dim: int, names: Any, *, must: bool = False) -> Layout:
+    """Return a layout with one more dim, which these axes split; or none, if they cannot."""
+    dims = list(layout.dims)
+    given = names if isinstance(names, tuple) or names is None else (names,)
+    try:
+        return Layout(layout.mesh, *dims[:dim], given, *dims[dim:])
+    except UsageError:
+        if must:
+            raise
+        return Layout(layout.mesh, *dims[:dim], None, *dims[dim:])
+
+
+def _refuse(name: str, *given: Any, **params: Any) -> NoReturn:
+    raise UsageError(IN_JIT[name])
+
+
+def _primitive(name: str) -> Primitive:
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    batching.fancy_primitive_batchers[primitive] = partial(_batch, primitive)
+    ad.primitive_jvps[primitive] = partial(_push_forward, primitive)
+    mlir.register_lowering(primitive, partial(_refuse, name))
+    return primitive
+
+
+_JOIN, _CUT = _primitive("from_host_local"), _primitive("to_host_local")
+_JOIN.def_impl(_join)
+_CUT.def_impl(_cut)
+_JOIN.def_abstract_eval(_types_of_wholes)
+_CUT.def_abstract_eval(_types_of_parts)
+ad.primitive_transposes[_JOIN] = partial(_pull_back, _CUT)
+ad.primitive_transposes[_CUT] = partial(_pull_back, _JOIN)

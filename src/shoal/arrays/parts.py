@@ -1,0 +1,191 @@
+"""One global array ⇄ the part of it that this process's devices hold. Nothing is sent between
+processes, and no byte is copied where the devices hold what they shall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from shoal.arrays.host_values import as_numpy
+from shoal.arrays.layouts import Leaf
+from shoal.arrays.leave_trail import leave_trail_of_parts
+from shoal.arrays.move import Move, move, relabelled
+from shoal.arrays.put import place
+from shoal.arrays.sharding import layout_of_sharding, sharding
+from shoal.errors import UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.process_boxes import ProcessBox, process_box
+
+__all__ = [
+    "Call",
+    "cut",
+    "global_shape",
+    "is_local",
+    "join",
+    "lies_elsewhere",
+    "local_shape",
+    "own_box",
+]
+
+Shape = tuple[int, ...]
+
+_CANNOT_PASS = "under vmap it cannot pass unchanged: convert it before, or leave it out"
+
+
+class Call(NamedTuple):
+    """What a call of `from_host_local` or `to_host_local` is called, and with which options."""
+
+    operation: str
+    site: str  # where the caller stands; "": wherever it is carried out
+    same: bool = True
+    lane: str | None = None
+    is_derivative: bool = False  # of tangents or cotangents: they lie wherever autodiff made them
+
+    def of_derivative(self) -> Call:
+        """Return the call that JAX makes for tangents or cotangents."""
+        if self.is_derivative:
+            return self
+        return self._replace(operation=f"gradient of {self.operation}", is_derivative=True)
+
+
+def own_box(layout: Layout) -> ProcessBox:
+    """Return the box of this process.
+
+    Raises:
+      UsageError: processes hold no boxes of one shape.
+    """
+    return process_box(layout, jax.process_index())
+
+
+def global_shape(layout: Layout, shape: Sequence[int]) -> Shape:
+    """Return the shape of the array of which each process has a part of `shape`."""
+    return tuple(s * n for s, n in zip(shape, own_box(layout).boxes, strict=True))
+
+
+def local_shape(layout: Layout, shape: Sequence[int]) -> Shape:
+    """Return the shape of a process's part of an array."""
+    return tuple(s // n for s, n in zip(shape, own_box(layout).boxes, strict=True))
+
+
+def _own_slices(layout: Layout, shape: Sequence[int]) -> tuple[slice, ...]:
+    """Return the indices of this process's part in the array of which it is one."""
+    part = local_shape(layout, shape)
+    places = own_box(layout).place
+    return tuple(slice(n * size, (n + 1) * size) for n, size in zip(places, part, strict=True))
+
+
+def join(leaves: Sequence[Leaf], call: Call) -> list[jax.Array]:
+    """Return the arrays of which each process gives its part, and leave the trail.
+
+    Raises:
+      UsageError: a part lies on devices of other processes.
+    """
+    for leaf in leaves:
+        if not is_local(leaf.value):
+            raise UsageError(f"{call.operation}: {leaf.path}: is global already; {_CANNOT_PASS}")
+    leave_trail_of_parts(
+        call.operation,
+        leaves,
+        lane=call.lane,
+        options=(f"same={call.same}",),
+        values=call.same,
+        site=call.site,
+    )
+    return [_whole_of_own(leaf) for leaf in leaves]
+
+
+def _whole_of_own(leaf: Leaf) -> jax.Array:
+    box = own_box(leaf.layout)
+    if box.layout is None:
+        return _nothing_here(leaf)
+    (part,) = place([leaf._replace(layout=box.layout)])
+    return jax.make_array_from_single_device_arrays(
+        global_shape(leaf.layout, part.shape),
+        sharding(leaf.layout),
+        [shard.data for shard in part.addressable_shards],
+        dtype=part.dtype,
+    )
+
+
+def cut(leaf: Leaf, call: Call) -> jax.Array:
+    """Return this process's part of an array.
+
+    Raises:
+      UsageError: the array lies elsewhere than its layout says (cotangents are moved), or this
+        process has no part of it.
+    """
+    path, value, layout = leaf
+    box, target = own_box(layout), sharding(layout)
+    if box.layout is None:
+        raise UsageError(
+            f"{call.operation}: {path}: process {jax.process_index()} owns no device of "
+            f"{layout.mesh!r}: it has no part to compute with"
+        )
+    lies = _laid_out(leaf, target, call)
+    if lies is None:
+        part = value[(*_own_slices(layout, value.shape), ...)]  # the dots keep a scalar an array
+        return place([Leaf(path, part, box.layout)])[0]
+    return jax.make_array_from_single_device_arrays(
+        local_shape(layout, lies.shape),
+        sharding(box.layout),
+        [shard.data for shard in lies.addressable_shards],
+        dtype=lies.dtype,
+    )
+
+
+def lies_elsewhere(array: jax.Array, layout: Layout) -> str:
+    """Return why an array does not lie as a layout says, or an empty string."""
+    target = sharding(layout)
+    if array.sharding.is_equivalent_to(target, array.ndim):
+        return ""
+    if array.sharding.device_set != target.device_set:
+        return "lies on other devices than those of the layout's mesh"
+    try:
+        lies = layout_of_sharding(array.sharding, array.ndim)
+    except UsageError:
+        return f"lies otherwise than {layout!r}; relayout moves it there"
+    return f"lies as {lies!r}; relayout moves it to {layout!r}"
+
+
+def _laid_out(leaf: Leaf, target: NamedSharding, call: Call) -> jax.Array | None:
+    """Return an array in the layout; None: it is no global array, but whole in this process."""
+    path, value, layout = leaf
+    is_array = isinstance(value, jax.Array)
+    if is_array and (array := relabelled(value, target)) is not None:
+        return array
+    is_here = is_array and value.sharding.device_set == target.device_set
+    if call.is_derivative and is_here and not value.is_fully_addressable:
+        return move([Move(value, value, target)])[0]
+    if call.is_derivative and (not is_array or value.is_fully_addressable):
+        return None
+    why = (
+        lies_elsewhere(value, layout)
+        if is_here or not is_local(value)
+        else f"is local already; {_CANNOT_PASS}"
+    )
+    raise UsageError(f"{call.operation}: {path}: {why}")
+
+
+def is_local(value: Any) -> bool:
+    """True for what this process holds alone: host values, and arrays on its own devices."""
+    return not isinstance(value, jax.Array) or value.is_fully_addressable
+
+
+def _nothing_here(leaf: Leaf) -> jax.Array:
+    """Return an array of which this process holds nothing."""
+    value, layout = leaf.value, leaf.layout
+    value = value if hasattr(value, "dtype") else as_numpy(value)
+    shape = global_shape(layout, value.shape)
+    if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        dtype = np.dtype(value.dtype).newbyteorder("=")
+        return jax.make_array_from_single_device_arrays(shape, sharding(layout), [], dtype=dtype)
+    words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, value.dtype))
+    whole = Layout(layout.mesh, *layout.dims, *[None] * (len(words.shape) - len(shape)))
+    empty = jax.make_array_from_single_device_arrays(
+        words.shape, sharding(whole), [], dtype=words.dtype
+    )
+    return jax.random.wrap_key_data(empty, impl=value.dtype)

@@ -1,0 +1,210 @@
+"""What the devices of each process hold together of an array: one box, cut evenly inside.
+
+Where every process holds a box, and all boxes have one shape, an array can be told by parts: each
+process has its box as an array of its own. Boxes of two processes are then equal or disjoint.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.plan.shards import owners
+from shoal.plan.text import runs_to_text
+
+__all__ = ["ProcessBox", "process_box"]
+
+IntArray = NDArray[np.int64]
+
+_MOST_SHOWN = 6  # positions of devices in a message
+
+
+class ProcessBox(NamedTuple):
+    """The part of an array that the devices of one process hold together."""
+
+    layout: Layout | None
+    """How the box lies over them; None: the process owns no device of the mesh."""
+    place: tuple[int, ...]
+    """The number of this box among the boxes of each dim."""
+    shards: tuple[int, ...]
+    """Into how many shards each dim of a box is cut; the same on all processes."""
+    boxes: tuple[int, ...]
+    """How many boxes each dim of the array has."""
+    holders: tuple[int, ...]
+    """The processes that hold this same box, ascending."""
+
+
+@lru_cache(maxsize=4096)
+def process_box(layout: Layout, process: int) -> ProcessBox:
+    """Return what `process` holds of arrays of a layout.
+
+    Raises:
+      UsageError: the devices of a process hold no box, or processes hold boxes of several shapes;
+        the same on all of them.
+
+    Example:
+      >>> mesh = Mesh({"x": 4, "y": 2}, processes=[0, 0, 0, 0, 1, 1, 1, 1])
+      >>> part = process_box(Layout(mesh, "x", None), 1)
+      >>> part.layout.text, part.place, part.shards, part.boxes, part.holders
+      ('x, - @ x=2 y=2 | ids 4..7 | processes 1x4', (1, 0), (2, 1), (2, 1), (1,))
+    """
+    parts = _parts(layout)
+    shards = next(iter(parts.values())).shards
+    whole = tuple(layout.num_shards(dim) for dim in range(layout.rank))
+    boxes = tuple(all_ // own for all_, own in zip(whole, shards, strict=True))
+    part = parts.get(process)
+    if part is None:
+        return ProcessBox(None, (0,) * layout.rank, shards, boxes, ())
+    place = tuple(first // own for first, own in zip(part.first, shards, strict=True))
+    holders = tuple(sorted(p for p, other in parts.items() if other.first == part.first))
+    return ProcessBox(_local_layout(layout, process, shards), place, shards, boxes, holders)
+
+
+class _Part(NamedTuple):
+    first: tuple[int, ...]  # the number of its first shard in each dim
+    shards: tuple[int, ...]  # how many of each dim
+
+
+@lru_cache(maxsize=256)
+def _parts(layout: Layout) -> dict[int, _Part]:
+    """Return what each process holds, by process."""
+    numbers, box = _shard_numbers(layout)
+    parts: dict[int, _Part] = {}
+    offences = []
+    for process, rows in _positions(layout.mesh).items():
+        own = numbers[rows]
+        first = own.min(axis=0)
+        shards = own.max(axis=0) + 1 - first
+        held, times = np.unique(box[rows], return_counts=True)
+        parts[process] = _Part(tuple(first.tolist()), tuple(shards.tolist()))
+        if len(held) != math.prod(parts[process].shards):
+            offences.append(_no_box(layout, process, own, parts[process].shards))
+        elif times.min() != times.max():
+            offences.append(
+                f"some shards of the block that process {process} holds lie on "
+                f"{times.max()} of its devices, others on {times.min()}"
+                f"{_where(layout.mesh, process)}"
+            )
+    offences = offences or _several_shapes(layout, parts)
+    if offences:
+        more = f" (and so for {len(offences) - 1} more processes)" if len(offences) > 1 else ""
+        raise UsageError(f"{offences[0]}{more}; {_ADVICE}")
+    return parts
+
+
+_ADVICE = (
+    "order the mesh so that each process's devices are one block of it, all alike, as make_mesh "
+    "does, or give pack a piece for each device"
+)
+
+
+def _shard_numbers(layout: Layout) -> tuple[IntArray, IntArray]:
+    """Return the shard that each device holds: its number in each dim [devices, rank], and of all.
+
+    An array with one index a shard says it: the region of a device begins at its shard's number.
+    """
+    held = owners(layout, layout.global_shape((1,) * layout.rank))
+    return held.start, held.box
+
+
+@lru_cache(maxsize=64)
+def _positions(mesh: Mesh) -> dict[int, IntArray]:
+    """Return the positions of each process's devices, in mesh order."""
+    processes = mesh.processes.ravel()
+    order = np.argsort(processes, kind="stable")
+    numbers, firsts = np.unique(processes[order], return_index=True)
+    return dict(zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True))
+
+
+def _local_layout(layout: Layout, process: int, shards: tuple[int, ...]) -> Layout:
+    """Return how a process's box lies over its own devices.
+
+    The mesh's own axes are kept, if its devices are a grid of them: x=4, y=2 over two processes by
+    rows is x=2, y=2 in each. In any other order there is one axis for each dim that is cut.
+    """
+    mesh = layout.mesh
+    rows = _positions(mesh)[process]
+    sizes = [len(np.unique(coords)) for coords in np.unravel_index(rows, mesh.shape)]
+    if math.prod(sizes) == len(rows):
+        axes, dims, order = list(zip(mesh.axis_names, sizes, strict=True)), layout.dims, rows
+        types = dict(mesh.axis_types)
+    else:
+        box = _shard_numbers(layout)[1][rows]
+        order = rows[np.argsort(box, kind="stable")]
+        axes, dims, types = _axes_of_dims(layout, shards, len(rows))
+    ids = mesh.device_ids.ravel()[order]
+    return Layout(Mesh(axes, ids, process, mesh.kind, mesh.name, axis_types=types), *dims)
+
+
+def _axes_of_dims(
+    layout: Layout, shards: tuple[int, ...], num_devices: int
+) -> tuple[list[tuple[str, int]], tuple[str | None, ...], dict[str, str]]:
+    """Return an axis for each dim that is cut, and one for replicas; their dims, and types."""
+    used = {axis for dim in layout.axes_of_dims for axis in dim}
+    free = [axis for axis in layout.mesh.axis_names if axis not in used]
+    sizes = [*shards, num_devices // math.prod(shards)]
+    axes: dict[str, int] = {}
+    types: dict[str, str] = {}
+    dims: list[str | None] = []
+    for size, given in zip(sizes, [*layout.axes_of_dims, free], strict=True):
+        name = "+".join(given)
+        while name in axes:
+            name += "+"
+        dims.append(name if size > 1 else None)
+        if size > 1:
+            axes[name] = size
+            kinds = {layout.mesh.axis_types[axis] for axis in given}
+            types[name] = "explicit" if kinds == {"explicit"} else "auto"
+    return list(axes.items()), tuple(dims[:-1]), types
+
+
+def _no_box(layout: Layout, process: int, own: IntArray, shards: tuple[int, ...]) -> str:
+    where = _where(layout.mesh, process)
+    for dim, count in enumerate(shards):
+        held = np.unique(own[:, dim])
+        if len(held) < count:
+            return (
+                f"process {process} holds shards {runs_to_text(held)} of dim {dim}, which "
+                f"{_axes(layout, dim)} cuts into {layout.num_shards(dim)}: that is not one block"
+                f"{where}"
+            )
+    distinct = len(np.unique(own, axis=0))
+    return (
+        f"process {process} holds {distinct} of the {math.prod(shards)} shards between its first "
+        f"and last: that is not one block{where}"
+    )
+
+
+def _several_shapes(layout: Layout, parts: dict[int, _Part]) -> list[str]:
+    """Compare the boxes of all processes with that of the first."""
+    (process, first), *others = sorted(parts.items())
+    for other, part in others:
+        for dim, (one, two) in enumerate(zip(first.shards, part.shards, strict=True)):
+            if one != two:
+                return [
+                    f"of the {layout.num_shards(dim)} shards of dim {dim} ({_axes(layout, dim)}) "
+                    f"process {process} holds {one} and process {other} {two}, but all parts must "
+                    "have one shape"
+                ]
+    return []
+
+
+def _axes(layout: Layout, dim: int) -> str:
+    axes = layout.axes_of_dims[dim]
+    return " x ".join(f"{axis}={layout.mesh.axes[axis]}" for axis in axes)
+
+
+def _where(mesh: Mesh, process: int) -> str:
+    """Say where in the mesh a process's devices are."""
+    rows = _positions(mesh)[process]
+    coords = list(zip(*np.unravel_index(rows[:_MOST_SHOWN], mesh.shape), strict=True))
+    shown = ", ".join("(" + ", ".join(str(int(c)) for c in one) + ")" for one in coords)
+    more = ", …" if len(rows) > _MOST_SHOWN else ""
+    return f" (its devices are at ({', '.join(mesh.axis_names)}) = {shown}{more})"
