@@ -216,11 +216,7 @@ def _own_part(leaf: Leaf, call: Call) -> Any:
 
 def _part_offences(leaf: Leaf) -> list[str]:
     """Return what keeps a value from being this process's part of an array."""
-    value = leaf.value
-    if isinstance(value, jax.ShapeDtypeStruct) and isinstance(value.dtype, np.dtype):
-        value = np.empty(0, value.dtype)  # would its values be kept?
-    is_traced = isinstance(value, jax.core.Tracer)
-    offences = [] if is_traced else dtype_offences([(leaf.path, value)])
+    offences = _dtype_offences(leaf)
     cannot_be_pending(leaf, offences)
     if offences:
         return offences
@@ -234,6 +230,15 @@ def _part_offences(leaf: Leaf) -> list[str]:
     if isinstance(leaf.value, jax.ShapeDtypeStruct) and box.layout is not None:
         return _named(leaf, "has no values, but devices of this process hold a part of the array")
     return _uneven(leaf, box)
+
+
+def _dtype_offences(leaf: Leaf) -> list[str]:
+    value = leaf.value
+    if isinstance(value, jax.ShapeDtypeStruct):
+        if not isinstance(value.dtype, np.dtype):
+            return []  # of keys
+        value = np.empty(0, value.dtype)  # would its values be kept?
+    return [] if isinstance(value, jax.core.Tracer) else dtype_offences([(leaf.path, value)])
 
 
 def _whole_offences(leaf: Leaf) -> list[str]:
