@@ -94,7 +94,7 @@ def _parts(layout: Layout) -> dict[int, _Part]:
             )
     offences = offences or _several_shapes(layout, parts)
     if offences:
-        more = f" (and so for {len(offences) - 1} more processes)" if len(offences) > 1 else ""
+        more = f" (and {len(offences) - 1} more like it)" if len(offences) > 1 else ""
         raise UsageError(f"{offences[0]}{more}; {_ADVICE}")
     return parts
 
@@ -123,6 +123,11 @@ def _positions(mesh: Mesh) -> dict[int, IntArray]:
     return dict(zip(numbers.tolist(), np.split(order, firsts[1:]), strict=True))
 
 
+def _coords(mesh: Mesh, rows: IntArray) -> tuple[IntArray, ...]:
+    """Return where positions are along each axis."""
+    return np.unravel_index(rows, mesh.shape) if mesh.shape else ()
+
+
 def _local_layout(layout: Layout, process: int, shards: tuple[int, ...]) -> Layout:
     """Return how a process's box lies over its own devices.
 
@@ -131,7 +136,7 @@ def _local_layout(layout: Layout, process: int, shards: tuple[int, ...]) -> Layo
     """
     mesh = layout.mesh
     rows = _positions(mesh)[process]
-    sizes = [len(np.unique(coords)) for coords in np.unravel_index(rows, mesh.shape)]
+    sizes = [len(np.unique(coords)) for coords in _coords(mesh, rows)]
     if math.prod(sizes) == len(rows):
         axes, dims, order = list(zip(mesh.axis_names, sizes, strict=True)), layout.dims, rows
         types = dict(mesh.axis_types)
@@ -204,7 +209,7 @@ def _axes(layout: Layout, dim: int) -> str:
 def _where(mesh: Mesh, process: int) -> str:
     """Say where in the mesh a process's devices are."""
     rows = _positions(mesh)[process]
-    coords = list(zip(*np.unravel_index(rows[:_MOST_SHOWN], mesh.shape), strict=True))
-    shown = ", ".join("(" + ", ".join(str(int(c)) for c in one) + ")" for one in coords)
+    coords = zip(*(axis.tolist() for axis in _coords(mesh, rows[:_MOST_SHOWN])), strict=True)
+    shown = ", ".join("(" + ", ".join(map(str, one)) + ")" for one in coords)
     more = ", …" if len(rows) > _MOST_SHOWN else ""
     return f" (its devices are at ({', '.join(mesh.axis_names)}) = {shown}{more})"

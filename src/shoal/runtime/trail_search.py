@@ -40,7 +40,10 @@ _VALUES_DIFFER = {
         "compute the same loss of it, or convert its own loss back with from_host_local"
     ),
 }
-_ELSEWHERE = "all processes must make the same put and pack calls, in order, at the same lines"
+_ELSEWHERE = (
+    "all processes must make the same put, pack and from_host_local calls, in order, at the same "
+    "lines"
+)
 
 
 def compares_trails(arrive: Arrive) -> Arrive:
