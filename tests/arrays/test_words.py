@@ -7,7 +7,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from shoal.arrays.put import put
+from shoal.arrays.relayout import relayout
 from shoal.arrays.words import as_words, bits_as
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (0, 3), (2, 3)])
@@ -30,3 +34,13 @@ def test_they_stay_in_their_kind_of_memory(memory_kind):
     assert words.sharding == array.sharding
     assert words.addressable_shards[0].data.sharding.memory_kind == memory_kind
     assert np.asarray(bits_as(words, array.dtype)).tobytes() == np.asarray(array).tobytes()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e5m2", "float8_e3m4"])
+def test_nans_keep_their_bits_between_the_devices_of_one_process(name):
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    patterns = np.arange(1 << 16).astype(f"u{dtype.itemsize}").view(dtype).reshape(256, 256)
+    mesh = Mesh({"x": 4, "y": 2})
+    placed = put(jax.device_put(patterns, jax.devices()[3]), Layout(mesh, "x", "y"))
+    for array in (placed, relayout(placed, Layout(mesh, "y", "x"))):
+        assert np.asarray(array).tobytes() == patterns.tobytes()

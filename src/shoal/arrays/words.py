@@ -1,8 +1,8 @@
-"""Narrow values as whole words while they travel between processes on CPU.
+"""Narrow values as whole words while they travel between devices on CPU.
 
 There XLA (jax 0.10 to 0.12) changes the bits of NaNs of floats below 32 bits on their way, and
-writes behind its memory where elements are narrower than a byte. As unsigned integers of the same
-size nothing happens to them.
+between processes writes behind its memory where elements are narrower than a byte. As unsigned
+integers of the same size nothing happens to them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ __all__ = ["as_words", "bits_as", "must_be_words"]
 
 
 def must_be_words(array: jax.Array) -> bool:
-    """Say whether moving an array between processes might change its bits."""
+    """Say whether moving an array might change its bits."""
     if is_key(array) or array.dtype.itemsize >= 4 or array.dtype.kind in "biu":
         return False
-    devices = array.sharding.device_set
-    on_cpu = any(device.platform == "cpu" for device in devices)
-    return on_cpu and len({device.process_index for device in devices}) > 1
+    return any(device.platform == "cpu" for device in array.sharding.device_set)
 
 
 def as_words(array: jax.Array) -> jax.Array:
