@@ -383,3 +383,40 @@ def test_part_of_the_devices_in_another_order_and_the_mesh_of_set_mesh():
     empty = from_host_local(np.zeros((0, 6), np.float32), Layout(own, "x", None))
     assert empty.shape == (0, 6)
     assert to_host_local(empty, Layout(own, "x", None)).shape == (0, 6)
+
+
+def test_slopes_by_python_numbers_and_on_explicit_meshes_of_other_axes():
+    scalar = Layout(MESH)
+    slope = jax.grad(lambda x: to_host_local(from_host_local(x, scalar), scalar) ** 2)(3.0)
+    assert float(slope) == 6
+    other = Layout(Mesh({"a": 4, "b": 2}, axis_types="explicit"), "a", None)
+    slope = jax.vjp(lambda x: to_host_local(x, ROWS), put(VALUE, other))[1](VALUE)[0]
+    assert layout_of(slope) == other
+    few = Layout(Mesh({"q": 4}, [5, 4, 3, 2], axis_types="explicit"), None, "q")
+    slope = jax.vjp(lambda x: from_host_local(x, ROWS), put(VALUE, few))[1](put(VALUE, ROWS))[0]
+    assert layout_of(slope) == few
+    same_bits(slope, VALUE)
+
+
+def test_after_a_donation_neither_is_left():
+    whole = from_host_local(VALUE, ROWS)
+    part = to_host_local(whole, ROWS)
+    jax.jit(lambda x: x + 1, donate_argnums=0)(whole)
+    for convert, array in ((from_host_local, part), (to_host_local, whole)):
+        with pytest.raises(UsageError, match="the array: was deleted"):
+            convert(array, ROWS)
+
+
+def test_arrays_on_devices_need_no_way_over_the_host():
+    whole = put(VALUE, ROWS)
+    _, back = jax.vjp(lambda x: from_host_local(x, ROWS), whole)
+    with jax.transfer_guard("disallow_explicit"):
+        part = to_host_local(from_host_local(whole, ROWS), ROWS)
+        (slope,) = back(part)
+    assert pointers(slope) == pointers(whole)
+
+
+def test_a_mesh_is_no_layout():
+    for mesh in (MESH, jax_mesh(MESH)):
+        with pytest.raises(UsageError, match=r"Mesh .* is no layout; give a Layout or a spec"):
+            from_host_local(VALUE, mesh)

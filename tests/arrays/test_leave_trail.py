@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.arrays.layouts import Leaf
-from shoal.arrays.leave_trail import leave_trail
+from shoal.arrays.leave_trail import leave_trail, leave_trail_of_parts
 from shoal.arrays.pack import pack
 from shoal.arrays.put import put
 from shoal.errors import InitializeError, UsageTypeError
@@ -116,3 +116,47 @@ def test_wrong_options_are_named(wrong):
     assert len(error.value.offences) == len(wrong)
     with pytest.raises(UsageTypeError):
         pack([np.zeros(1, np.float32)] * 8, Layout(Mesh({"x": 8}), "x"), lane=wrong.get("lane", 1))
+
+
+def test_of_parts_only_what_others_hold_is_compared_by_those_that_hold_it(monkeypatch):
+    coordinator = LocalJob(4).coordinators[0]
+    monkeypatch.setattr(process, "coordinator", lambda: coordinator)
+    mesh = Mesh({"x": 2, "y": 2}, [0, 1, 2, 3], [0, 1, 2, 3])
+    part = np.zeros((2, 2), np.float32)
+    leaves = [
+        leaf(part, mesh, "x", "y", path="own"),
+        leaf(part, mesh, "x", None, path="some"),
+        leaf(part, mesh, None, None, path="all"),
+    ]
+
+    def left(**options):
+        for lane in ("data", None):
+            leave_trail_of_parts("from_host_local", leaves, lane=lane, site="a.py:1", **options)
+        return {
+            lane: coordinator.trails.start_anew(Point("x", None, lane), "").entry(0)
+            for lane in ("main", "data", "replicas on processes 0-1",
+                         "data, replicas on processes 0-1")
+        }  # fmt: skip
+
+    entries = left(values=True, options=("same=True",))
+    for lane in ("main", "data"):
+        assert entries[lane].place == "from_host_local at a.py:1"
+        assert [": values " in line for line in entries[lane].lines] == [False] * 4 + [True]
+        beside = entries[f"{lane}, replicas on processes 0-1".removeprefix("main, ")]
+        assert [line.partition(" as ")[0] for line in beside.lines[1:]] == ["some: float32[2,2]"]
+        assert ": values " in beside.lines[1]
+    entries = left()
+    assert [": values " in line for line in entries["main"].lines] == [False] * 4
+    assert entries["replicas on processes 0-1"] is None
+
+
+def test_many_replicas_have_a_lane_of_a_short_name(monkeypatch):
+    coordinator = LocalJob(400).coordinators[0]
+    monkeypatch.setattr(process, "coordinator", lambda: coordinator)
+    mesh = Mesh({"x": 200, "y": 2}, range(400), range(400))
+    leave_trail_of_parts(
+        "from_host_local", [leaf(np.zeros(2, "f4"), mesh, "y")], lane=None, values=True
+    )
+    lanes = [name for _, name in coordinator.trails._trails if name != "main"]
+    assert [len(name) < 300 for name in lanes] == [True]
+    assert lanes[0].startswith("replicas on processes 0, 2, 4")

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import concrete_or_error
 
 from shoal.arrays.host_values import cannot_hold
 from shoal.arrays.layouts import (
@@ -29,6 +28,7 @@ from shoal.arrays.parts import (
     lies_elsewhere,
     local_shape,
     own_box,
+    seen,
 )
 from shoal.arrays.put import dtype_offences
 from shoal.arrays.sharding import sharding
@@ -185,23 +185,13 @@ def _as_asked(leaf: Leaf) -> Any:
     return relabelled(array, sharding(leaf.layout))
 
 
-def _seen(value: Any) -> Any:
-    """Return a value, or under `grad` the one behind it; None where it cannot be seen."""
-    if not isinstance(value, jax.core.Tracer):
-        return value
-    try:
-        return concrete_or_error(None, value)
-    except jax.errors.ConcretizationTypeError:
-        return None
-
-
 def _is_global(leaf: Leaf) -> bool:
-    return not is_local(_seen(leaf.value))
+    return not is_local(seen(leaf.value))
 
 
 def _is_part(leaf: Leaf) -> bool:
     """True for what this process holds alone, unless it is on just the devices of its layout."""
-    value = _seen(leaf.value)
+    value = seen(leaf.value)
     if value is None or not is_local(value):
         return False
     targets = sharding(leaf.layout).device_set
@@ -220,7 +210,7 @@ def _part_offences(leaf: Leaf) -> list[str]:
     cannot_be_pending(leaf, offences)
     if offences:
         return offences
-    array = _seen(leaf.value)
+    array = seen(leaf.value)
     if not is_local(array):
         return _named(leaf, lies_elsewhere(array, leaf.layout))
     try:
@@ -233,12 +223,14 @@ def _part_offences(leaf: Leaf) -> list[str]:
 
 
 def _dtype_offences(leaf: Leaf) -> list[str]:
-    value = leaf.value
+    value = seen(leaf.value)
     if isinstance(value, jax.ShapeDtypeStruct):
         if not isinstance(value.dtype, np.dtype):
             return []  # of keys
         value = np.empty(0, value.dtype)  # would its values be kept?
-    return [] if isinstance(value, jax.core.Tracer) else dtype_offences([(leaf.path, value)])
+    elif value is not leaf.value and not isinstance(value, np.ndarray | np.generic):
+        return []  # under `grad` or `vmap`, JAX has looked at it
+    return dtype_offences([(leaf.path, value)])
 
 
 def _whole_offences(leaf: Leaf) -> list[str]:
@@ -257,7 +249,7 @@ def _whole_offences(leaf: Leaf) -> list[str]:
         return _named(leaf, "has no values, but devices of this process hold a part of the array")
     if _is_part(leaf):
         return []
-    array = _seen(leaf.value)
+    array = seen(leaf.value)
     if array is not None and (why := lies_elsewhere(array, leaf.layout)):
         return _named(leaf, why)
     must_divide(leaf, offences)

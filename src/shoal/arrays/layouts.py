@@ -156,6 +156,8 @@ def _is_one(given: Any) -> bool:
         return True
     if type(given) is tuple:
         return all(map(_is_dim, given))
+    if isinstance(given, jax.sharding.Mesh):  # which could be called, as a decorator
+        return False
     return isinstance(given, Callable) and _children(given) is None  # type: ignore[arg-type]
 
 

@@ -78,8 +78,8 @@ def leave_trail_of_parts(
     if taking is None:
         return
     coordinator, group = taking
-    everyone = frozenset(range(coordinator.num_processes)) if group is None else group
-    held = [_holders(leaf, coordinator.process) if values else Group() for leaf in leaves]
+    everyone = _owners_of_any(leaves)
+    held = [_holders(leaf) if values else Group() for leaf in leaves]
     site = site or callsite()
     told = [
         _digest(leaf) if one == everyone else "" for leaf, one in zip(leaves, held, strict=True)
@@ -103,13 +103,14 @@ def _beside(lane: str, some: Group) -> str:
     return name if lane == "main" else f"{lane}, {name}"
 
 
-def _holders(leaf: Leaf, process: int) -> Group:
-    return Group(process_box(leaf.layout, process).holders)
+def _holders(leaf: Leaf) -> Group:
+    """Return the processes that hold the same part as this one."""
+    return Group(process_box(leaf.layout, jax.process_index()).holders)
 
 
 def _taking_part(leaves: Sequence[Leaf]) -> tuple[Coordinator, Group | None] | None:
     """Return with whom this process compares a call: the group, None for all; or None."""
-    owners = Group().union(*(_owners(leaf.layout.mesh) for leaf in leaves))
+    owners = _owners_of_any(leaves)
     coordinator = None if len(owners) < 2 else _coordinator()
     if coordinator is None or coordinator.num_processes == 1:
         return None
@@ -118,6 +119,10 @@ def _taking_part(leaves: Sequence[Leaf]) -> tuple[Coordinator, Group | None] | N
     if any(leaf.layout.mesh.kind == "tpu" for leaf in leaves):
         return None  # JAX may count them in an order of its own
     return (coordinator, owners) if coordinator.process in owners else None
+
+
+def _owners_of_any(leaves: Sequence[Leaf]) -> Group:
+    return Group().union(*(_owners(leaf.layout.mesh) for leaf in leaves))
 
 
 def _lines(leaves: Sequence[Leaf]) -> tuple[str, ...]:

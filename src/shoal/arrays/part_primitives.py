@@ -13,15 +13,18 @@ from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType
 
 from shoal.arrays.layouts import Leaf
 from shoal.arrays.move import Move, move, relabelled
-from shoal.arrays.parts import Call, cut, global_shape, join, local_shape, own_box
-from shoal.arrays.sharding import padded, sharding
-from shoal.errors import UsageError
+from shoal.arrays.parts import Call, cut, global_shape, join, local_shape, own_box, seen
+from shoal.arrays.put import dtype_offences
+from shoal.arrays.sharding import layout_of_sharding, padded, sharding
+from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
@@ -44,6 +47,8 @@ class Where(NamedTuple):
 
     path: str
     layout: Layout
+    given: Layout | None = None
+    """How what is converted lies, where it can be seen."""
     result: Layout | None = None
     """How the result shall lie; None: as the layout says. Of another type, never of other parts."""
 
@@ -67,23 +72,40 @@ def cut_traced(leaves: Sequence[Leaf], call: Call) -> list[Any]:
 
 
 def _bind(primitive: Primitive, leaves: Sequence[Leaf], call: Call) -> list[Any]:
-    places = tuple(Where(leaf.path, leaf.layout) for leaf in leaves)
+    places = tuple(Where(leaf.path, leaf.layout, _layout_seen(leaf.value)) for leaf in leaves)
     bound: list[Any] = primitive.bind(*(leaf.value for leaf in leaves), places=places, call=call)
     return bound
 
 
-def _leaves(values: Sequence[Any], places: Sequence[Where]) -> list[Leaf]:
-    pairs = zip(values, places, strict=True)
-    return [Leaf(place.path, value, place.layout) for value, place in pairs]
+def _layout_seen(value: Any) -> Layout | None:
+    array = seen(value)
+    if not isinstance(array, jax.Array):
+        return None
+    try:
+        return layout_of_sharding(array.sharding, array.ndim)
+    except UsageError:
+        return None
+
+
+def _leaves(values: Sequence[Any], places: Sequence[Where], call: Call) -> list[Leaf]:
+    """Return what JAX evaluates at last: arrays, and what it made of Python's numbers."""
+    leaves = []
+    for value, place in zip(values, places, strict=True):
+        value = (
+            value if isinstance(value, jax.Array | np.ndarray | np.generic) else jnp.asarray(value)
+        )
+        leaves.append(Leaf(place.path, value, place.layout))
+    raise_all(call.operation, dtype_offences((leaf.path, leaf.value) for leaf in leaves))
+    return leaves
 
 
 def _join(*parts: Any, places: tuple[Where, ...], call: Call) -> list[jax.Array]:
-    joined = join(_leaves(parts, places), call)
+    joined = join(_leaves(parts, places, call), call)
     return [place.lay_out(array) for place, array in zip(places, joined, strict=True)]
 
 
 def _cut(*arrays: Any, places: tuple[Where, ...], call: Call) -> list[jax.Array]:
-    parts = [cut(leaf, call) for leaf in _leaves(arrays, places)]
+    parts = [cut(leaf, call) for leaf in _leaves(arrays, places, call)]
     return [place.lay_out(part) for place, part in zip(places, parts, strict=True)]
 
 
@@ -135,25 +157,29 @@ def _pull_back(
     zeros = [ad.Zero(one.aval.to_ct_aval()) for one in given]
     usual = (lambda layout: layout) if inverse is _JOIN else _own
     back = tuple(
-        place._replace(result=_as_type(usual(place.layout), zero.aval))
+        place._replace(given=None, result=_as_type(usual(place.layout), place.given, zero.aval))
         for place, zero in zip(places, zeros, strict=True)
     )
     return _apply(inverse, cotangents, back, call.of_derivative(), zeros)
 
 
-def _as_type(layout: Layout | None, wanted: Any) -> Layout | None:
+def _as_type(layout: Layout | None, given: Layout | None, wanted: Any) -> Layout | None:
     """Return how a cotangent shall lie, so that it has the type of what it is the cotangent of.
 
     Explicit axes are part of types: an ordinary array that became part of an array over Explicit
-    axes has a cotangent over Auto ones. Where the axes are others, JAX refuses.
+    axes has a cotangent over Auto ones. It lies as the layout says, if that has the type; else as
+    what was converted did; where that is not known, on a mesh of the same sizes.
     """
-    if layout is None or _type(wanted, wanted.shape, layout).sharding == wanted.sharding:
-        return layout
-    mesh, given = layout.mesh, wanted.sharding.mesh
-    pairs = zip(given.axis_names, given.axis_types, strict=True)
+    if layout is None:
+        return None
+    for known in (layout, given):
+        if known and _type(wanted, wanted.shape, known).sharding == wanted.sharding:
+            return known
+    mesh, there = layout.mesh, wanted.sharding.mesh
+    pairs = zip(there.axis_names, there.axis_types, strict=True)
     explicit = [name for name, kind in pairs if kind == AxisType.Explicit]
-    if explicit and dict(given.shape) != dict(mesh.axes):
-        return layout
+    if explicit and dict(there.shape) != dict(mesh.axes):
+        return layout  # which JAX refuses
     types = {name: "explicit" if name in explicit else "auto" for name in mesh.axis_names}
     mesh = Mesh(mesh.axes, mesh.device_ids, mesh.processes, mesh.kind, mesh.name, axis_types=types)
     dims = padded(wanted.sharding.spec, len(wanted.shape)) if explicit else layout.dims
@@ -216,7 +242,7 @@ def _with_batch(place: Where, dim: int, axis: Any, call: Call) -> Where:
             f"between processes, so that its size, {axis.size}, would change inside vmap; convert "
             f"the whole batch outside, as {split!r}"
         )
-    return place._replace(layout=split, result=result)
+    return place._replace(layout=split, given=None, result=result)
 
 
 def _inserted(layout: Layout, dim: int, names: Any, *, must: bool = False) -> Layout:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend.core import concrete_or_error
 from jax.sharding import NamedSharding
 
 from shoal.arrays.host_values import as_numpy
@@ -29,6 +30,7 @@ __all__ = [
     "lies_elsewhere",
     "local_shape",
     "own_box",
+    "seen",
 ]
 
 Shape = tuple[int, ...]
@@ -168,6 +170,16 @@ def _laid_out(leaf: Leaf, target: NamedSharding, call: Call) -> jax.Array | None
         else f"is local already; {_CANNOT_PASS}"
     )
     raise UsageError(f"{call.operation}: {path}: {why}")
+
+
+def seen(value: Any) -> Any:
+    """Return a value, or under `grad` the one behind it; None where it cannot be seen."""
+    if not isinstance(value, jax.core.Tracer):
+        return value
+    try:
+        return concrete_or_error(None, value)
+    except jax.errors.ConcretizationTypeError:
+        return None
 
 
 def is_local(value: Any) -> bool:
