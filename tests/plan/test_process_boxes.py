@@ -95,6 +95,8 @@ def test_in_another_order_there_is_an_axis_for_each_dim_that_is_cut():
     own = process_box(Layout(crossed, None, "y"), 2).layout
     assert (dict(own.mesh.axes), own.dims) == ({"y": 2}, (None, "y"))
     assert own.mesh.device_ids.tolist() == [2, 7]
+    own = process_box(Layout(crossed, None, "y"), 1).layout
+    assert own.mesh.device_ids.tolist() == [4, 1]  # in the order of their shards
     own = process_box(Layout(crossed, None), 0).layout
     assert (dict(own.mesh.axes), own.dims) == ({"x+y": 2}, (None,))
     assert dict(own.mesh.axis_types) == {"x+y": "explicit"}

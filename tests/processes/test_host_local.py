@@ -150,6 +150,10 @@ def slopes_are_right(layout):
     np.testing.assert_allclose(slope, own_part(np.asarray(wanted), layout), rtol=1e-3, atol=1e-3)
     pushed = jax.jvp(lambda x: shoal.from_host_local(x, layout), (mine,), (mine * 2,))[1]
     holds(pushed, value * 2, layout)
+    back = jax.vjp(lambda x: shoal.from_host_local(x, layout), mine)[1]
+    turned = shoal.relayout(shoal.put(value, layout), Layout(layout.mesh, None, "c"))
+    for cotangent in (value, turned):  # wherever autodiff made it
+        same_bits(back(cotangent)[0], own_part(value, layout))
     back = jax.vjp(lambda x: shoal.to_host_local(x, layout), pushed)[1](mine)[0]
     holds(back, value, layout)
 
