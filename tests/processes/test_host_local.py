@@ -176,7 +176,7 @@ def batches_are_right(mesh):
     )
     column = Layout(mesh["rows"], "model")
     between = jax.vmap(lambda x: shoal.from_host_local(x, column), spmd_axis_name="data")
-    assert "splits the batch between processes, so that its size, 3, would change" in refused(
+    assert "it splits the batch between processes, so that its size, 3, would change" in refused(
         lambda: between(batch)
     )
     slope = jax.vmap(jax.grad(lambda x: (shoal.from_host_local(x, layout) ** 2).sum()))(

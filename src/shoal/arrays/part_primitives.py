@@ -225,24 +225,30 @@ def _with_batch(place: Where, dim: int, axis: Any, call: Call) -> Where:
 
     The batch has one size under `vmap`, so no process may hold only a part of it.
     """
-    names = axis.explicit_mesh_axis if axis.spmd_name is None else axis.spmd_name
+    must, names = axis.spmd_name is not None, axis.spmd_name
+    if not must:
+        names = axis.explicit_mesh_axis
     result = None if place.result is None else _inserted(place.result, dim, names)
+    split = whole = _inserted(place.layout, dim, None)
     try:
-        split = _inserted(place.layout, dim, names, must=axis.spmd_name is not None)
-        count = own_box(split).boxes[dim]
+        split = _inserted(place.layout, dim, names, must=must)
+        why = _cannot_split(split, dim, axis.size)
     except UsageError as error:
-        raise UsageError(
-            f"{call.operation}: {place.path}: spmd_axis_name of vmap: {error}"
-        ) from None
-    if count > 1 and axis.spmd_name is None:
-        split = _inserted(place.layout, dim, None)
-    elif count > 1:
-        raise UsageError(
-            f"{call.operation}: {place.path}: spmd_axis_name={names!r} of vmap splits the batch "
-            f"between processes, so that its size, {axis.size}, would change inside vmap; convert "
-            f"the whole batch outside, as {split!r}"
+        why = str(error)
+    if why and must:
+        raise UsageError(f"{call.operation}: {place.path}: spmd_axis_name={names!r} of vmap: {why}")
+    return place._replace(layout=whole if why else split, given=None, result=result)
+
+
+def _cannot_split(layout: Layout, dim: int, size: int) -> str:
+    """Return why the batch cannot be split as a layout says, or an empty string."""
+    if own_box(layout).boxes[dim] > 1:
+        return (
+            f"it splits the batch between processes, so that its size, {size}, would change inside "
+            f"vmap; convert the whole batch outside, as {layout!r}"
         )
-    return place._replace(layout=split, given=None, result=result)
+    count = layout.num_shards(dim)
+    return f"{count} shards do not divide a batch of {size}" if size % count else ""
 
 
 def _inserted(layout: Layout, dim: int, names: Any, *, must: bool = False) -> Layout:
