@@ -205,8 +205,10 @@ def test_all_that_is_wrong_is_said_while_tracing():
     tree = {"a": jnp.ones((8, 8)), "b": jnp.ones(8)}
     with pytest.raises(UsageError, match=r"\['b'\]: shape \(8,\) has rank 1"):
         jax.jit(lambda t: constrain(t, Layout(AUTO, "data", None)))(tree)
-    with pytest.raises(UsageError, match="split by Auto and Explicit axes at once"):
-        jax.jit(lambda x: constrain(x, Layout(MIXED, ("data", "model"), None)))(whole(MIXED))
+    with pytest.raises(UsageError, match="dim 0 is split by an Auto axis before an Explicit one"):
+        jax.jit(lambda x: constrain(x, Layout(MIXED, ("model", "data"), None)))(whole(MIXED))
+    with use_mesh(AUTO), pytest.raises(UsageError, match=r"no axis 'dat'.*did you mean 'data'"):
+        jax.jit(lambda x: constrain(x, ("dat", None)))(jnp.ones((8, 8)))
     with pytest.raises(UsageError, match=r"\['n'\]: float64 would become float32"):
         jax.jit(lambda: constrain({"n": np.ones(8)}, Layout(AUTO, "data")))()
 
@@ -244,3 +246,76 @@ def test_the_compiled_cotangent_lies_as_pinned(gradient):
     text = jax.jit(back).lower(x).compile().as_text()
     assert ("f32[4,8]" in text) is gradient
     assert "all-gather" not in text
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3, 6, 8])
+def test_any_rank(rank):
+    shape = (4, 2, *[1] * rank)[:rank]
+    layout = Layout(AUTO, *("data", "model", *[None] * rank)[:rank])
+    y = jax.jit(lambda x: constrain(x + 1, layout))(whole(AUTO, shape))
+    assert layout_of(y) == layout
+    np.testing.assert_array_equal(y, np.asarray(whole(AUTO, shape)) + 1)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(
+    "dims", [(("data", "model"), None), (("data", "model"), "seq"), ("data", ("model", "seq"))]
+)
+def test_auto_axes_split_on_what_explicit_ones_have_split(dims, inside):
+    mesh = Mesh({"data": 2, "model": 2, "seq": 2}, axis_types={"data": "explicit"})
+    layout, x = Layout(mesh, *dims), whole(mesh)
+
+    def pinned(x):
+        return constrain(x, layout)
+
+    y = (jax.jit(pinned) if inside else pinned)(x)
+    assert layout_of(y) == layout
+    np.testing.assert_array_equal(y, x)
+    with jax.set_mesh(jax_mesh(mesh)):
+        slope = jax.jit(jax.grad(lambda x: (constrain(x, layout, gradient=True) ** 2).sum()))(x)
+    np.testing.assert_array_equal(slope, 2 * np.asarray(x))
+
+
+def test_only_the_explicit_axes_of_a_layout_must_divide_inside_jit():
+    x = put(np.arange(12, dtype=np.float32).reshape(4, 3), Layout(MIXED, None, None))
+    y = jax.jit(lambda x: constrain(x, Layout(MIXED, "data", "model")) * 2)(x)
+    np.testing.assert_array_equal(y, np.asarray(x) * 2)
+    assert jax.typeof(y).sharding.spec == P("data", None)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_the_program_says_whether_the_cotangent_is_pinned(gradient):
+    def pinned(x):
+        return constrain(x, Layout(AUTO, "data", None), gradient=gradient)
+
+    forward = jax.jit(pinned).lower(whole(AUTO)).as_text()
+    back = jax.jit(lambda x, ct: jax.vjp(pinned, x)[1](ct), keep_unused=True)
+    pin = 'sdy.sharding_constraint %arg{} <@mesh, [{{"data"}}, {{}}]>'
+    assert forward.count(pin.format(0)) == 1
+    text = back.lower(whole(AUTO), whole(AUTO)).as_text()
+    assert text.count(pin.format(1)) == gradient  # %arg1 is the cotangent
+
+
+@pytest.mark.parametrize("mesh", MESHES.values(), ids=MESHES)
+def test_outside_jit_none_gives_an_ordinary_array(mesh):
+    x = put(
+        {"w": np.arange(8, dtype=np.float32), "k": jax.random.key(3)},
+        lambda path, x: Layout.replicated(mesh, x.ndim),
+    )
+    y = constrain(x, None)
+    assert not y["w"].committed
+    assert y["w"].sharding.device_set == {jax.devices()[0]}
+    np.testing.assert_array_equal(y["w"], x["w"])
+    assert jax.random.key_data(y["k"]).tolist() == jax.random.key_data(x["k"]).tolist()
+    other = put(np.ones(8, np.float32), Layout(Mesh({"x": 2}, [5, 6]), "x"))
+    assert (y["w"] + other).sharding == other.sharding
+    assert constrain(y, None)["w"] is y["w"]
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_an_ordinary_array_has_the_derivative_of_the_identity(gradient):
+    x = whole(AUTO)
+    slope = jax.grad(lambda x: (constrain(x, None, gradient=gradient) ** 2).sum())(x)
+    np.testing.assert_array_equal(slope, 2 * np.asarray(x))
+    batch = jax.vmap(lambda x: constrain(x, None) * 2)(x)
+    np.testing.assert_array_equal(batch, 2 * np.asarray(x))

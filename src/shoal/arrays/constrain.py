@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from shoal.arrays.devices import jax_mesh
-from shoal.arrays.host_values import as_numpy, cannot_hold, narrowed, native
+from shoal.arrays.host_values import as_numpy, cannot_hold, is_key, narrowed, native
 from shoal.arrays.layouts import Layouts, Leaf, leaf_layouts, must_divide
 from shoal.arrays.sharding import sharding
+from shoal.arrays.upload import is_tracing
 from shoal.arrays.use_mesh import default_mesh
 from shoal.colour import traced
 from shoal.errors import raise_all
+from shoal.plan.layout import Layout
 
 __all__ = ["constrain"]
 
@@ -31,13 +35,17 @@ def constrain(tree: Any, layouts: Layouts, *, gradient: bool = False) -> Any:
 
     On Auto axes this tells the compiler (`jax.lax.with_sharding_constraint`), and dims need not
     divide evenly. On Explicit axes, where layouts are part of the type, it changes the type
-    (`jax.reshard`), and cotangents follow the types, whatever `gradient` says. A function that
-    `jit` has traced keeps the default mesh that it was traced with: Layouts say it themselves.
+    (`jax.reshard`), and cotangents follow the types, whatever `gradient` says. One dim may be
+    split by both, the Explicit axes first. A function that `jit` has traced keeps the default mesh
+    that it was traced with: Layouts say it themselves. Outside `jit` an array is moved at once.
 
     Args:
       tree: arrays.
       layouts: one layout, or a prefix tree of them, as for `put`. `None` clears: the compiler
-        chooses every dim of this value anew, whatever was pinned before it.
+        chooses every dim of this value anew, whatever was pinned before it. Outside `jit`, where
+        an array on a mesh ties what is computed from it to that mesh, `None` gives an ordinary
+        array of the same value: whole, on the default device, and free to go wherever the next
+        computation is (JAX calls it uncommitted).
       gradient: also pin derivatives: the tangent in forward mode, the cotangent in reverse. By
         default they are the compiler's to place. (JAX's own constraint always pins them.)
 
@@ -45,8 +53,9 @@ def constrain(tree: Any, layouts: Layouts, *, gradient: bool = False) -> Any:
       the tree.
 
     Raises:
-      UsageError: layouts that do not fit, a dim split by Auto and Explicit axes at once, `None`
-        on Explicit axes, axes that are Manual here; all leaves at fault by path, while tracing.
+      UsageError: layouts that do not fit, a dim split by an Auto axis before an Explicit one,
+        `None` on Explicit axes inside `jit`, or for an array of several processes outside, axes
+        that are Manual here; all leaves at fault by path, while tracing.
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
@@ -68,17 +77,17 @@ def constrain(tree: Any, layouts: Layouts, *, gradient: bool = False) -> Any:
 
 def _check(leaf: Leaf, offences: list[str]) -> None:
     if leaf.layout is None:
-        if _explicit(jax.typeof(leaf.value).sharding.mesh):
-            offences.append(
-                f"{leaf.path}: None clears nothing on Explicit axes: layouts are part of the type"
-            )
+        if why := _cannot_clear(leaf.value):
+            offences.append(f"{leaf.path}: {why}")
         return
     types = leaf.layout.mesh.axis_types
     for number, dim in enumerate(leaf.layout.axes_of_dims):
-        if len({types[axis] for axis in dim}) > 1:
+        kinds = [types[axis] for axis in dim]
+        if ("auto", "explicit") in pairwise(kinds):
             offences.append(
-                f"{leaf.path}: dim {number} is split by Auto and Explicit axes at once "
-                f"({', '.join(f'{axis} {types[axis]}' for axis in dim)})"
+                f"{leaf.path}: dim {number} is split by an Auto axis before an Explicit one "
+                f"({', '.join(f'{axis} {types[axis]}' for axis in dim)}): the types, which know "
+                "only Explicit axes, cannot say that; put the Explicit ones first"
             )
     used = {axis for dim in leaf.layout.axes_of_dims for axis in dim}
     if manual := sorted(used & _manual(_mesh_here(leaf))):
@@ -90,8 +99,26 @@ def _check(leaf: Leaf, offences: list[str]) -> None:
             f"{leaf.path}: inside this shard_map over {axes} a layout on another mesh "
             f"({leaf.layout.mesh!r}) cannot be named"
         )
-    if "explicit" in types.values() or not isinstance(leaf.value, jax.core.Tracer):
-        must_divide(leaf, offences)
+    if is_tracing():  # there the compiler pads what Auto axes split unevenly
+        typed = [[a for a in dim if types[a] == "explicit"] for dim in leaf.layout.axes_of_dims]
+        leaf = leaf._replace(layout=Layout(leaf.layout.mesh, *map(tuple, typed)))
+    must_divide(leaf, offences)
+
+
+def _cannot_clear(value: Any) -> str:
+    """Return why `None` cannot clear a value, or an empty string."""
+    if isinstance(value, jax.core.Tracer) or is_tracing():
+        typed = jax.typeof(value).sharding
+        if set(typed.mesh.axis_types) == {AxisType.Explicit} or any(typed.spec):
+            return "None clears nothing on Explicit axes: layouts are part of the type"
+    elif isinstance(value, jax.Array) and not value.is_fully_addressable:
+        processes = sorted({device.process_index for device in value.sharding.device_set})
+        return (
+            f"outside jit None gives an ordinary array, and this one is on processes "
+            f"{', '.join(map(str, processes))}: allgather(x, tiled=True) gives all of them its "
+            "value, relayout another layout"
+        )
+    return ""
 
 
 def _constrain(leaf: Leaf, gradient: bool) -> jax.Array:
@@ -101,11 +128,7 @@ def _constrain(leaf: Leaf, gradient: bool) -> jax.Array:
         else jnp.asarray(native(as_numpy(leaf.value)))
     )
     if leaf.layout is None:
-        clear = _mesh_to_clear()
-        if clear is None or set(clear.axis_types) & {AxisType.Explicit}:
-            return value
-        free = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * value.ndim)
-        return _pinned(value, NamedSharding(clear, free), gradient)
+        return _cleared(value, gradient)
     mesh = _mesh_here(leaf)
     types = leaf.layout.mesh.axis_types
     if "explicit" in types.values():
@@ -113,6 +136,27 @@ def _constrain(leaf: Leaf, gradient: bool) -> jax.Array:
         if "auto" not in types.values():
             return value
     return _pinned(value, _only("auto", leaf, mesh), gradient)
+
+
+def _cleared(value: jax.Array, gradient: bool) -> jax.Array:
+    if not is_tracing():
+        return _without_derivative(_ordinary)(value)
+    clear = _mesh_to_clear()
+    if clear is None or AxisType.Auto not in clear.axis_types:
+        return value
+    free = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * value.ndim)
+    return _pinned(value, NamedSharding(clear, free), gradient)
+
+
+def _ordinary(array: jax.Array) -> jax.Array:
+    """Return an array as JAX makes it of host values; under `vmap` its value is not at hand."""
+    if isinstance(array, jax.core.Tracer) or not array.committed:
+        return array
+    with jax.transfer_guard("allow"):
+        if is_key(array):
+            bits = jnp.asarray(np.asarray(jax.random.key_data(array)))
+            return jax.random.wrap_key_data(bits, impl=jax.random.key_impl(array))
+        return jnp.asarray(np.asarray(array))
 
 
 def _mesh_to_clear() -> AnyMesh | None:
@@ -133,22 +177,22 @@ def _mesh_here(leaf: Leaf) -> AnyMesh:
 
 
 def _only(kind: str, leaf: Leaf, mesh: AnyMesh) -> NamedSharding:
-    """Return the part of a layout that its axes of one type make."""
+    """Return the part of a layout that its axes of one type make: JAX adds the Auto axes of a dim
+    to the Explicit ones that its type has.
+    """
     types = leaf.layout.mesh.axis_types
-    dims: list[Any] = []
-    for axes in leaf.layout.axes_of_dims:
-        if axes and types[axes[0]] != kind:
-            dims.append(PartitionSpec.UNCONSTRAINED if kind == "auto" else None)
-        else:
-            dims.append(axes or None)
+    dims = [tuple(a for a in dim if types[a] == kind) for dim in leaf.layout.axes_of_dims]
     partial = {"unreduced": set(leaf.layout.partial)} if leaf.layout.partial else {}
-    return NamedSharding(mesh, PartitionSpec(*dims, **partial if kind == "explicit" else {}))
+    spec = PartitionSpec(*[dim or None for dim in dims], **partial if kind == "explicit" else {})
+    return NamedSharding(mesh, spec)
 
 
 def _pinned(value: jax.Array, target: NamedSharding, gradient: bool) -> jax.Array:
     def pin(x: jax.Array) -> jax.Array:
         return jax.lax.with_sharding_constraint(x, target)
 
+    if AxisType.Explicit in target.mesh.axis_types and not is_tracing():
+        pin = jax.jit(pin)  # as a call of its own it forgets the Explicit axes (jax 0.10 to 0.12)
     if gradient or not jnp.issubdtype(value.dtype, jnp.inexact):
         return pin(value)  # its own derivative is pinned alike
     return _without_derivative(pin)(value)
@@ -166,10 +210,6 @@ def _without_derivative(pin: Pin) -> Pin:
         return values_only(*primals), tangents[0]
 
     return values_only
-
-
-def _explicit(mesh: AnyMesh) -> bool:
-    return AxisType.Explicit in mesh.axis_types
 
 
 def _manual(mesh: AnyMesh) -> set[str]:
