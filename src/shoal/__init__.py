@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from shoal.arrays.relayout import relayout as relayout
     from shoal.arrays.sharding import layout_of as layout_of
     from shoal.arrays.sharding import sharding as sharding
+    from shoal.arrays.tie import tie as tie
     from shoal.arrays.use_mesh import use_mesh as use_mesh
     from shoal.checkpoint.history import Checkpoints as Checkpoints
     from shoal.checkpoint.per_process import PerProcess as PerProcess
@@ -104,11 +105,11 @@ _LAZY = {
     "make_mesh": "shoal.arrays.make_mesh",
     "notice": "shoal.runtime.preemption",
     "pack": "shoal.arrays.pack",
+    "plan_relayout": "shoal.arrays.plan_relayout",
     "plan_restore": "shoal.checkpoint.restore",
     "preempted": "shoal.runtime.preemption",
     "process_count": "shoal.runtime.process",
     "process_index": "shoal.runtime.process",
-    "plan_relayout": "shoal.arrays.plan_relayout",
     "put": "shoal.arrays.put",
     "rearm": "shoal.runtime.preemption",
     "relayout": "shoal.arrays.relayout",
@@ -119,6 +120,7 @@ _LAZY = {
     "sharding": "shoal.arrays.sharding",
     "shutdown": "shoal.runtime.process",
     "step": "shoal.runtime.step",
+    "tie": "shoal.arrays.tie",
     "to_host_local": "shoal.arrays.host_local",
     "unpack": "shoal.arrays.pack",
     "use_mesh": "shoal.arrays.use_mesh",
@@ -182,6 +184,7 @@ __all__ = [
     "sharding",
     "shutdown",
     "step",
+    "tie",
     "to_host_local",
     "unpack",
     "use_mesh",

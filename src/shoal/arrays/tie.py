@@ -1,0 +1,188 @@
+"""Two values in one layout, whichever it turns out to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import sdy
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType, NamedSharding
+
+from shoal.arrays.host_values import as_numpy, cannot_hold, is_key, narrowed, native
+from shoal.arrays.layouts import shown
+from shoal.arrays.sharding import layout_of_sharding
+from shoal.arrays.upload import is_tracing
+from shoal.colour import traced
+from shoal.errors import UsageError, raise_all
+
+__all__ = ["tie"]
+
+
+@traced
+def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
+    """Give two trees of values one layout inside `jit`, leaf by leaf, without naming it.
+
+    Traced.
+
+    Whatever the compiler knows about the layout of either value, from before or after, holds for
+    the other too: a pinned value (`constrain`) pins the value that is tied to it, and of two free
+    ones the compiler lays out both alike. Values stay as they are, and neither waits for the
+    other. A function that is itself under `jit` and called several times is compiled once: there
+    one tie ties the values of all its calls (`jit(…, inline=True)` keeps them apart).
+
+    Args:
+      a, b: trees of one structure, with leaves of the same shapes; dtypes may differ. None ties
+        nothing.
+      gradient: also tie derivatives: the two tangents to each other in forward mode, the two
+        cotangents in reverse. By default they are the compiler's to place.
+
+    Returns:
+      both trees. Go on with these: the values that were given are not tied.
+
+    Raises:
+      UsageError: structures or shapes that differ, keys beside numbers, types that differ on
+        Explicit axes, Shardy switched off, or, outside `jit`, where each array lies somewhere
+        already, arrays in different layouts; all leaves at fault by path, while tracing.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, shoal
+      >>> rows = shoal.Layout(shoal.make_mesh({"x": -1}), "x", None)
+      >>> def twins(x):
+      ...     return shoal.tie(shoal.constrain(x, rows), jnp.ones((8, 3)))
+      >>> _, y = jax.jit(twins)(jnp.ones((8, 3)))
+      >>> shoal.layout_of(y) == rows
+      True
+
+    Source: sharding groups of the Shardy partitioner, openxla.org/shardy.
+    """
+    if not getattr(jax.config, "jax_use_shardy_partitioner", True):
+        raise UsageError("tie: only the Shardy partitioner knows ties; leave it on")
+    firsts, seconds = _by_path(a), _by_path(b)
+    raise_all("tie", _structure_offences(a, b, firsts, seconds))
+    offences = []
+    for path, first in firsts.items():
+        second = seconds[path]
+        whys = [w for value in (first, second) if (w := cannot_hold(value) or narrowed(value))]
+        offences += [f"{path}: {why}" for why in whys or _differences(first, second)]
+    raise_all("tie", offences)
+    pairs = [_tied(_array(firsts[p]), _array(seconds[p]), gradient) for p in firsts]
+    treedef = jax.tree.structure(a)
+    one, other = zip(*pairs, strict=True) if pairs else ((), ())
+    return jax.tree.unflatten(treedef, one), jax.tree.unflatten(treedef, other)
+
+
+def _by_path(tree: Any) -> dict[str, Any]:
+    return {shown(path): value for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]}
+
+
+def _structure_offences(
+    a: Any, b: Any, firsts: Mapping[str, Any], seconds: Mapping[str, Any]
+) -> list[str]:
+    offences = [f"{path}: in the first tree only" for path in firsts if path not in seconds]
+    offences += [f"{path}: in the second tree only" for path in seconds if path not in firsts]
+    kinds = [jax.tree.structure(tree) for tree in (a, b)]
+    if not offences and kinds[0] != kinds[1]:
+        one, other = (str(kind).removeprefix("PyTreeDef")[:200] for kind in kinds)
+        offences.append(f"the containers differ: {one} and {other}")
+    return offences
+
+
+def _differences(first: Any, second: Any) -> list[str]:
+    """Say why two leaves cannot have one layout."""
+    shapes = [jnp.shape(value) for value in (first, second)]
+    if shapes[0] != shapes[1]:
+        return [f"shapes {shapes[0]} and {shapes[1]} differ; only equal shapes have one layout"]
+    if is_key(first) != is_key(second):
+        return ["keys and numbers have no layout in common; tie keys to keys"]
+    if not all(isinstance(value, jax.Array) for value in (first, second)):
+        return []
+    if isinstance(first, jax.core.Tracer) or isinstance(second, jax.core.Tracer):
+        types = [jax.typeof(value).sharding for value in (first, second)]
+        explicit = all(AxisType.Explicit in kind.mesh.axis_types for kind in types)
+        if explicit and types[0].spec != types[1].spec:
+            return [
+                f"on Explicit axes the types say {types[0].spec} and {types[1].spec}; "
+                "constrain one of them to the other's"
+            ]
+        return []
+    lies, shall = first.sharding, second.sharding
+    if is_tracing() or not (first.committed and second.committed):
+        return []
+    if lies.is_equivalent_to(shall, first.ndim):
+        return []
+    return [
+        f"outside jit both lie somewhere already: {_layout(lies, first.ndim)} and "
+        f"{_layout(shall, first.ndim)}; relayout(b, layout_of(a)) moves one"
+    ]
+
+
+def _layout(where: jax.sharding.Sharding, rank: int) -> str:
+    return repr(layout_of_sharding(where, rank) if isinstance(where, NamedSharding) else where)
+
+
+def _array(value: Any) -> jax.Array:
+    return value if isinstance(value, jax.Array) else jnp.asarray(native(as_numpy(value)))
+
+
+def _tied(a: jax.Array, b: jax.Array, gradient: bool) -> tuple[jax.Array, jax.Array]:
+    kinds = [jnp.issubdtype(value.dtype, jnp.inexact) for value in (a, b)]
+    if not any(kinds):
+        return tuple(_ALIKE.bind(a, b))
+
+    @jax.custom_jvp
+    def alike(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return tuple(_ALIKE.bind(a, b))
+
+    @alike.defjvp
+    def _(primals: Any, tangents: Any) -> tuple[Any, Any]:
+        both = tuple(_ALIKE.bind(*tangents)) if gradient and all(kinds) else tuple(tangents)
+        return alike(*primals), both
+
+    return alike(a, b)
+
+
+def _transpose(cotangents: Sequence[Any], *_: Any) -> Sequence[Any]:
+    if any(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
+        return cotangents  # what is zero is no array
+    return _ALIKE.bind(*cotangents)
+
+
+def _batch(values: Sequence[Any], dims: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """Tie batches to each other; one without a batch to the first element of the other."""
+    a, b = values
+    if dims[0] is not None and dims[1] is not None:
+        return _ALIKE.bind(a, jnp.moveaxis(b, dims[1], dims[0])), (dims[0], dims[0])
+    if dims[0] is not None:
+        return [a, _ALIKE.bind(jax.lax.index_in_dim(a, 0, dims[0], keepdims=False), b)[1]], dims
+    return [_ALIKE.bind(a, jax.lax.index_in_dim(b, 0, dims[1], keepdims=False))[0], b], dims
+
+
+def _lower(ctx: mlir.LoweringRuleContext, a: ir.Value, b: ir.Value) -> Sequence[ir.Value]:
+    """Put both values into a group of their own: the n-th of the module has number n, so that
+    every process compiles the same program.
+    """
+    groups = 0
+
+    def count(operation: ir.Operation) -> ir.WalkResult:
+        nonlocal groups
+        groups += operation.name == "sdy.sharding_group"
+        return ir.WalkResult.ADVANCE
+
+    ctx.module_context.module.operation.walk(count)
+    for value in (a, b):
+        sdy.sharding_group(value, groups // 2)
+    return a, b
+
+
+_ALIKE = Primitive("tie")
+_ALIKE.multiple_results = True
+_ALIKE.def_impl(lambda a, b: [a, b])
+_ALIKE.def_abstract_eval(lambda a, b: [a, b])
+ad.deflinear(_ALIKE, _transpose)
+batching.primitive_batchers[_ALIKE] = _batch
+mlir.register_lowering(_ALIKE, _lower, cacheable=False)  # else equal ties would share a group
