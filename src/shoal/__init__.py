@@ -41,9 +41,12 @@ from shoal.errors import UsageTypeError as UsageTypeError
 if TYPE_CHECKING:
     from shoal.arrays.constrain import constrain as constrain
     from shoal.arrays.create import create as create
+    from shoal.arrays.enter_manual import enter_manual as enter_manual
+    from shoal.arrays.enter_manual import leave_manual as leave_manual
     from shoal.arrays.host_local import from_host_local as from_host_local
     from shoal.arrays.host_local import to_host_local as to_host_local
     from shoal.arrays.make_mesh import make_mesh as make_mesh
+    from shoal.arrays.manual import manual as manual
     from shoal.arrays.pack import pack as pack
     from shoal.arrays.pack import unpack as unpack
     from shoal.arrays.plan_relayout import plan_relayout as plan_relayout
@@ -97,12 +100,15 @@ _LAZY = {
     "create": "shoal.arrays.create",
     "describe": "shoal.draw.describe",
     "drain": "shoal.collectives.drain",
+    "enter_manual": "shoal.arrays.enter_manual",
     "exit_code": "shoal.runtime.preemption",
     "from_host_local": "shoal.arrays.host_local",
     "initialize": "shoal.runtime.process",
     "layout_of": "shoal.arrays.sharding",
+    "leave_manual": "shoal.arrays.enter_manual",
     "live": "shoal.collectives.live",
     "make_mesh": "shoal.arrays.make_mesh",
+    "manual": "shoal.arrays.manual",
     "notice": "shoal.runtime.preemption",
     "pack": "shoal.arrays.pack",
     "plan_relayout": "shoal.arrays.plan_relayout",
@@ -161,12 +167,15 @@ __all__ = [
     "create",
     "describe",
     "drain",
+    "enter_manual",
     "exit_code",
     "from_host_local",
     "initialize",
     "layout_of",
+    "leave_manual",
     "live",
     "make_mesh",
+    "manual",
     "notice",
     "pack",
     "plan_relayout",

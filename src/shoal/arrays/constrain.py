@@ -21,7 +21,7 @@ from shoal.colour import traced
 from shoal.errors import raise_all
 from shoal.plan.layout import Layout
 
-__all__ = ["constrain"]
+__all__ = ["constrain", "manual_axes"]
 
 Pin = Callable[[jax.Array], jax.Array]
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
@@ -90,10 +90,10 @@ def _check(leaf: Leaf, offences: list[str]) -> None:
                 "only Explicit axes, cannot say that; put the Explicit ones first"
             )
     used = {axis for dim in leaf.layout.axes_of_dims for axis in dim}
-    if manual := sorted(used & _manual(_mesh_here(leaf))):
+    if manual := sorted(used & manual_axes(_mesh_here(leaf))):
         offences.append(f"{leaf.path}: axes {', '.join(manual)} are Manual inside this shard_map")
     here = jax.sharding.get_abstract_mesh()
-    if used and _manual(here) and dict(here.shape) != dict(leaf.layout.mesh.axes):
+    if used and manual_axes(here) and dict(here.shape) != dict(leaf.layout.mesh.axes):
         axes = ", ".join(f"{axis}={size}" for axis, size in here.shape.items())
         offences.append(
             f"{leaf.path}: inside this shard_map over {axes} a layout on another mesh "
@@ -162,7 +162,7 @@ def _ordinary(array: jax.Array) -> jax.Array:
 def _mesh_to_clear() -> AnyMesh | None:
     """Return the mesh on which the compiler is free again, or None if there is none to name."""
     here = jax.sharding.get_abstract_mesh()
-    if _manual(here):
+    if manual_axes(here):
         return here if AxisType.Auto in here.axis_types else None
     mesh = default_mesh()
     return None if mesh is None else jax_mesh(mesh)
@@ -171,7 +171,7 @@ def _mesh_to_clear() -> AnyMesh | None:
 def _mesh_here(leaf: Leaf) -> AnyMesh:
     """Return the mesh to name: inside `shard_map` the one in force there, with its Manual axes."""
     here = jax.sharding.get_abstract_mesh()
-    if not here.empty and dict(here.shape) == dict(leaf.layout.mesh.axes) and _manual(here):
+    if not here.empty and dict(here.shape) == dict(leaf.layout.mesh.axes) and manual_axes(here):
         return here
     return sharding(leaf.layout).mesh
 
@@ -212,6 +212,7 @@ def _without_derivative(pin: Pin) -> Pin:
     return values_only
 
 
-def _manual(mesh: AnyMesh) -> set[str]:
+def manual_axes(mesh: AnyMesh) -> set[str]:
+    """Return the axes of a mesh that are Manual here."""
     pairs = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return {name for name, kind in pairs if kind == AxisType.Manual}

@@ -20,6 +20,7 @@ __all__ = [
     "Leaf",
     "cannot_be_pending",
     "fitting",
+    "is_one_layout",
     "leaf_layouts",
     "must_divide",
     "shown",
@@ -105,7 +106,7 @@ def _pair(
     node: Any, given: Any, path: Path, pairs: list[tuple[Path, Any, Any]], offences: list[str]
 ) -> None:
     """Walk both trees together, down to where `given` is one layout."""
-    if _is_one(given):
+    if is_one_layout(given):
         if _is_ambiguous(node, given):
             offences.append(
                 f"{shown(path)}: {given!r} may mean one layout, or one for each of {len(node)} "
@@ -150,7 +151,7 @@ def _bare(key: str) -> str:
     return key.strip(".[]'\"")
 
 
-def _is_one(given: Any) -> bool:
+def is_one_layout(given: Any) -> bool:
     """True if `given` is one layout for everything below."""
     if given is None or isinstance(given, Layout | Sharding | PartitionSpec | str):
         return True
@@ -176,7 +177,7 @@ def _layout(given: Any, value: Any, path: Path) -> Layout:
     rank = np.ndim(value)
     if callable(given):
         given = given(keystr(path, simple=True, separator="/"), value)
-        if not _is_one(given) or callable(given):
+        if not is_one_layout(given) or callable(given):
             raise UsageError(f"the function of layouts returned {given!r}, which is no layout")
     if isinstance(given, Layout):
         given.check_shape(np.shape(value))

@@ -1,0 +1,121 @@
+"""Whole arrays → the shards of this process's devices → whole arrays, as a pair of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from shoal.arrays.layouts import Layouts, leaf_layouts
+from shoal.arrays.pack import pack, unpack
+from shoal.arrays.relayout import relayout
+from shoal.arrays.upload import is_tracing
+from shoal.colour import collective, logically_collective
+from shoal.errors import UsageError, UsageTypeError, raise_all
+
+__all__ = ["enter_manual", "leave_manual"]
+
+
+@collective("the processes of both meshes")
+def enter_manual(tree: Any, layouts: Layouts) -> list[Any]:
+    """Return what each device of this process holds of arrays in a layout, to compute on by hand.
+
+    Collective over the processes of both meshes.
+
+    Arrays that lie otherwise are laid out first (`relayout`); then this is `unpack`, so that
+    nothing is copied. Code that works on one shard runs once for each: on that shard's device, and
+    beside the others, since JAX does not wait for results. Shards know nothing of each other: for
+    collectives, derivatives, or inside `jit` write `manual(fn, in_layouts, out_layouts)`.
+
+    Args:
+      tree: jax.Arrays.
+      layouts: one layout, or a prefix tree of them, as for `put`.
+
+    Returns:
+      for each device of the mesh that this process owns, in mesh order, its shard: a jax.Array on
+      that device, or a tree of them. With one device for each process, a list of one.
+
+    Raises:
+      UsageError: as for `relayout`; inside `jit`, `grad` or `vmap`. On every process.
+
+    Example:
+      >>> import numpy as np, shoal
+      >>> mesh = shoal.make_mesh({"x": -1})
+      >>> rows = shoal.Layout(mesh, "x", None)
+      >>> x = shoal.put(np.ones((2 * mesh.size, 3), np.float32), rows)
+      >>> shards = [shard * 2 for shard in shoal.enter_manual(x, rows)]
+      >>> shards[0].shape
+      (2, 3)
+      >>> shoal.leave_manual(shards, rows, x.shape).sharding == x.sharding
+      True
+    """
+    _refuse("enter_manual", tree)
+    return unpack(relayout(tree, layouts))
+
+
+@logically_collective("shapes and dtypes of shards, and layouts,")
+def leave_manual(
+    shards: Sequence[Any], layouts: Layouts, full_shape: Any, *, like: Any = None
+) -> Any:
+    """Return the whole arrays of which each device holds one shard; undoes `enter_manual`.
+
+    Logically collective: shapes and dtypes of shards, and layouts, must be equal.
+
+    This is `pack`, with the shape of the result checked: it is impossible that a shard of another
+    size makes an array of another size unseen. Nothing is copied or sent.
+
+    Args:
+      shards: for each device of the mesh that this process owns, in mesh order, its shard, or a
+        tree of them; all of one shape.
+      layouts: one layout, or a prefix tree of them, as for `put`.
+      full_shape: the shape of the whole array, or a tree of shapes.
+      like: one shard, as `jax.ShapeDtypeStruct`s; needed only where this process owns no device.
+
+    Returns:
+      the array, or the tree of arrays.
+
+    Raises:
+      UsageError: shards that do not make up `full_shape`, and as for `pack`; inside `jit`, `grad`
+        or `vmap`. All leaves at fault by path.
+    """
+    _refuse("leave_manual", shards)
+    if not isinstance(shards, list | tuple):
+        raise UsageTypeError(
+            f"leave_manual: the shards must be a list, not a {type(shards).__name__}"
+        )
+    if shards or like is not None:
+        _check_shapes(shards[0] if shards else like, layouts, full_shape)
+    return pack(shards, layouts, like=like)
+
+
+def _refuse(asked: str, tree: Any) -> None:
+    """A shard of its own is no value of a program that runs on all devices."""
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+    if traced or is_tracing():
+        raise UsageError(
+            f"{asked}: inside jit, grad and vmap code becomes one device as a function: write "
+            "manual(fn, in_layouts, out_layouts)"
+        )
+
+
+def _check_shapes(shard: Any, layouts: Layouts, full_shape: Any) -> None:
+    offences: list[str] = []
+    leaves, treedef = leaf_layouts(shard, layouts, offences)
+    raise_all("leave_manual", offences)
+    try:
+        wanted = treedef.flatten_up_to(full_shape)
+    except ValueError as error:
+        raise UsageError(
+            f"leave_manual: full_shape={full_shape!r} has not one shape for each leaf: "
+            f"{str(error).splitlines()[0]}"
+        ) from None
+    for leaf, shape in zip(leaves, wanted, strict=True):
+        full = leaf.layout.check_shape(shape)
+        held = np.shape(leaf.value)
+        if (made := leaf.layout.global_shape(held)) != full:
+            offences.append(
+                f"{leaf.path}: shards of {held} in {leaf.layout!r} make {made}, not {full}"
+            )
+    raise_all("leave_manual", offences)

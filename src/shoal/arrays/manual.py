@@ -1,0 +1,309 @@
+"""A region of a program in which the code is one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from functools import wraps
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.tree_util import PyTreeDef
+
+from shoal.arrays.constrain import AnyMesh, constrain, manual_axes
+from shoal.arrays.devices import jax_mesh, mesh_of
+from shoal.arrays.host_values import as_numpy, cannot_hold, narrowed, native
+from shoal.arrays.layouts import (
+    Layouts,
+    Leaf,
+    cannot_be_pending,
+    is_one_layout,
+    leaf_layouts,
+    must_divide,
+)
+from shoal.arrays.use_mesh import default_mesh, use_mesh
+from shoal.colour import traced
+from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+
+__all__ = ["manual"]
+
+
+class _Region(NamedTuple):
+    """Where the code is one device."""
+
+    name: str  # of the function, for messages
+    mesh: Mesh
+    axes: frozenset[str]  # the Manual ones
+    here: AnyMesh  # the mesh in JAX's terms: inside another region, the one in force there
+
+
+@traced
+def manual(
+    fn: Callable[..., Any],
+    in_layouts: Layouts,
+    out_layouts: Layouts,
+    *,
+    axes: Collection[str] | None = None,
+) -> Callable[..., Any]:
+    """Return a function that runs `fn` on each device, on the shards that lie there.
+
+    Traced.
+
+    Inside, values have the shapes of shards, and devices speak by the collectives of `jax.lax`
+    with the names of axes (`psum(x, "data")`, `axis_index("data")`). Outside, the function takes
+    and gives whole values: arguments are laid out as `in_layouts` say, results are put together
+    as `out_layouts` say. It is impossible that a result is said to be equal along an axis and is
+    not: that is checked while tracing. Under `jit`, `grad`, `vmap` and `scan` it is a function as
+    any other; outside `jit` it is compiled on its own, once for each kind of arguments.
+
+    Args:
+      fn: a function of arrays, or trees of them, by position.
+      in_layouts: one layout for all arguments, or a tuple with one for each, or a prefix tree of
+        them, as for `put`. All layouts are on one mesh, which specs and tuples need not name.
+      out_layouts: one layout, or a prefix tree of them, for what `fn` returns. Here functions of
+        paths cannot stand.
+      axes: the axes over which the code is one device; default: all of the mesh (inside another
+        region, those that are left). Along the others values stay whole inside, and the
+        compiler's: axes of theirs in a layout are pinned before and after, as by `constrain`.
+
+    Returns:
+      the function.
+
+    Raises:
+      UsageError: layouts that do not fit, are on several meshes, or leave a sum pending; dims that
+        the Manual axes do not divide evenly; results that may differ where their layout says that
+        they are equal; all leaves at fault by path, while tracing.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, shoal
+      >>> mesh = shoal.make_mesh({"data": -1})
+      >>> mean = shoal.manual(
+      ...     lambda x: jax.lax.pmean(x.mean(), "data"),
+      ...     shoal.Layout(mesh, "data"), shoal.Layout(mesh))
+      >>> float(mean(jnp.arange(float(4 * mesh.size)))) == (4 * mesh.size - 1) / 2
+      True
+
+    Source: `jax.shard_map`, whose types tell what differs between devices (`check_vma`).
+    """
+    if not callable(fn):
+        raise UsageTypeError(f"manual: the first argument must be a function, not {fn!r}")
+    name = getattr(fn, "__name__", type(fn).__name__)
+    program = _program(fn, name, out_layouts)
+
+    @wraps(fn)
+    def region_of(*args: Any, **options: Any) -> Any:
+        if options:
+            raise UsageTypeError(
+                f"manual: {name}: layouts stand for arguments by position: {', '.join(options)}"
+            )
+        region = _region(name, in_layouts, out_layouts, axes)
+        leaves, treedef = _arguments(args, in_layouts, region)
+        values = [_array(leaf.value) for leaf in leaves]
+        return program(region, tuple(leaf.layout for leaf in leaves), treedef, *values)
+
+    return region_of
+
+
+def _program(fn: Callable[..., Any], name: str, out_layouts: Layouts) -> Callable[..., Any]:
+    """Return a function of a region, and of the layouts, tree and leaves of arguments."""
+    specs = _specs(out_layouts)
+
+    def whole(
+        region: _Region, layouts: tuple[Layout, ...], treedef: PyTreeDef, *values: jax.Array
+    ) -> Any:
+        def shards(*parts: jax.Array) -> Any:
+            result = fn(*jax.tree.unflatten(treedef, parts))
+            return _checked(result, out_layouts, region)
+
+        mapped = jax.shard_map(
+            shards,
+            mesh=region.here,
+            in_specs=tuple(_spec(layout, region.axes) for layout in layouts),
+            out_specs=specs(region),
+            axis_names=region.axes,
+        )
+        entered = [_entered(v, layout, region) for v, layout in zip(values, layouts, strict=True)]
+        return _left(mapped(*entered), out_layouts, region)
+
+    whole.__name__ = name  # what profiles and programs show
+    return jax.jit(whole, static_argnums=(0, 1, 2))
+
+
+def _region(
+    name: str, in_layouts: Layouts, out_layouts: Layouts, axes: Collection[str] | None
+) -> _Region:
+    """Return the mesh and the axes of a call, as far as they make one."""
+    named = dict.fromkeys(_meshes((in_layouts, out_layouts)))
+    if len(named) > 1:
+        raise UsageError(
+            f"manual: {name}: one region is on one mesh, and the layouts are on "
+            f"{', '.join(map(repr, named))}"
+        )
+    mesh = next(iter(named), default_mesh())
+    if mesh is None:
+        raise UsageError(
+            f"manual: {name}: no layout names a mesh: give a Layout, or call this inside "
+            "`with use_mesh(mesh):`"
+        )
+    here: AnyMesh = jax.sharding.get_abstract_mesh()
+    if not here.empty and dict(here.shape) != dict(mesh.axes):
+        sizes = ", ".join(f"{axis}={size}" for axis, size in here.shape.items())
+        raise UsageError(f"manual: {name}: on {mesh!r}, but the mesh in force here is {sizes}")
+    taken = manual_axes(here)
+    if axes is None:
+        axes = [axis for axis in mesh.axis_names if axis not in taken]
+    wanted = [axes] if isinstance(axes, str) else [*axes]
+    known = ", ".join(mesh.axis_names)
+    offences = [
+        f"axes: no axis {axis!r} (axes: {known}){nearest(axis, mesh.axis_names)}"
+        for axis in wanted
+        if axis not in mesh.axis_names
+    ]
+    offences += [f"axes: {axis} is Manual here already" for axis in wanted if axis in taken]
+    if not wanted:
+        offences.append("axes: none is left; without any the region is the function itself")
+    raise_all(f"manual: {name}", offences)
+    return _Region(name, mesh, frozenset(wanted), here if taken else jax_mesh(mesh))
+
+
+def _meshes(layouts: Layouts) -> Iterable[Mesh]:
+    for given in jax.tree.leaves(layouts, is_leaf=is_one_layout):
+        if isinstance(given, Layout):
+            yield given.mesh
+        elif isinstance(given, NamedSharding):
+            yield mesh_of(given.mesh)
+
+
+def _arguments(
+    args: tuple[Any, ...], layouts: Layouts, region: _Region
+) -> tuple[list[Leaf], PyTreeDef]:
+    offences: list[str] = []
+    with use_mesh(region.mesh):
+        leaves, treedef = leaf_layouts(args, layouts, offences)
+    devices = set(jax_mesh(region.mesh).devices.flat)
+    for leaf in leaves:
+        if why := cannot_hold(leaf.value) or narrowed(leaf.value):
+            offences.append(f"{leaf.path}: {why}")
+            continue
+        _check(leaf, region, offences)
+        own = Layout(region.mesh, *_spec(leaf.layout, region.axes).partitions)
+        must_divide(leaf._replace(layout=own), offences)
+        value = leaf.value
+        is_placed = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+        if is_placed and value.committed and value.sharding.device_set != devices:
+            offences.append(
+                f"{leaf.path}: lies on other devices than {region.mesh!r}; relayout moves it"
+            )
+    raise_all(f"manual: arguments of {region.name}", offences)
+    return leaves, treedef
+
+
+def _check(leaf: Leaf, region: _Region, offences: list[str]) -> None:
+    """Add what keeps a layout from being one of this region."""
+    layout, taken = leaf.layout, manual_axes(region.here)
+    cannot_be_pending(leaf, offences)
+    if layout.mesh != region.mesh:
+        offences.append(f"{leaf.path}: {layout!r} is on another mesh than {region.mesh!r}")
+        return
+    for number, dim in enumerate(layout.axes_of_dims):
+        if (False, True) in pairwise(axis in region.axes for axis in dim):
+            offences.append(
+                f"{leaf.path}: dim {number} is split by {', '.join(dim)}: the Manual axes "
+                f"({', '.join(sorted(region.axes))}) must come first"
+            )
+        if outer := sorted(taken & set(dim)):
+            offences.append(
+                f"{leaf.path}: dim {number} is split by {', '.join(outer)}, and here values are "
+                "shards along these axes already"
+            )
+
+
+def _array(value: Any) -> jax.Array:
+    return value if isinstance(value, jax.Array) else jnp.asarray(native(as_numpy(value)))
+
+
+def _spec(layout: Layout, axes: frozenset[str]) -> PartitionSpec:
+    """Return which of the Manual axes split which dims."""
+    own = [tuple(axis for axis in dim if axis in axes) for dim in layout.axes_of_dims]
+    return PartitionSpec(*[dim or None for dim in own])
+
+
+def _specs(out_layouts: Layouts) -> Callable[[_Region], Any]:
+    """Return what makes of the layouts of results, in a region, the specs that JAX asks for.
+
+    How many dims and leaves there are is not known yet; `_checked` compares them later.
+    """
+
+    def spec(given: Any, axes: frozenset[str]) -> PartitionSpec:
+        if isinstance(given, Layout):
+            return _spec(given, axes)
+        dims = (given,) if isinstance(given, str) else given or ()
+        if isinstance(given, NamedSharding):
+            dims = given.spec.partitions
+        elif isinstance(given, PartitionSpec):
+            dims = given.partitions
+        each = [(dim,) if isinstance(dim, str) else dim or () for dim in dims]
+        return PartitionSpec(*[tuple(a for a in dim if a in axes) or None for dim in each])
+
+    functions = [g for g in jax.tree.leaves(out_layouts, is_leaf=is_one_layout) if callable(g)]
+    if functions:
+        raise UsageError("manual: out_layouts: give layouts, not functions of paths")
+    return lambda region: jax.tree.map(
+        lambda given: spec(given, region.axes), out_layouts, is_leaf=is_one_layout
+    )
+
+
+def _results(result: Any, layouts: Layouts, region: _Region) -> tuple[list[Leaf], PyTreeDef]:
+    offences: list[str] = []
+    with use_mesh(region.mesh):
+        leaves, treedef = leaf_layouts(result, layouts, offences)
+    for leaf in leaves:
+        if why := cannot_hold(leaf.value) or narrowed(leaf.value):
+            offences.append(f"{leaf.path}: {why}")
+        else:
+            _check(leaf, region, offences)
+    raise_all(f"manual: results of {region.name}", offences)
+    return leaves, treedef
+
+
+def _checked(result: Any, layouts: Layouts, region: _Region) -> Any:
+    """Return what a region gives, if it is what its layouts say."""
+    leaves, treedef = _results(result, layouts, region)
+    values = [_array(leaf.value) for leaf in leaves]
+    offences = []
+    for leaf, value in zip(leaves, values, strict=True):
+        split = {axis for dim in leaf.layout.axes_of_dims for axis in dim}
+        varying = jax.typeof(value).manual_axis_type.varying & region.axes
+        if unsaid := [axis for axis in region.mesh.axis_names if axis in varying - split]:
+            names = ", ".join(unsaid)
+            offences.append(
+                f"{leaf.path}: may differ along {names}, and {leaf.layout!r} has one value for "
+                f"all of {names}: split a dim by it, or end with jax.lax.psum, pmean or pmax over "
+                f"it (all_gather(…, to='invarying') for a gathered one)"
+            )
+    raise_all(f"manual: results of {region.name}", offences)
+    return jax.tree.unflatten(treedef, values)
+
+
+def _entered(value: jax.Array, layout: Layout, region: _Region) -> jax.Array:
+    """Return an argument as the region takes it: JAX itself splits only by Manual, Auto axes."""
+    is_explicit = AxisType.Explicit in region.here.axis_types
+    return constrain(value, layout) if is_explicit or _others(layout, region) else value
+
+
+def _left(result: Any, layouts: Layouts, region: _Region) -> Any:
+    leaves, treedef = _results(result, layouts, region)
+    pinned = [
+        constrain(leaf.value, leaf.layout) if _others(leaf.layout, region) else leaf.value
+        for leaf in leaves
+    ]
+    return jax.tree.unflatten(treedef, pinned)
+
+
+def _others(layout: Layout, region: _Region) -> bool:
+    """True if axes that are not Manual split a dim."""
+    return any(axis not in region.axes for dim in layout.axes_of_dims for axis in dim)
