@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from shoal.arrays.create import create as create
     from shoal.arrays.enter_manual import enter_manual as enter_manual
     from shoal.arrays.enter_manual import leave_manual as leave_manual
+    from shoal.arrays.fence import fence as fence
     from shoal.arrays.host_local import from_host_local as from_host_local
     from shoal.arrays.host_local import to_host_local as to_host_local
     from shoal.arrays.make_mesh import make_mesh as make_mesh
@@ -102,6 +103,7 @@ _LAZY = {
     "drain": "shoal.collectives.drain",
     "enter_manual": "shoal.arrays.enter_manual",
     "exit_code": "shoal.runtime.preemption",
+    "fence": "shoal.arrays.fence",
     "from_host_local": "shoal.arrays.host_local",
     "initialize": "shoal.runtime.process",
     "layout_of": "shoal.arrays.sharding",
@@ -169,6 +171,7 @@ __all__ = [
     "drain",
     "enter_manual",
     "exit_code",
+    "fence",
     "from_host_local",
     "initialize",
     "layout_of",

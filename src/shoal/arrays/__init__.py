@@ -4,5 +4,6 @@
 * `sharding` (with `devices`): the bridge between our layouts and meshes and JAX's.
 * `layouts`, `host_values`: what users may give, checked leaf by leaf.
 * `put` (with `upload`), `create`, `pack`, `relayout` (with `move`): how arrays come to be and move.
-* `constrain`, `tie`: layouts inside `jit`; `manual`, `enter_manual`: code that is one device.
+* `constrain`, `tie`: layouts inside `jit`; `manual`, `enter_manual`: code that is one
+  device; `fence`: barriers.
 """

@@ -1,0 +1,134 @@
+"""Barriers for the compiler: what comes before is done before what comes after begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from shoal.arrays.host_values import as_numpy, cannot_hold, narrowed, native
+from shoal.arrays.layouts import shown
+from shoal.arrays.upload import is_tracing
+from shoal.colour import traced
+from shoal.errors import UsageError, raise_all
+
+__all__ = ["fence"]
+
+Values = list[jax.Array]
+
+
+@traced
+def fence(target: Any, *, backward: bool = False) -> Any:
+    """Keep the compiler from moving or fusing work across a point of the program.
+
+    Traced.
+
+    `fence(tree)` gives back a tree of values: nothing that uses one of them begins before all of
+    them are there. `fence(fn, backward=True)` gives back a function that computes what `fn` does;
+    where it is differentiated, the cotangents of all its arguments, parameters and inputs, stand
+    behind one barrier, so that the backward pass of the layers before waits until the gradients of
+    this layer's parameters are there, and their memory and collectives are not held up to the end.
+    Values and derivatives stay as they are, and outside `jit` nothing happens.
+
+    Args:
+      target: a tree: arrays, keys, numbers, None; or a function whose parameters are arguments
+        (of what it closes over nothing is known). A callable tree, such as a module, is a tree.
+      backward: the barrier is for the derivative alone: nothing holds up the values. Of a tree
+        too: `fence(tree, backward=True)`.
+
+    Returns:
+      the tree, or the function.
+
+    Raises:
+      UsageError: a function without `backward=True`, leaves that are no values; all by path.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, shoal
+      >>> layer = shoal.fence(lambda w, x: jnp.tanh(x @ w), backward=True)
+      >>> slope = jax.jit(jax.grad(lambda w, x: layer(w, x).sum()))
+      >>> slope(jnp.zeros((2, 2)), jnp.ones((1, 2))).tolist()
+      [[1.0, 1.0], [1.0, 1.0]]
+
+    Source: `optimization_barrier` of StableHLO; `jax.lax.optimization_barrier`.
+    """
+    if callable(target) and jax.tree_util.all_leaves([target]):
+        return _function(target, backward)
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(target)
+    raise_all(
+        "fence",
+        [
+            f"{shown(path)}: {why}"
+            for path, value in leaves
+            if not _is_float0(value) and (why := cannot_hold(value) or narrowed(value))
+        ],
+    )
+    return jax.tree.unflatten(treedef, _fenced([value for _, value in leaves], backward))
+
+
+def _function(fn: Callable[..., Any], backward: bool) -> Callable[..., Any]:
+    if not backward:
+        raise UsageError(
+            "fence: of a function only the derivative can be fenced: backward=True; for its "
+            "values, fence what goes in or comes out"
+        )
+
+    @wraps(fn)
+    def fenced(*args: Any, **options: Any) -> Any:
+        leaves, treedef = jax.tree.flatten((args, options))
+        args, options = jax.tree.unflatten(treedef, _fenced(leaves, backward=True))
+        return fn(*args, **options)
+
+    return fenced
+
+
+def _fenced(leaves: list[Any], backward: bool) -> list[Any]:
+    """Return leaves behind one barrier; those that no barrier can hold as they are."""
+    if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves) and not is_tracing():
+        return leaves
+    held = [n for n, leaf in enumerate(leaves) if _is_held(leaf, backward)]
+    values = [_array(leaves[n]) for n in held]
+    fenced = list(leaves)
+    for n, value in zip(held, _barrier(values, backward) if values else [], strict=True):
+        fenced[n] = value
+    return fenced
+
+
+def _is_held(leaf: Any, backward: bool) -> bool:
+    if backward:  # what has a derivative; to a function anything may be given
+        return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return not _is_float0(leaf)
+
+
+def _barrier(values: Values, backward: bool) -> Values:
+    """JAX's own derivative of a barrier holds zeros of all that has none, and so has everything
+    computed from them differentiated in vain (jax 0.10).
+    """
+
+    @jax.custom_jvp
+    def passed(values: Values) -> Values:
+        return values if backward else jax.lax.optimization_barrier(values)
+
+    def derivative(primals: tuple[Values], tangents: tuple[list[Any]]) -> tuple[Values, list[Any]]:
+        moving = [n for n, dot in enumerate(tangents[0]) if not isinstance(dot, SymbolicZero)]
+        dots = list(tangents[0])
+        for n, dot in zip(
+            moving, jax.lax.optimization_barrier([dots[n] for n in moving]), strict=True
+        ):
+            dots[n] = dot
+        return passed(*primals), dots
+
+    passed.defjvp(derivative, symbolic_zeros=True)
+    return passed(values)
+
+
+def _is_float0(value: Any) -> bool:
+    """True for the cotangent of an integer, which has no value."""
+    return getattr(value, "dtype", None) == jax.dtypes.float0
+
+
+def _array(value: Any) -> jax.Array:
+    return value if isinstance(value, jax.Array) else jnp.asarray(native(as_numpy(value)))
