@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from shoal.arrays.fence import fence as fence
     from shoal.arrays.host_local import from_host_local as from_host_local
     from shoal.arrays.host_local import to_host_local as to_host_local
+    from shoal.arrays.linear import linear as linear
     from shoal.arrays.make_mesh import make_mesh as make_mesh
     from shoal.arrays.manual import manual as manual
     from shoal.arrays.pack import pack as pack
@@ -108,6 +109,7 @@ _LAZY = {
     "initialize": "shoal.runtime.process",
     "layout_of": "shoal.arrays.sharding",
     "leave_manual": "shoal.arrays.enter_manual",
+    "linear": "shoal.arrays.linear",
     "live": "shoal.collectives.live",
     "make_mesh": "shoal.arrays.make_mesh",
     "manual": "shoal.arrays.manual",
@@ -176,6 +178,7 @@ __all__ = [
     "initialize",
     "layout_of",
     "leave_manual",
+    "linear",
     "live",
     "make_mesh",
     "manual",

@@ -5,5 +5,5 @@
 * `layouts`, `host_values`: what users may give, checked leaf by leaf.
 * `put` (with `upload`), `create`, `pack`, `relayout` (with `move`): how arrays come to be and move.
 * `constrain`, `tie`: layouts inside `jit`; `manual`, `enter_manual`: code that is one
-  device; `fence`: barriers.
+  device; `fence`: barriers; `linear`: a linear map that merges no dims.
 """

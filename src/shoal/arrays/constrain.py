@@ -21,7 +21,7 @@ from shoal.colour import traced
 from shoal.errors import raise_all
 from shoal.plan.layout import Layout
 
-__all__ = ["constrain", "manual_axes"]
+__all__ = ["AnyMesh", "constrain", "explicit_part", "manual_axes"]
 
 Pin = Callable[[jax.Array], jax.Array]
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
@@ -174,6 +174,12 @@ def _mesh_here(leaf: Leaf) -> AnyMesh:
     if not here.empty and dict(here.shape) == dict(leaf.layout.mesh.axes) and manual_axes(here):
         return here
     return sharding(leaf.layout).mesh
+
+
+def explicit_part(leaf: Leaf) -> NamedSharding | None:
+    """Return what of a layout is part of the type, or None on a mesh without Explicit axes."""
+    mesh = _mesh_here(leaf)
+    return _only("explicit", leaf, mesh) if AxisType.Explicit in mesh.axis_types else None
 
 
 def _only(kind: str, leaf: Leaf, mesh: AnyMesh) -> NamedSharding:

@@ -1,0 +1,132 @@
+"""A linear map that leaves the leading dims as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+
+from shoal.arrays.constrain import constrain, explicit_part
+from shoal.arrays.host_values import as_numpy, cannot_hold, narrowed, native
+from shoal.arrays.layouts import Layouts, leaf_layouts, must_divide
+from shoal.colour import traced
+from shoal.errors import raise_all
+from shoal.plan.layout import Layout
+
+__all__ = ["linear"]
+
+
+@traced
+def linear(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    layout: Layouts = None,
+    preferred_element_type: Any = None,
+) -> jax.Array:
+    """Return `x @ weight.T + bias` over the last dim, however many dims lead.
+
+    Traced.
+
+    It is impossible that leading dims are merged, forwards or backwards: where axes split several
+    of them (batch and sequence, say), merging them would gather the values first. The map and its
+    three derivatives are one contraction each: `...n,mn->...m` for the result, `...m,mn->...n`,
+    `...m,...n->mn` and a sum over the leading dims.
+
+    Args:
+      x: [..., in].
+      weight: [out, in], as torch and its checkpoints have it, so that both contract their last
+        dims. Of a kernel [in, out] give `kernel.T`, which costs nothing.
+      bias: [out]; None: none. All have one dtype.
+      layout: the layout of the result, as for `constrain`; None: the compiler's choice. On
+        Explicit axes JAX asks for it where axes split the dim that is summed over.
+      preferred_element_type: the dtype in which products are summed, between devices too, and that
+        the result has. None: the dtype of `x`. For 16 bits `jnp.float32` keeps the sums exact to
+        that; derivatives are summed in it as well, and come back in the arguments' own dtype.
+
+    Returns:
+      [..., out].
+
+    Raises:
+      UsageError: ranks, sizes or dtypes that do not fit; all of them, while tracing.
+
+    Example:
+      >>> import jax.numpy as jnp, shoal
+      >>> shoal.linear(jnp.ones((2, 3, 4)), jnp.ones((5, 4)), jnp.ones(5)).shape
+      (2, 3, 5)
+    """
+    given = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
+    arrays = _arrays(given)
+    x, weight = arrays["x"], arrays["weight"]
+    where = None if layout is None else _explicit(layout, (*x.shape[:-1], weight.shape[0]))
+    y = jax.lax.dot_general(
+        x,
+        weight,
+        (((x.ndim - 1,), (1,)), ((), ())),
+        preferred_element_type=preferred_element_type,
+        out_sharding=where,
+    )
+    if bias is not None:
+        y += _spread(arrays["bias"].astype(y.dtype), y)
+    return y if layout is None else constrain(y, layout)
+
+
+def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
+    """Return the arguments as arrays, if they make a linear map."""
+    offences = [
+        f"{name}: {why}" for name, v in given.items() if (why := cannot_hold(v) or narrowed(v))
+    ]
+    raise_all("linear", offences)
+    shapes = {name: np.shape(value) for name, value in given.items()}
+    asked = {"weight": (2, "[out, in]"), "bias": (1, "[out]")}
+    if not shapes["x"]:
+        offences.append("x: a scalar has no last dim; give [..., in]")
+    for name, (rank, dims) in asked.items():
+        if name in shapes and len(shapes[name]) != rank:
+            offences.append(
+                f"{name}: shape {shapes[name]} has rank {len(shapes[name])}; give {dims}"
+            )
+    raise_all("linear", offences)
+    size, (rows, columns) = shapes["x"][-1], shapes["weight"]
+    if size != columns:
+        hint = "; weight is [out, in]: give its .T" if size == rows else ""
+        offences.append(f"x {shapes['x']} has {size} in, weight {shapes['weight']} {columns}{hint}")
+    if "bias" in shapes and shapes["bias"] != (rows,):
+        offences.append(f"bias {shapes['bias']} is not one for each of {rows} out")
+    dtypes = {n: jnp.result_type(value) for n, value in given.items()}
+    if len(set(dtypes.values())) > 1:
+        listed = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+        offences.append(f"dtypes differ: {listed}; cast them (preferred_element_type= sums wider)")
+    elif not jnp.issubdtype(dtypes["x"], np.number):
+        offences.append(f"{dtypes['x']} values cannot be multiplied")
+    raise_all("linear", offences)
+    return {
+        name: v if isinstance(v, jax.Array) else jnp.asarray(native(as_numpy(v)))
+        for name, v in given.items()
+    }
+
+
+def _explicit(layout: Layouts, shape: tuple[int, ...]) -> NamedSharding | None:
+    """Return where JAX's types shall say that the result lies, if the mesh has such axes."""
+    offences: list[str] = []
+    leaves, _ = leaf_layouts(jax.ShapeDtypeStruct(shape, np.float32), layout, offences)
+    where = explicit_part(leaves[0]) if leaves else None
+    if where is not None:
+        own = Layout(leaves[0].layout.mesh, *where.spec.partitions)
+        must_divide(leaves[0]._replace(layout=own), offences)
+    raise_all("linear: the result", offences)
+    return where
+
+
+def _spread(bias: jax.Array, like: jax.Array) -> jax.Array:
+    where = jax.typeof(like).sharding
+    return jax.lax.broadcast_in_dim(
+        bias,
+        like.shape,
+        (like.ndim - 1,),
+        out_sharding=where if AxisType.Explicit in where.mesh.axis_types else None,
+    )
