@@ -75,6 +75,10 @@ def test_what_is_wrong():
     shards = enter_manual(put(values(), ROWS), ROWS)
     with pytest.raises(UsageError, match=r"shape \(8,\) has rank 1"):
         leave_manual(shards, ROWS, (8,))
+    with pytest.raises(UsageError, match="shard 0 lies on device 7, and stands for what device 0"):
+        leave_manual(shards[::-1], ROWS, (8, 6))
+    host = [np.asarray(shard) for shard in shards]
+    np.testing.assert_array_equal(leave_manual(host, ROWS, (8, 6)), values())
     with pytest.raises(UsageError, match="7"):
         leave_manual(shards[:7], ROWS, (8, 6))
     with pytest.raises(UsageTypeError, match="must be a list, not a ArrayImpl"):

@@ -254,6 +254,15 @@ def test_more_that_is_wrong():
         pytest.raises(UsageError, match="in force here is z=8"),
     ):
         manual(body, ROWS, ROWS)(host(8, 8))
+    with jax.set_mesh(jax_mesh(EXPLICIT)), pytest.raises(UsageError, match="data=4 Explicit"):
+        manual(body, ROWS, ROWS)(host(8, 8))
+    with pytest.raises(UsageTypeError, match="axes=3 must be names of axes"):
+        manual(body, ROWS, ROWS, axes=3)(host(8, 8))
+    with pytest.raises(
+        UsageError,
+        match=r"the layouts stand in other containers: \(\[\*, \*\]\) for \(\(\*, \*\)\)",
+    ):
+        manual(lambda x: (x, x), ROWS, [ROWS, ROWS])(host(8, 8))
     again = manual(manual(body, ROWS, ROWS, axes="data"), ROWS, ROWS, axes="data")
     with pytest.raises(UsageError, match="axes: data is Manual here already"):
         again(host(8, 8))

@@ -8,12 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from shoal.arrays.devices import jax_mesh
 from shoal.arrays.layouts import Layouts, leaf_layouts
 from shoal.arrays.pack import pack, unpack
 from shoal.arrays.relayout import relayout
 from shoal.arrays.upload import is_tracing
 from shoal.colour import collective, logically_collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.plan.mesh import Mesh
 
 __all__ = ["enter_manual", "leave_manual"]
 
@@ -77,8 +79,8 @@ def leave_manual(
       the array, or the tree of arrays.
 
     Raises:
-      UsageError: shards that do not make up `full_shape`, and as for `pack`; inside `jit`, `grad`
-        or `vmap`. All leaves at fault by path.
+      UsageError: shards that do not make up `full_shape` or lie on a device that another one
+        stands for, and as for `pack`; inside `jit`, `grad` or `vmap`. All leaves at fault by path.
     """
     _refuse("leave_manual", shards)
     if not isinstance(shards, list | tuple):
@@ -86,7 +88,7 @@ def leave_manual(
             f"leave_manual: the shards must be a list, not a {type(shards).__name__}"
         )
     if shards or like is not None:
-        _check_shapes(shards[0] if shards else like, layouts, full_shape)
+        _check(shards, shards[0] if shards else like, layouts, full_shape)
     return pack(shards, layouts, like=like)
 
 
@@ -100,7 +102,7 @@ def _refuse(asked: str, tree: Any) -> None:
         )
 
 
-def _check_shapes(shard: Any, layouts: Layouts, full_shape: Any) -> None:
+def _check(shards: Sequence[Any], shard: Any, layouts: Layouts, full_shape: Any) -> None:
     offences: list[str] = []
     leaves, treedef = leaf_layouts(shard, layouts, offences)
     raise_all("leave_manual", offences)
@@ -118,4 +120,25 @@ def _check_shapes(shard: Any, layouts: Layouts, full_shape: Any) -> None:
             offences.append(
                 f"{leaf.path}: shards of {held} in {leaf.layout!r} make {made}, not {full}"
             )
+    for mesh in {leaf.layout.mesh for leaf in leaves}:
+        offences += _elsewhere(shards, mesh)
     raise_all("leave_manual", offences)
+
+
+def _elsewhere(shards: Sequence[Any], mesh: Mesh) -> list[str]:
+    """Name the shards that lie on a device which others stand for: they are in another order."""
+    owner = jax.process_index()
+    own = [device for device in jax_mesh(mesh).devices.flat if device.process_index == owner]
+    offences = []
+    for number, (shard, device) in enumerate(zip(shards, own, strict=False)):
+        lies = {d for leaf in jax.tree.leaves(shard) if _is_placed(leaf) for d in leaf.devices()}
+        if away := sorted(d.id for d in lies & {*own} if d != device):
+            offences.append(
+                f"shard {number} lies on device {away[0]}, and stands for what device {device.id} "
+                "holds; keep the order of enter_manual"
+            )
+    return offences
+
+
+def _is_placed(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.committed

@@ -13,7 +13,7 @@ from shoal.arrays.constrain import constrain, explicit_part
 from shoal.arrays.host_values import as_numpy, cannot_hold, narrowed, native
 from shoal.arrays.layouts import Layouts, leaf_layouts, must_divide
 from shoal.colour import traced
-from shoal.errors import raise_all
+from shoal.errors import UsageTypeError, raise_all
 from shoal.plan.layout import Layout
 
 __all__ = ["linear"]
@@ -62,6 +62,7 @@ def linear(
     given = {"x": x, "weight": weight} | ({} if bias is None else {"bias": bias})
     arrays = _arrays(given)
     x, weight = arrays["x"], arrays["weight"]
+    _check_sums(x, weight, layout, preferred_element_type)
     where = None if layout is None else _explicit(layout, (*x.shape[:-1], weight.shape[0]))
     y = jax.lax.dot_general(
         x,
@@ -108,6 +109,24 @@ def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
         name: v if isinstance(v, jax.Array) else jnp.asarray(native(as_numpy(v)))
         for name, v in given.items()
     }
+
+
+def _check_sums(x: jax.Array, weight: jax.Array, layout: Layouts, dtype: Any) -> None:
+    """Refuse sums of a dtype that JAX would narrow, or of which types do not say where they lie."""
+    offences = []
+    try:
+        wanted = x.dtype if dtype is None else jnp.dtype(dtype)
+    except TypeError:
+        raise UsageTypeError(f"linear: preferred_element_type={dtype!r} is no dtype") from None
+    if (kept := jax.dtypes.canonicalize_dtype(wanted)) != wanted:
+        offences.append(f"preferred_element_type: {wanted} would become {kept}")
+    split = [spec[-1] for a in (x, weight) if (spec := tuple(jax.typeof(a).sharding.spec))]
+    if layout is None and len(split) == 2 and all(split):
+        offences.append(
+            f"{split[0]} and {split[1]} split the dim that is summed over, and on Explicit axes "
+            "the result's type must be said: layout="
+        )
+    raise_all("linear", offences)
 
 
 def _explicit(layout: Layouts, shape: tuple[int, ...]) -> NamedSharding | None:

@@ -150,12 +150,29 @@ def _region(
             "`with use_mesh(mesh):`"
         )
     here: AnyMesh = jax.sharding.get_abstract_mesh()
-    if not here.empty and dict(here.shape) != dict(mesh.axes):
-        sizes = ", ".join(f"{axis}={size}" for axis, size in here.shape.items())
-        raise UsageError(f"manual: {name}: on {mesh!r}, but the mesh in force here is {sizes}")
+    if not here.empty and not _is_one_of(mesh, here):
+        listed = zip(here.shape.items(), here.axis_types, strict=True)
+        in_force = ", ".join(f"{axis}={size} {kind.name}" for (axis, size), kind in listed)
+        raise UsageError(f"manual: {name}: on {mesh!r}, but the mesh in force here is {in_force}")
     taken = manual_axes(here)
     if axes is None:
         axes = [axis for axis in mesh.axis_names if axis not in taken]
+    wanted = _wanted(name, axes, mesh, taken)
+    return _Region(name, mesh, wanted, here if taken else jax_mesh(mesh))
+
+
+def _is_one_of(mesh: Mesh, here: AnyMesh) -> bool:
+    """True if JAX's mesh has a mesh's axes, of the same types as far as they are not Manual."""
+    types = zip(jax_mesh(mesh).axis_types, here.axis_types, strict=False)
+    return dict(here.shape) == dict(mesh.axes) and all(
+        kind in (own, AxisType.Manual) for own, kind in types
+    )
+
+
+def _wanted(name: str, axes: Collection[str], mesh: Mesh, taken: Collection[str]) -> frozenset[str]:
+    """Return the axes that shall be Manual, if they can be."""
+    if not isinstance(axes, Collection):
+        raise UsageTypeError(f"manual: {name}: axes={axes!r} must be names of axes")
     wanted = [axes] if isinstance(axes, str) else [*axes]
     known = ", ".join(mesh.axis_names)
     offences = [
@@ -167,7 +184,7 @@ def _region(
     if not wanted:
         offences.append("axes: none is left; without any the region is the function itself")
     raise_all(f"manual: {name}", offences)
-    return _Region(name, mesh, frozenset(wanted), here if taken else jax_mesh(mesh))
+    return frozenset(wanted)
 
 
 def _meshes(layouts: Layouts) -> Iterable[Mesh]:
@@ -273,6 +290,15 @@ def _results(result: Any, layouts: Layouts, region: _Region) -> tuple[list[Leaf]
 def _checked(result: Any, layouts: Layouts, region: _Region) -> Any:
     """Return what a region gives, if it is what its layouts say."""
     leaves, treedef = _results(result, layouts, region)
+    try:
+        jax.tree.map(lambda *_: None, layouts, result, is_leaf=is_one_layout)
+    except ValueError:
+        said = str(jax.tree.structure(layouts, is_leaf=is_one_layout)).removeprefix("PyTreeDef")
+        found = str(treedef).removeprefix("PyTreeDef")
+        raise UsageError(
+            f"manual: results of {region.name}: the layouts stand in other containers: "
+            f"{said[:200]} for {found[:200]}"
+        ) from None
     values = [_array(leaf.value) for leaf in leaves]
     offences = []
     for leaf, value in zip(leaves, values, strict=True):
