@@ -200,6 +200,37 @@ for name, dims in (("replicated", (None,)), ("sharded", ("x",))):
 print("RESULT", json.dumps(added))
 """
 
+INSIDE = """
+index, count = join(4)
+import jax
+import jax.numpy as jnp
+from shoal import Layout
+
+mesh = shoal.make_mesh({"data": 4, "model": 2})
+rows, columns = Layout(mesh, "data", None), Layout(mesh, None, "model")
+value = np.arange(64, dtype=np.float32).reshape(8, 8)
+x = shoal.put(value, rows)
+total = shoal.manual(lambda x: jax.lax.psum((x**2).sum(), "data"), rows, Layout(mesh))
+sums = [float(total(x)), float(total(value))]  # of a global array, of equal host values
+slope = jax.grad(total)(x)
+same = all(np.array_equal(s.data, 2 * value[s.index]) for s in slope.addressable_shards)
+
+shards = shoal.enter_manual(x, columns)
+back = shoal.leave_manual([2 * shard for shard in shards], columns, (8, 8))
+same &= all(np.array_equal(s.data, 2 * value[s.index]) for s in back.addressable_shards)
+if index:  # other ties before must not make another program of it
+    jax.jit(shoal.tie).lower(1.0, 2.0)
+twins = jax.jit(lambda x: shoal.tie(x * 1, jnp.ones((8, 8))))
+program = twins.lower(x).as_text()
+y = jax.jit(lambda x: shoal.linear(x, jnp.ones((4, 8))))(twins(x)[1])
+try:
+    shoal.constrain(x, None)
+    refused = ""
+except shoal.UsageError as error:
+    refused = str(error)
+print("RESULT", json.dumps([sums, same, len(shards), shoal.layout_of(y).text, program, refused]))
+"""
+
 
 def results(job, count, script):
     ended = job.run(count, JOIN + script)
@@ -231,6 +262,17 @@ def test_two_processes_place_move_and_refuse_alike(job):
     assert "memory kind 'pinned_host'" in memory
     assert "args[0]['x']: lies on other devices than the layouts, or on them in another" in order
     assert "['w']: was deleted" in gone
+
+
+def test_what_works_inside_jit_works_over_processes(job):
+    one, other = results(job, 2, INSIDE)
+    assert one == other
+    sums, same, shards, text, program, refused = one
+    assert sums == [85344, 85344]
+    assert (same, shards) == (True, 4)
+    assert text.startswith("data, - @ data=4 model=2")
+    assert program.count("sdy.sharding_group") == 2
+    assert "this one is on processes 0, 1: allgather(x, tiled=True)" in refused
 
 
 @pytest.mark.parametrize("count", [2, 4])
