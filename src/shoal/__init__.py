@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from shoal.arrays.sharding import layout_of as layout_of
     from shoal.arrays.sharding import sharding as sharding
     from shoal.arrays.tie import tie as tie
+    from shoal.arrays.tree_layouts import layouts as layouts
     from shoal.arrays.use_mesh import use_mesh as use_mesh
     from shoal.checkpoint.history import Checkpoints as Checkpoints
     from shoal.checkpoint.per_process import PerProcess as PerProcess
@@ -110,6 +111,7 @@ _LAZY = {
     "layout_of": "shoal.arrays.sharding",
     "leave_manual": "shoal.arrays.enter_manual",
     "linear": "shoal.arrays.linear",
+    "layouts": "shoal.arrays.tree_layouts",
     "live": "shoal.collectives.live",
     "make_mesh": "shoal.arrays.make_mesh",
     "manual": "shoal.arrays.manual",
@@ -179,6 +181,7 @@ __all__ = [
     "layout_of",
     "leave_manual",
     "linear",
+    "layouts",
     "live",
     "make_mesh",
     "manual",

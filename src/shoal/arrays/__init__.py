@@ -3,6 +3,7 @@
 * `make_mesh`, `use_mesh`: a mesh of this job's devices, and the default one of a block.
 * `sharding` (with `devices`): the bridge between our layouts and meshes and JAX's.
 * `layouts`, `host_values`: what users may give, checked leaf by leaf.
+* `tree_layouts`: one table of rules → a layout for every leaf of a tree.
 * `put` (with `upload`), `create`, `pack`, `relayout` (with `move`): how arrays come to be and move.
 * `constrain`, `tie`: layouts inside `jit`; `manual`, `enter_manual`: code that is one
   device; `fence`: barriers; `linear`: a linear map that merges no dims.

@@ -21,6 +21,7 @@ __all__ = [
     "cannot_be_pending",
     "fitting",
     "is_one_layout",
+    "layout_for",
     "leaf_layouts",
     "must_divide",
     "shown",
@@ -59,7 +60,7 @@ def leaf_layouts(
             leaves.append(Leaf(shown(path), value, None))  # type: ignore[arg-type]
             continue
         try:
-            layout = _layout(given, value, path)
+            layout = layout_for(given, value, path)
             sharding(layout)  # its devices exist, and JAX can express it
             leaves.append(Leaf(shown(path), value, layout))
         except UsageError as error:
@@ -172,8 +173,12 @@ def _is_ambiguous(node: Any, given: Any) -> bool:
     return type(given) is type(node) is tuple and len(given) == len(node) > 0
 
 
-def _layout(given: Any, value: Any, path: Path) -> Layout:
-    """Return the layout of one leaf."""
+def layout_for(given: Any, value: Any, path: Path) -> Layout:
+    """Return the layout of one leaf, from what `is_one`.
+
+    Raises:
+      UsageError: it is no layout of a leaf of this rank, or there is no mesh.
+    """
     rank = np.ndim(value)
     if callable(given):
         given = given(keystr(path, simple=True, separator="/"), value)

@@ -8,11 +8,11 @@ import typer
 
 from shoal.checkpoint.blocks.reader import Checkpoint, open_folder
 from shoal.checkpoint.format.values import value_of
-from shoal.checkpoint.rules.patterns import matches
 from shoal.cli.ckpt_paths import look_at, one_of
 from shoal.cli.ckpt_tables import print_json, safe, short
 from shoal.cli.ckpt_values import Pair, compare, shape_of
 from shoal.errors import UsageError, nearest
+from shoal.plan.patterns import matches
 
 __all__ = ["diff"]
 

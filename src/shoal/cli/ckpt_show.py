@@ -12,11 +12,11 @@ import typer
 from shoal.checkpoint.blocks.reader import Checkpoint, open_folder
 from shoal.checkpoint.disk.step_folder import KEEP
 from shoal.checkpoint.format.values import value_of
-from shoal.checkpoint.rules.patterns import matches
 from shoal.cli.ckpt_paths import look_at, one_of
 from shoal.cli.ckpt_tables import print_json, print_table, safe, short
 from shoal.draw.amounts import in_bytes
 from shoal.errors import UsageError, nearest
+from shoal.plan.patterns import matches
 
 __all__ = ["show"]
 

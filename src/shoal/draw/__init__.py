@@ -1,6 +1,6 @@
 """Pictures of meshes, layouts, arrays and topologies, and of a job that runs.
 
-`mesh` and `layout` say what is to be seen as a `picture`, `wires` as a `scene`; `terminal`,
+`mesh`, `layout` and `tree` say what is to be seen as a `picture`, `wires` as a `scene`; `terminal`,
 `picture_svg`, `wires_text` and `wires_svg` draw them, `page` and `notebook` show them; `describe`
 is what programs call. `roll` is the table of a job's processes; `bars` are amounts side by side,
 `amounts` bytes and seconds as text.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from shoal.colour import local
 from shoal.draw.layout import draw_layout
 from shoal.draw.mesh import draw_mesh
 from shoal.draw.terminal import to_text
+from shoal.draw.tree import Placed, draw_tree
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -17,17 +17,20 @@ __all__ = ["describe"]
 
 
 @local
-def describe(x: Any, shape: Sequence[int] | None = None) -> str:
-    """Return a picture of where an array, a layout or a mesh lies, as plain text.
+def describe(x: Any, shape: Any = None) -> str:
+    """Return a picture of where an array, a layout, a mesh or a tree lies, as plain text.
 
     Local.
 
     Any rank: the last two dims are rows and columns, the others panels. A block shows its
-    devices, with their processes where there are several. No value is read, nothing is moved.
+    devices, with their processes where there are several. Of a tree there is a row for each leaf,
+    what it takes of each device, and what lies there twice. No value is read, nothing is moved.
 
     Args:
-      x: a `jax.Array`, a `Layout`, a `NamedSharding` with `shape`, or a `Mesh`.
-      shape: for a layout, the shape to show [rank]; default: one index for each shard.
+      x: a `jax.Array`, a `Layout`, a `NamedSharding` with `shape`, or a `Mesh`; a tree of arrays,
+        or with `shape` a (prefix) tree of layouts.
+      shape: for a layout, the shape to show [rank]; default: one index for each shard. For a tree
+        of layouts, the tree of what they are of: what `jax.eval_shape` returns, or arrays.
 
     Raises:
       UsageError: `x` is none of these, it is inside `jit`, or the shape does not fit.
@@ -48,7 +51,7 @@ def describe(x: Any, shape: Sequence[int] | None = None) -> str:
     if isinstance(x, Layout):
         return to_text(draw_layout(x, shape))
     if not hasattr(x, "sharding") and not hasattr(x, "spec"):
-        raise UsageTypeError(_no_placement(x))
+        return to_text(draw_tree(_leaves(x, shape)))
     from shoal.arrays.sharding import layout_of, layout_of_sharding
 
     if not hasattr(x, "dtype"):
@@ -60,12 +63,28 @@ def describe(x: Any, shape: Sequence[int] | None = None) -> str:
     return to_text(draw_layout(layout_of(x), x.shape, itemsize, name=str(x.dtype)))
 
 
+def _leaves(tree: Any, shapes: Any) -> list[Placed]:
+    """Return the leaves of a tree of arrays, or of one of layouts and one of shapes."""
+    from shoal.arrays.placed import placed_leaves
+
+    leaves = placed_leaves(tree, shapes)
+    if leaves is None:
+        raise UsageTypeError(_no_placement(tree))
+    return [_placed(*leaf) for leaf in leaves]
+
+
+def _placed(path: str, value: Any, layout: Layout | None) -> Placed:
+    dtype = getattr(value, "dtype", type(value).__name__)
+    shape = tuple(getattr(value, "shape", ()))
+    return Placed(path, shape, str(dtype), getattr(dtype, "itemsize", 0), layout)
+
+
 def _no_placement(x: Any) -> str:
     kind, text = type(x).__name__, repr(x)
     if "Tracer" in kind:
         return f"describe: {text} is a value inside jit: the compiler has not placed it yet"
     shown = text if len(text) <= 60 and "\n" not in text else f"a {kind}"
     return (
-        f"describe takes an array on devices, a Layout, a NamedSharding or a Mesh, not {shown}; "
-        "of a tree, describe each leaf"
+        "describe takes arrays on devices, a Layout, a NamedSharding, a Mesh, or a tree of arrays "
+        f"on devices or of layouts, not {shown}"
     )

@@ -7,5 +7,6 @@
 * `topology` (with `wiring`, `hosts`, `tpu_generations`), `placement`: hardware, and meshes on it.
 * `cost` (with `links`, `torus_cost`, `switched_cost`, `routing`): what collectives cost on it.
 * `transfer`: what moves between two layouts, the least it takes, and plans of it.
+* `patterns`: which leaves of a tree a pattern names.
 * `text`: the words of the text forms.
 """

@@ -15,9 +15,9 @@ import numpy as np
 from shoal.checkpoint.format.dtypes import dtype_of
 from shoal.checkpoint.format.names import ROOT
 from shoal.checkpoint.format.records import LeafRecord, Manifest
-from shoal.checkpoint.rules import patterns
 from shoal.checkpoint.rules.casting import is_lossless
 from shoal.errors import RestoreMismatch, UsageError, UsageTypeError, nearest
+from shoal.plan import patterns
 
 __all__ = [
     "DTYPES",

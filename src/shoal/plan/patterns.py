@@ -1,4 +1,4 @@
-"""Patterns over the names of leaves: `params/**`, `opt/*/mu`."""
+"""Patterns over the names of leaves, of checkpoints and of tables of layouts: `params/**`."""
 
 from __future__ import annotations
 

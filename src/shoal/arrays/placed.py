@@ -1,0 +1,50 @@
+"""Where the leaves of a tree lie, for pictures of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax.tree_util import keystr, tree_flatten_with_path, treedef_is_leaf
+
+from shoal.arrays.layouts import leaf_layouts
+from shoal.arrays.sharding import layout_of
+from shoal.errors import UsageError, raise_all
+from shoal.plan.layout import Layout
+
+__all__ = ["placed_leaves"]
+
+
+def placed_leaves(tree: Any, shapes: Any) -> list[tuple[str, Any, Layout | None]] | None:
+    """Return the path, the value and the layout of each leaf; None if nothing has a layout.
+
+    Args:
+      tree: of arrays, of which those of the host have no layout; or of layouts.
+      shapes: for a tree of layouts, the tree of what they are of.
+
+    Raises:
+      UsageError: the trees do not fit, or a layout does not fit its leaf.
+    """
+    if treedef_is_leaf(jax.tree.structure(tree)):
+        return None
+    if shapes is not None:
+        offences: list[str] = []
+        leaves, _ = leaf_layouts(shapes, tree, offences)
+        raise_all("describe", offences)
+        named = zip(_paths(shapes), leaves, strict=True)
+        return [(path, leaf.value, leaf.layout) for path, leaf in named]
+    values = jax.tree.leaves(tree)
+    if any(isinstance(value, Layout) or hasattr(value, "spec") for value in values):
+        raise UsageError(
+            "describe: a tree of layouts says nothing of sizes; give the tree of shapes, too: "
+            "describe(layouts, jax.eval_shape(…))"
+        )
+    layouts = [layout_of(value) if hasattr(value, "sharding") else None for value in values]
+    if not any(layouts):
+        return None
+    return list(zip(_paths(tree), values, layouts, strict=True))
+
+
+def _paths(tree: Any) -> list[str]:
+    pairs, _ = tree_flatten_with_path(tree)
+    return [keystr(path, simple=True, separator="/") for path, _ in pairs]

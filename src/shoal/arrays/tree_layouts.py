@@ -1,0 +1,249 @@
+"""A table of rules by path → a layout for every leaf of a tree.
+
+The first rule that matches a leaf decides, as in the tables of `match_partition_rules` that many
+programs carry: an order can be read from top to bottom, while "the most specific" of `**/kernel`
+and `decoder/**` would have to be defined. What an order can get wrong is refused: a rule that never
+decides, because it matches nothing or because earlier rules take all that it matches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from shoal.arrays.devices import mesh_of
+from shoal.arrays.layouts import (
+    Layouts,
+    Leaf,
+    Path,
+    cannot_be_pending,
+    is_one,
+    layout_for,
+    must_divide,
+)
+from shoal.arrays.sharding import sharding
+from shoal.arrays.use_mesh import default_mesh, use_mesh
+from shoal.colour import local
+from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.plan.patterns import is_pattern, matches
+
+__all__ = ["layouts"]
+
+_MOST_NAMED = 8  # leaves of which one thing is wrong
+_MOST_COMPARED = 1000  # names among which a near one is sought
+
+
+@local
+def layouts(
+    rules: Mapping[str, Layouts] | Iterable[tuple[str, Layouts]],
+    shapes: Any,
+    *,
+    mesh: Mesh | jax.sharding.Mesh | None = None,
+    all_rules: bool = True,
+) -> Any:
+    """Return a layout for every leaf of a tree, from one table of rules by path.
+
+    Local.
+
+    The result goes wherever layouts are taken (`put`, `create`, `relayout`, `restore`,
+    `Checkpoints.resume`, `feed`), and `jax.tree.map(shoal.sharding, …)` of it into
+    `jit(out_shardings=…)`. One table serves parameters and the state of an optimizer, whose trees
+    repeat the parameters' paths further down: `**/kernel` matches `params/dense/kernel` and
+    `opt/0/mu/dense/kernel`. The first rule that matches decides. A leaf without dims (a step, a
+    count) is whole on every device, whichever rule matches, and needs none.
+
+    It is impossible that a leaf lies whole because no rule was thought of for it: say `"**": ()`
+    last where that is meant.
+
+    Args:
+      rules: pattern → layout, in a mapping or in pairs. Patterns are those of `restore(only=…)`:
+        `*` and `?` stand for characters of one component of a path, `[ab]` for one of them, a
+        component `**` for any number of components. A layout is a tuple of axis names and None, a
+        name, or None or `()` (split nothing); a PartitionSpec, Layout or NamedSharding; or a
+        function of (path such as "params/w", leaf) that returns one. Tuples, names and
+        PartitionSpecs may leave out trailing dims.
+      shapes: a tree of what has a shape: what `jax.eval_shape` returns, or arrays.
+      mesh: where tuples, names and PartitionSpecs lie; None: the mesh of `use_mesh`, else the one
+        that the Layouts among the rules share.
+      all_rules: False: rules may decide nothing, as where one table serves several trees.
+
+    Returns:
+      the tree, with a Layout for each leaf.
+
+    Raises:
+      UsageError: leaves that no rule matches, rules that decide nothing, ranks, axes, dims that
+        their shards do not divide evenly, rules that are none: all of it at once.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, shoal
+      >>> params = {"dense": {"kernel": jnp.ones((8, 4)), "bias": jnp.ones(4)}, "step": 0}
+      >>> mesh = shoal.make_mesh({"data": -1})
+      >>> table = {"**/kernel": ("data", None), "**/bias": ()}
+      >>> found = shoal.layouts(table, jax.eval_shape(lambda: params), mesh=mesh)
+      >>> [layout.dims for layout in jax.tree.leaves(found)]
+      [(None,), ('data', None), ()]
+    """
+    offences: list[str] = []
+    table = _rules(rules, offences)
+    if not isinstance(all_rules, bool):
+        offences.append(WrongType(f"all_rules={all_rules!r} must be True or False"))
+    raise_all("layouts", offences)
+    chosen = _mesh(mesh, table)
+    pairs, treedef = tree_flatten_with_path(shapes, is_leaf=_is_bare_shape)
+    filling = _Filling(table)
+    with use_mesh(chosen):
+        found = [filling.layout_of(path, value, chosen) for path, value in pairs]
+    filling.finish(all_rules=all_rules)
+    return jax.tree.unflatten(treedef, found)
+
+
+class _Rule(NamedTuple):
+    """One line of the table."""
+
+    pattern: str
+    given: Any
+
+
+class _Filling:
+    """What was found so far, and what is wrong."""
+
+    def __init__(self, table: Sequence[_Rule]) -> None:
+        self._table = table
+        self._names: list[str] = []
+        self._decided = [0] * len(table)  # leaves by rule
+        self._wrong: dict[str, list[str]] = {}  # what is wrong → the leaves of which it is true
+        self._offences: list[str] = []
+
+    def layout_of(self, path: Path, value: Any, mesh: Mesh) -> Layout | None:
+        """Return the layout of a leaf; None if something is wrong with it."""
+        name = keystr(path, simple=True, separator="/")
+        self._names.append(name)
+        number = next((n for n, r in enumerate(self._table) if matches(r.pattern, name)), None)
+        if number is not None:
+            self._decided[number] += 1
+        try:
+            given = None if number is None else self._table[number].given
+            layout = _layout(name, value, path, given, mesh, has_rule=number is not None)
+        except UsageError as error:
+            self._wrong.setdefault(str(error), []).append(name or "the array")
+            return None
+        leaf = Leaf(name or "the array", value, layout)
+        must_divide(leaf, self._offences)
+        cannot_be_pending(leaf, self._offences)
+        return layout
+
+    def finish(self, *, all_rules: bool) -> None:
+        """Raise one error with all that is wrong."""
+        wrong = [f"{_listed(names)}: {error}" for error, names in self._wrong.items()]
+        idle = [
+            f"rule {rule.pattern!r}: {self._why_idle(number)}"
+            for number, rule in enumerate(self._table)
+            if all_rules and not self._decided[number]
+        ]
+        raise_all("layouts", wrong + self._offences + idle)
+
+    def _why_idle(self, number: int) -> str:
+        """Return why a rule decides nothing, and what may have been meant."""
+        pattern = self._table[number].pattern
+        taken = [name for name in self._names if matches(pattern, name)]
+        if taken:
+            earlier = [r.pattern for r in self._table[:number] if matches(r.pattern, taken[0])]
+            return (
+                f"earlier rules take all that it matches ({earlier[0]!r} takes {taken[0]!r}); the "
+                "first that matches decides: put it before them"
+            )
+        if any(matches(f"**/{pattern}", name) for name in self._names):
+            return f"matches nothing at the top of the tree; did you mean {'**/' + pattern!r}?"
+        if re.search(r"\.[*+]|[\\^$|()]", pattern):
+            return (
+                "matches nothing; patterns are no regular expressions: '*' stands for part of one "
+                "component, '**' for any number of components, as in '**/kernel'"
+            )
+        return f"matches nothing{self._near(pattern)}"
+
+    def _near(self, pattern: str) -> str:
+        known = {part: None for name in self._names[:_MOST_COMPARED] for part in name.split("/")}
+        for part in reversed(pattern.split("/")):
+            if not re.search(r"[*?\[]", part) and part not in known:
+                return nearest(part, known)
+        return ""
+
+
+def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_rule: bool) -> Layout:
+    if _is_bare_shape(value):
+        raise UsageTypeError(
+            f"{value!r} are numbers, and no shape: give jax.ShapeDtypeStruct({value!r}, dtype), or "
+            "numbers that are leaves as np.int32"
+        )
+    if not hasattr(value, "shape") and not isinstance(value, bool | int | float | complex):
+        raise UsageTypeError(f"a {type(value).__name__} has no shape")
+    if np.ndim(value) == 0:
+        return Layout(_mesh_named(given) or mesh)
+    if not has_rule:
+        raise UsageError("no rule matches; '**': () at the end leaves whole what is left")
+    layout = layout_for(given, value, path)
+    sharding(layout)  # its devices exist, and JAX can express it
+    return layout
+
+
+def _is_bare_shape(node: Any) -> bool:
+    """True for (8, 4): a tree of two numbers to JAX, a shape to whoever wrote it."""
+    return type(node) is tuple and len(node) > 0 and all(type(size) is int for size in node)
+
+
+def _rules(rules: Any, offences: list[str]) -> list[_Rule]:
+    if isinstance(rules, Mapping):
+        rules = rules.items()
+    if isinstance(rules, str) or not isinstance(rules, Iterable):
+        offences.append(WrongType(f"rules={rules!r} must map patterns to layouts"))
+        return []
+    table: list[_Rule] = []
+    for one in rules:
+        if not isinstance(one, tuple | list) or len(one) != 2:
+            offences.append(WrongType(f"rule {one!r}: must be a pair of a pattern and a layout"))
+            continue
+        pattern, given = one
+        if not isinstance(pattern, str) or not pattern:
+            offences.append(WrongType(f"rule {one!r}: {pattern!r} is no pattern such as '**/w'"))
+        elif not is_pattern(pattern):
+            offences.append(f"rule {pattern!r}: what stands in [ ] is no range")
+        elif not is_one(given):
+            told = f"{given!r} is no layout; give a tuple of axis names and None, or a Layout"
+            offences.append(WrongType(f"rule {pattern!r}: {told}"))
+        else:
+            table.append(_Rule(pattern, given))
+    return table
+
+
+def _mesh(given: Mesh | jax.sharding.Mesh | None, table: Sequence[_Rule]) -> Mesh:
+    """Return the mesh of what names none."""
+    chosen = default_mesh() if given is None else given
+    if isinstance(chosen, Mesh):
+        return chosen
+    if isinstance(chosen, jax.sharding.Mesh):
+        return mesh_of(chosen)
+    if chosen is not None:
+        raise UsageTypeError(f"layouts: mesh={chosen!r} must be a Mesh")
+    named = {mesh: None for rule in table if (mesh := _mesh_named(rule.given)) is not None}
+    if len(named) == 1:
+        return next(iter(named))
+    raise UsageError("layouts: rules of axis names need a mesh: give mesh=, or enter use_mesh")
+
+
+def _mesh_named(given: Any) -> Mesh | None:
+    if isinstance(given, Layout):
+        return given.mesh
+    return mesh_of(given.mesh) if isinstance(given, NamedSharding) else None
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
