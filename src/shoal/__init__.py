@@ -47,6 +47,10 @@ if TYPE_CHECKING:
     from shoal.arrays.host_local import from_host_local as from_host_local
     from shoal.arrays.host_local import to_host_local as to_host_local
     from shoal.arrays.linear import linear as linear
+    from shoal.arrays.feed import feed as feed
+    from shoal.arrays.host_local import from_host_local as from_host_local
+    from shoal.arrays.host_local import to_host_local as to_host_local
+    from shoal.arrays.local_rows import local_rows as local_rows
     from shoal.arrays.make_mesh import make_mesh as make_mesh
     from shoal.arrays.manual import manual as manual
     from shoal.arrays.pack import pack as pack
@@ -106,6 +110,7 @@ _LAZY = {
     "enter_manual": "shoal.arrays.enter_manual",
     "exit_code": "shoal.runtime.preemption",
     "fence": "shoal.arrays.fence",
+    "feed": "shoal.arrays.feed",
     "from_host_local": "shoal.arrays.host_local",
     "initialize": "shoal.runtime.process",
     "layout_of": "shoal.arrays.sharding",
@@ -113,6 +118,7 @@ _LAZY = {
     "linear": "shoal.arrays.linear",
     "layouts": "shoal.arrays.tree_layouts",
     "live": "shoal.collectives.live",
+    "local_rows": "shoal.arrays.local_rows",
     "make_mesh": "shoal.arrays.make_mesh",
     "manual": "shoal.arrays.manual",
     "notice": "shoal.runtime.preemption",
@@ -176,6 +182,7 @@ __all__ = [
     "enter_manual",
     "exit_code",
     "fence",
+    "feed",
     "from_host_local",
     "initialize",
     "layout_of",
@@ -183,6 +190,7 @@ __all__ = [
     "linear",
     "layouts",
     "live",
+    "local_rows",
     "make_mesh",
     "manual",
     "notice",

@@ -1,0 +1,96 @@
+"""Which rows of a batch this process must read."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shoal.arrays.layouts import is_one, layout_for
+from shoal.arrays.sharding import layout_of_sharding
+from shoal.colour import local
+from shoal.errors import UsageError, UsageTypeError
+from shoal.plan.layout import Layout
+from shoal.plan.rows import must_split_evenly, row_holders
+
+__all__ = ["local_rows", "split_layout"]
+
+
+@local
+def local_rows(
+    layout: Layout | NamedSharding | Any,
+    global_batch: int,
+    *,
+    dim: int = 0,
+    process: int | None = None,
+) -> tuple[slice, ...]:
+    """Return which rows of a global batch this process must read.
+
+    Local.
+
+    They are what its devices hold, for any mesh and any order of its devices. Processes that hold
+    replicas of a shard all read its rows; of a batch that no axis splits, each reads all. It is
+    impossible that a row is read by no process.
+
+    Args:
+      layout: of an array of the batch: a Layout or NamedSharding; inside `use_mesh` also a
+        PartitionSpec, a tuple of axis names and None, or a name.
+      global_batch: how many rows the batch has over all processes: the size of `dim`.
+      dim: another dim than that of the rows, such as the positions of long sequences; negative
+        counts from the end.
+      process: whose rows; None: those of this process.
+
+    Returns:
+      slices of 0..global_batch, ascending and disjoint, with start and stop always set; rows side
+      by side are one slice. None for a process without devices of the mesh.
+
+    Raises:
+      UsageError: shards that do not divide the batch evenly, a layout without this dim.
+
+    Example:
+      >>> import shoal
+      >>> mesh = shoal.Mesh({"data": 4, "model": 2}, processes=[0, 0, 1, 1, 2, 2, 0, 0])
+      >>> shoal.local_rows(shoal.Layout(mesh, "data", None), 128, process=0)
+      (slice(0, 32, None), slice(96, 128, None))
+    """
+    place = _index("dim", dim)
+    size = _index("global_batch", global_batch)
+    if size < 0:
+        raise UsageError(f"local_rows: global_batch={global_batch!r} must not be negative")
+    found = split_layout("local_rows", layout, place)
+    if not -found.rank <= place < found.rank:
+        raise UsageError(f"local_rows: dim={dim!r}: {found!r} has rank {found.rank}")
+    place %= found.rank
+    must_split_evenly(f"local_rows: dim {place}", found, size, place)
+    number = jax.process_index() if process is None else _index("process", process)
+    return row_holders(found, place).slices(size, number)
+
+
+def split_layout(asked: str, given: Any, dim: int = 0) -> Layout:
+    """Return one layout as such, with as many dims as it says, and at least those up to `dim`.
+
+    Raises:
+      UsageError: it is none, or there is no mesh for it.
+    """
+    if isinstance(given, Layout):
+        return given
+    least = max(dim + 1, 1)
+    if isinstance(given, NamedSharding):
+        return layout_of_sharding(given, max(len(given.spec), least))
+    if callable(given) or not is_one(given):
+        raise UsageTypeError(f"{asked}: {given!r} is not one layout: give that of one array")
+    dims = given if isinstance(given, tuple | PartitionSpec) else (given,)
+    rank = max(len(dims), least)
+    try:
+        return layout_for(given, jax.ShapeDtypeStruct((1,) * rank, np.int8), ())
+    except UsageError as error:
+        raise UsageError(f"{asked}: {error}") from None
+
+
+def _index(name: str, value: object) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise UsageTypeError(f"local_rows: {name}={value!r} must be a whole number")
+    return operator.index(value)
