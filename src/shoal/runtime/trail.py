@@ -169,8 +169,11 @@ class Trails:
         self._told: dict[tuple[Group, str], int] = {}  # of so many calls signs of life have told
         self.found: Found | None = None  # what was found by signs of life, until it is raised
 
-    def record(self, entry: Entry, *, group: Iterable[int] | None, lane: str | None = None) -> None:
+    def record(self, entry: Entry, *, group: Iterable[int] | None, lane: str | None = None) -> str:
         """Take a call that all of `group` make; nothing if this process is alone or not of them.
+
+        Return a name for this very call, the same on all processes that have made the same calls;
+        empty if it was not taken.
 
         Args:
           group: the processes; None: all of the job.
@@ -181,13 +184,16 @@ class Trails:
         if self._num_processes == 1 or (
             key is not None and (len(key) < 2 or self._process not in key)
         ):
-            return
+            return ""
         lane = self.lane if lane is None else lane
         if lane is None:
             self._warn(entry)
-            return
+            return ""
         with self._lock:
-            self._trails.setdefault((key, lane), Trail(self._base)).add(entry)
+            trail = self._trails.setdefault((key, lane), Trail(self._base))
+            trail.add(entry)
+            among = "" if key is None else f" of {','.join(map(str, key))}"
+            return f"call {trail.base}{trail.count} in {lane}{among}"
 
     @property
     def lane(self) -> str | None:

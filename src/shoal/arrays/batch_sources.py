@@ -1,0 +1,155 @@
+"""Where batches come from: an iterable of a process's own rows, or rows that are read by number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.arrays.host_values import as_numpy
+from shoal.errors import UsageError, UsageTypeError
+
+__all__ = ["ByNumber", "InTurn", "by_number"]
+
+Numbers = NDArray[np.int64]
+Read = Callable[[Numbers], Any]
+
+
+class InTurn:
+    """Batches of this process's own rows, one after the other."""
+
+    def __init__(self, iterable: Iterable[Any]) -> None:
+        self._iterable: Iterable[Any] | None = iterable
+        self._iterator: Iterator[Any] | None = None
+
+    def read(self) -> tuple[Any] | None:
+        """Return the next batch, in a tuple for itself; None at the end."""
+        if self._iterable is None:
+            return None
+        if self._iterator is None:
+            self._iterator = iter(self._iterable)
+        for batch in self._iterator:
+            return (batch,)
+        self.close()
+        return None
+
+    def close(self) -> None:
+        """Let go of what it reads from."""
+        self._iterable = self._iterator = None
+
+
+class ByNumber:
+    """Rows that are read by their numbers.
+
+    Args:
+      read: row numbers → a tree of arrays with so many rows.
+      order: the numbers, in the order in which they are fed.
+    """
+
+    def __init__(self, read: Read, order: Sequence[int] | Numbers) -> None:
+        self._read = read
+        self.order = order
+        self.total = len(order)
+
+    def read(self, first: int, own: Sequence[slice]) -> Any:
+        """Return rows of the batch that begins with row `first` of the order: those of `own`.
+
+        Past the end of the order the last row is read again.
+        """
+        pieces = [np.arange(piece.start, piece.stop) for piece in own]
+        places = np.minimum(np.concatenate(pieces) + first, self.total - 1)
+        if isinstance(self.order, range):
+            numbers = np.asarray(self.order.start + self.order.step * places, np.int64)
+        else:
+            numbers = np.asarray(self.order, np.int64)[places]
+        try:
+            rows = self._read(numbers)
+        except StopIteration as error:  # which would end the caller's loop in silence
+            raise UsageError(
+                "feed: the reader raised StopIteration; order= says how far"
+            ) from error
+        for path, leaf in jax.tree_util.tree_flatten_with_path(rows)[0]:
+            if np.ndim(leaf) and len(leaf) != len(numbers):
+                name = jax.tree_util.keystr(path) or "the array"
+                told = f"{name}: the reader gave {len(leaf)} rows for {len(numbers)} numbers"
+                raise UsageError(f"feed: {told}")
+        return rows
+
+
+def by_number(source: Any, order: object) -> ByNumber:
+    """Return what reads the rows of a function, of columns, or of a sequence of samples.
+
+    Raises:
+      UsageError: it is none of these, columns have different lengths, or the order is none.
+    """
+    read, count = _reader(source)
+    if order is None:
+        if count is None:
+            raise UsageError(
+                "feed: a function does not say how many rows there are: give order=, their numbers "
+                "in order, such as order=range(1000)"
+            )
+        return ByNumber(read, range(count))
+    if isinstance(order, range):
+        numbers: range | Numbers = order
+        ends = (min(order[0], order[-1]), max(order[0], order[-1])) if order else (0, -1)
+    else:
+        numbers = _numbers(order)
+        ends = (int(numbers.min()), int(numbers.max())) if len(numbers) else (0, -1)
+    if ends[0] < 0 or (count is not None and ends[1] >= count):
+        known = "" if count is None else f"; there are rows 0..{count - 1}"
+        raise UsageError(f"feed: order= has the row numbers {ends[0]} to {ends[1]}{known}")
+    return ByNumber(read, numbers)
+
+
+def _numbers(order: Any) -> Numbers:
+    numbers = np.asarray(order)
+    if numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise UsageTypeError(
+            "feed: order= must be a row of row numbers, such as a permutation, not "
+            f"{numbers.dtype}{list(numbers.shape)}"
+        )
+    return numbers.astype(np.int64)
+
+
+def _reader(source: Any) -> tuple[Read, int | None]:
+    """Return what reads rows by number, and how many there are if that is known."""
+    if not isinstance(source, list) and not hasattr(source, "__getitem__") and callable(source):
+        return source, None
+    columns = [] if isinstance(source, list) else jax.tree.leaves(source)
+    if columns and all(map(_is_column, columns)):
+        counts = {len(column) for column in columns}
+        if len(counts) != 1:
+            told = ", ".join(map(str, sorted(counts)))
+            raise UsageError(f"feed: columns must have equally many rows; these have {told}")
+        return lambda numbers: jax.tree.map(lambda c: _rows(c, numbers), source), counts.pop()
+    is_sequence = hasattr(source, "__getitem__") and hasattr(source, "__len__")
+    if is_sequence and len(columns) < 2 and not isinstance(source, Mapping):
+        return lambda numbers: _stacked([source[n] for n in numbers.tolist()]), len(source)
+    raise UsageTypeError(
+        "feed: batch= reads rows by number: from a function of row numbers, from arrays (one, or a "
+        f"tuple or dict of them), or from samples with a length; not from a {type(source).__name__}"
+    )
+
+
+def _is_column(value: Any) -> bool:
+    """True for arrays of NumPy and of what is indexed like these, on disk or in memory."""
+    return bool(getattr(value, "shape", ())) and hasattr(value, "dtype")
+
+
+def _rows(column: Any, numbers: Numbers) -> Any:
+    """Return rows of a column, read in ascending order and once each, as files like it best."""
+    first = int(numbers[0]) if len(numbers) else 0
+    if np.array_equal(numbers, np.arange(first, first + len(numbers))):
+        return column[first : first + len(numbers)]
+    if isinstance(column, np.ndarray):
+        return column[numbers]
+    distinct, where = np.unique(numbers, return_inverse=True)
+    return np.asarray(column[distinct])[where]
+
+
+def _stacked(samples: list[Any]) -> Any:
+    return jax.tree.map(lambda *parts: np.stack([as_numpy(part) for part in parts]), *samples)

@@ -1,0 +1,277 @@
+"""What the thread of a feed does for each batch: read, meet the threads of the others, place."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from shoal.arrays.batch_sources import ByNumber, InTurn
+from shoal.arrays.batch_verdict import Asked, Status, Verdict, judge
+from shoal.arrays.layouts import Layouts
+from shoal.arrays.own_rows import Batch, Split, checked_batch, place_rows
+from shoal.arrays.prefetch import MEETING, PLACING, READING, Prefetch
+from shoal.errors import DeadlineError, ShoalError, UsageError
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.failure_words import failure_of
+from shoal.runtime.verdicts import Self
+
+__all__ = ["Given", "Meeting", "Options", "Steps"]
+
+
+class Options(NamedTuple):
+    """How a feed gives."""
+
+    layouts: Layouts
+    last: str
+    start: int  # rows of all processes that were given before
+    batch: int  # rows of all processes; 0: the first batch says
+    same: bool
+    x64: bool
+
+
+class Meeting(NamedTuple):
+    """How the threads of a feed meet."""
+
+    coordinator: Coordinator
+    group: tuple[int, ...] | None
+    lane: str
+    site: str
+    spec: tuple[str, ...]
+    timeout_s: float
+
+    @property
+    def me(self) -> Self:
+        """This process."""
+        return Self(self.coordinator.process, self.coordinator.hosts)
+
+    @property
+    def is_alone(self) -> bool:
+        """Is there nobody else to meet?"""
+        return len(self.group or self.coordinator.hosts) == 1
+
+
+class Given(NamedTuple):
+    """One batch for the program."""
+
+    value: Any
+    rows: int  # of the batch, of all processes
+
+
+class Steps:
+    """The batches of one feed, one after the other."""
+
+    def __init__(
+        self, source: InTurn | ByNumber, split: Split, options: Options, meeting: Meeting
+    ) -> None:
+        self._source = source
+        self._split = split
+        self._options = options
+        self._meeting = meeting
+        self._number = 0  # of the batch, counted from the first one of all
+        self._size = options.batch
+        self._leaves = ""  # as all agreed, at the batch before
+        self._like: Batch | None = None
+        self._next_row = options.start
+        self._must_skip = options.start > 0 and isinstance(source, InTurn)
+        if isinstance(source, ByNumber):
+            self._number = options.start // options.batch
+
+    def step(self, line: Prefetch[Given]) -> Given | None:
+        """Make one batch; None at the end.
+
+        Raises:
+          What the reader raised, in this process; else as `judge` and `agree`.
+        """
+        with jax.enable_x64(self._options.x64):
+            return self._step(line)
+
+    def _step(self, line: Prefetch[Given]) -> Given | None:
+        try:
+            batch = self._read() if line.enter(READING) else None
+        except BaseException as error:
+            self._tell_failed(line, error)
+            raise
+        if batch is None or line.is_closed:
+            self.leave(line)
+            return None
+        verdict = self._meet(line, self._status(batch))
+        if not verdict.size:
+            return None
+        self._size, self._leaves = verdict.size, verdict.leaves
+        self._number += 1
+        if not line.enter(PLACING):
+            self.leave(line)
+            return None
+        try:
+            value = self._placed(batch)
+        except BaseException as error:
+            self._tell_failed(line, error)
+            raise
+        self._next_row += self._size
+        return Given(value, self._size)
+
+    def leave(self, line: Prefetch[Given]) -> None:
+        """See `Work.leave`."""
+        line.enter(MEETING)
+        kind = "failed" if line.why else "closed"
+        status = Status(kind, words=line.why or str(self._number))
+        with contextlib.suppress(ShoalError):
+            self._exchange(status)
+
+    def finish(self) -> None:
+        """See `Work.finish`."""
+        if isinstance(self._source, InTurn):
+            self._source.close()
+        self._like = None
+        coordinator, group, lane = self._meeting[:3]
+        with contextlib.suppress(ShoalError), coordinator.call(
+            "feed", lane, group, ends_lane=True
+        ):  # fmt: skip
+            pass
+
+    def _read(self) -> Batch:
+        """Return what this process brings; without rows at the end."""
+        if isinstance(self._source, ByNumber):
+            return self._read_by_number(self._source)
+        if self._must_skip:
+            self._skip(self._source)
+        read = self._source.read()
+        if read is None:
+            return Batch([], jax.tree.structure(()), 0) if self._like is None else self._like
+        batch = checked_batch(read[0], self._options.layouts, self._split)
+        if not batch.rows:
+            raise UsageError(f"feed: batch {self._number} has no rows; leave such batches out")
+        own = self._split.own_rows(self._size) if self._size else batch.rows
+        if 0 < batch.rows < own and self._options.last == "drop" and self._source.read():
+            raise UsageError(
+                f"feed: batch {self._number} has {batch.rows} of {own} rows and is not the last "
+                "one; last='pad' fills such batches up and gives a mask"
+            )
+        self._like = batch.empty()
+        return batch
+
+    def _read_by_number(self, source: ByNumber) -> Batch:
+        """Read by number: what comes after the end counts as no rows, unless it is filled up."""
+        left = self._rows_left
+        if left <= 0 or (left < self._size and self._options.last == "drop"):
+            return Batch([], jax.tree.structure(()), 0)
+        rows = source.read(self._next_row, self._split.slices(self._size))
+        batch = checked_batch(rows, self._options.layouts, self._split)
+        wanted = self._split.own_rows(self._size)
+        if batch.rows != wanted:
+            told = f"the reader gave {batch.rows} rows for {wanted} numbers"
+            raise UsageError(f"feed: batch {self._number}: {told}")
+        return batch
+
+    def _skip(self, source: InTurn) -> None:
+        """Pass over the batches that were given before."""
+        self._must_skip = False
+        start, passed = self._options.start, 0
+        while passed < start:
+            read = source.read()
+            if read is None:
+                raise UsageError(f"feed: start={start}, but the reader ended after {passed} rows")
+            if not self._size:
+                batch = checked_batch(read[0], self._options.layouts, self._split)
+                self._size = self._split.size_of(batch.rows)
+                self._like = batch.empty()
+                if not self._size or start % self._size or not self._split.is_exact(batch.rows):
+                    told = f"the first batch has {batch.rows} rows here, of {self._size} in all"
+                    raise UsageError(f"feed: start={start} is no number of whole batches: {told}")
+            passed += self._size
+            self._number += 1
+
+    def _status(self, batch: Batch) -> Status:
+        """Return what this process says of a batch."""
+        text = batch.text
+        status = Status(
+            rows=batch.rows,
+            size=self._split.size_of(batch.rows),
+            is_exact=self._split.is_exact(batch.rows),
+            leaves="=" if text and text == self._leaves else text,
+        )
+        is_by_number = isinstance(self._source, ByNumber)
+        if is_by_number and batch.rows:  # all know how many rows there are
+            status = status._replace(is_exact=self._rows_left >= self._size)
+        size = self._size or status.size
+        if self._options.same and size and (self._size or status.is_exact):
+            status = status._replace(digests=batch.digests(self._split, size))
+        if not self._leaves and batch.rows and not is_by_number:
+            status = status._replace(held=self._split.held, own=batch.digest())
+        return status
+
+    @property
+    def _rows_left(self) -> int:
+        """How many rows there are from the beginning of this batch, if they are read by number."""
+        return self._source.total - self._next_row if isinstance(self._source, ByNumber) else 0
+
+    def _meet(self, line: Prefetch[Given], status: Status) -> Verdict:
+        line.enter(MEETING)
+        meeting = self._meeting
+        asked = Asked(
+            meeting.me,
+            f"{self._operation} ({meeting.site})",
+            self._options.last,
+            self._size,
+            self._leaves,
+        )
+        return judge(asked, self._exchange(status, line))
+
+    @property
+    def _operation(self) -> str:
+        return f"batch {self._number} of feed"
+
+    def _exchange(
+        self, status: Status, line: Prefetch[Given] | None = None
+    ) -> Mapping[int, Status]:
+        """Meet; return what all say.
+
+        That others are late is an error only where the program waits for them: they may be busy
+        with something else, as it may be itself.
+        """
+        meeting = self._meeting
+        size = f"rows of a batch: {self._size or 'as the first one has'}"
+        call = Call(self._operation, None, meeting.site, (*meeting.spec, size))
+        while True:
+            began = time.monotonic()
+            try:
+                answers = agree(
+                    meeting.coordinator,
+                    call,
+                    status.pack(),
+                    timeout_s=meeting.timeout_s,
+                    group=meeting.group,
+                    lane=meeting.lane,
+                )
+            except DeadlineError:
+                since = None if line is None else line.waiting_since
+                if line is None or line.is_closed or (since is not None and since <= began):
+                    raise
+            else:
+                return {process: Status.unpack(data) for process, data in answers.items()}
+
+    def _tell_failed(self, line: Prefetch[Given], error: BaseException) -> None:
+        """Let the others raise at this batch, too."""
+        line.enter(MEETING)
+        words = failure_of(error, self._meeting.site).words
+        with contextlib.suppress(ShoalError):
+            self._exchange(Status("failed", words=words), line)
+
+    def _placed(self, batch: Batch) -> Any:
+        own = self._split.own_rows(self._size)
+        value = batch.padded(own).arrays(self._split, self._size)
+        if self._options.last != "pad":
+            return value
+        if isinstance(self._source, ByNumber):
+            there = np.arange(self._size) < self._rows_left
+            slices = self._split.slices(self._size)
+            mask = np.concatenate([there[piece] for piece in slices])
+        else:
+            mask = np.arange(own) < batch.rows
+        return value, place_rows(mask, self._split.layout, self._split, self._size)

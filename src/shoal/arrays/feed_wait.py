@@ -1,0 +1,53 @@
+"""The program waits for a batch: who is it that is late, and until when is that no error?"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from shoal import settings
+from shoal.arrays.feed_steps import Given, Meeting
+from shoal.arrays.prefetch import MEETING, Prefetch
+from shoal.errors import DeadlineError
+
+__all__ = ["Wait"]
+
+_LOG = logging.getLogger("shoal")
+
+
+class Wait:
+    """One wait for a batch. Others that are late are the meeting's to name; here it is the reader
+    of this very process."""
+
+    def __init__(self, meeting: Meeting, line: Prefetch[Given], number: int) -> None:
+        self._meeting = meeting
+        self._line = line
+        self._asked = f"batch {number} of feed ({meeting.site})"
+        self._has_logged = False
+
+    def look(self, since: float) -> None:
+        """Called now and then while the program waits, with the time since when.
+
+        Raises:
+          DeadlineError: the reader of this process gave nothing for too long.
+          ProcessLostError, PeerFailedError: meanwhile a process is gone.
+        """
+        here = self._meeting.coordinator
+        if here.troubles.any():
+            here.check(self._asked)
+        phase, began = self._line.phase
+        if phase == MEETING:
+            return
+        waited_s = time.monotonic() - max(since, began)
+        told = f"{self._meeting.me}: {self._asked}: its own reader has given nothing"
+        if waited_s >= self._meeting.timeout_s:
+            raise DeadlineError(
+                f"{told} within {self._meeting.timeout_s:g} s\n"
+                "if it is only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S",
+                name=self._asked,
+                waited_s=waited_s,
+                missing=[here.process],
+            )
+        if not self._has_logged and waited_s >= settings.seconds("SHOAL_WARN_AFTER_S"):
+            self._has_logged = True
+            _LOG.warning("%s for %.0f s", told, waited_s)

@@ -1,0 +1,228 @@
+"""The rows of a batch that one process read → arrays over all of them.
+
+The rows of a process are those of its shards in their order (see `local_rows`), one after the
+other: of 12 rows in 4 shards, of which it holds 0, 1 and 3, it brings 9: 0..6, then 9..12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.tree_util import PyTreeDef
+
+from shoal.arrays.digest import digest
+from shoal.arrays.host_values import as_numpy, cannot_hold, is_key, narrowed, native
+from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
+from shoal.arrays.sharding import sharding
+from shoal.arrays.upload import spread
+from shoal.errors import UsageError, raise_all
+from shoal.plan.layout import Layout
+from shoal.plan.rows import row_holders
+
+__all__ = ["Batch", "Split", "checked_batch"]
+
+HostArray = np.ndarray[Any, Any]
+
+
+class Split:
+    """How the rows of all batches are spread, and which of them this process brings.
+
+    Args:
+      layout: of one dim, that of the rows.
+      process: this one, as the mesh counts processes.
+    """
+
+    def __init__(self, layout: Layout, process: int) -> None:
+        self.layout = layout
+        self.process = process
+        self._holders = row_holders(layout)
+        self.held = self._holders.held_by(process)
+        self.num_shards = self._holders.num_shards
+
+    def own_rows(self, size: int) -> int:
+        """Return how many rows of a batch this process brings."""
+        return size // self.num_shards * len(self.held)
+
+    def slices(self, size: int) -> tuple[slice, ...]:
+        """Return which rows of a batch it brings."""
+        return self._holders.slices(size, self.process)
+
+    def size_of(self, rows: int) -> int:
+        """Return the size of the batch of which this process brings so many rows, rounded up."""
+        return -(-rows // len(self.held)) * self.num_shards
+
+    def is_exact(self, rows: int) -> bool:
+        """Do its shards divide so many rows evenly?"""
+        return rows % len(self.held) == 0
+
+    @cached_property
+    def shared(self) -> dict[str, tuple[int, ...]]:
+        """The processes that hold a shard, in words → which of its own shards they share, by their
+        place among these; those that it holds alone are left out."""
+        found: dict[str, list[int]] = {}
+        for place, shard in enumerate(self.held):
+            holders = self._holders.holders[shard]
+            if len(holders) > 1:
+                found.setdefault(",".join(map(str, holders)), []).append(place)
+        return {holders: tuple(places) for holders, places in found.items()}
+
+
+class Batch(NamedTuple):
+    """What a process read: every leaf a host array, its layout that of the whole batch."""
+
+    leaves: list[Leaf]
+    treedef: PyTreeDef
+    rows: int
+
+    @property
+    def text(self) -> str:
+        """What is equal on all processes: a line for each leaf."""
+        return "\n".join(map(_line, self.leaves))
+
+    def padded(self, rows: int) -> Batch:
+        """Return it with zeros behind, or as it is."""
+        if rows == self.rows:
+            return self
+        leaves = [leaf._replace(value=_padded(leaf.value, self.rows, rows)) for leaf in self.leaves]
+        return Batch(leaves, self.treedef, rows)
+
+    def empty(self) -> Batch:
+        """Return one like it without rows."""
+        leaves = [
+            leaf._replace(value=leaf.value[:0]) if leaf.value.ndim else leaf for leaf in self.leaves
+        ]
+        return Batch(leaves, self.treedef, 0)
+
+    def digests(self, split: Split, size: int) -> dict[str, list[str]]:
+        """Return, for each set of processes that share rows, a digest of these for each leaf."""
+        each = size // split.num_shards
+        return {
+            holders: [_digest(leaf.value, places, each) for leaf in self.leaves]
+            for holders, places in split.shared.items()
+        }
+
+    def digest(self) -> str:
+        """Return a digest of all that has rows."""
+        return " ".join(digest(leaf.value) for leaf in self.leaves if leaf.value.ndim)
+
+    def arrays(self, split: Split, size: int) -> Any:
+        """Return the tree, with arrays over all rows. Afterwards host values may be changed.
+
+        Raises:
+          UsageError: their shards do not divide other dims evenly.
+        """
+        offences: list[str] = []
+        for leaf in self.leaves:
+            shape = (size, *leaf.value.shape[1:]) if leaf.value.ndim else ()
+            must_divide(leaf._replace(value=jax.ShapeDtypeStruct(shape, np.int8)), offences)
+        raise_all("feed", offences)
+        placed = [place_rows(leaf.value, leaf.layout, split, size) for leaf in self.leaves]
+        jax.block_until_ready(placed)  # a transfer under way still reads the host array
+        return jax.tree.unflatten(self.treedef, placed)
+
+
+def place_rows(value: HostArray, layout: Layout, split: Split, size: int) -> jax.Array:
+    """Return one leaf as an array over all rows. Wait for it before the host array is changed."""
+    if not value.ndim:
+        return spread(value, sharding(layout), native)
+    rows: Any = _Rows(value, split.slices(size), size)
+    return spread(rows, sharding(layout), native)
+
+
+class _Rows:
+    """A process's own rows, with the indices of the whole batch."""
+
+    def __init__(self, value: HostArray, slices: Sequence[slice], size: int) -> None:
+        self._value = value
+        self._slices = slices
+        self.shape = (size, *value.shape[1:])
+        self.dtype = value.dtype
+
+    def __getitem__(self, index: tuple[Any, ...]) -> HostArray:
+        start, stop, _ = index[0].indices(self.shape[0])
+        before = 0
+        for piece in self._slices:
+            if piece.start <= start < piece.stop:
+                break
+            before += piece.stop - piece.start
+        first = before + start - piece.start if self._slices else 0
+        return self._value[(slice(first, first + stop - start), *index[1:])]
+
+
+def checked_batch(tree: Any, layouts: Layouts, split: Split) -> Batch:
+    """Return what a reader gave as host arrays, with their layouts.
+
+    Raises:
+      UsageError: values that are no arrays or would be narrowed, layouts that do not fit, leaves
+        with other rows, or none at all; all of it, by path.
+    """
+    offences: list[str] = []
+    tree = jax.tree.map(_host, tree)
+    leaves, treedef = leaf_layouts(tree, layouts, offences)
+    narrow = [f"{leaf.path}: {change}" for leaf in leaves if (change := narrowed(leaf.value))]
+    offences += [f"{leaf.path}: {why}" for leaf in leaves if (why := _unfit(leaf, split))]
+    for leaf in leaves:
+        cannot_be_pending(leaf, offences)
+    if narrow:
+        narrow[-1] += "; cast, or turn 64-bit values on: JAX_ENABLE_X64=1"
+    raise_all("feed", offences + narrow)
+    leaves = [leaf._replace(value=as_numpy(leaf.value)) for leaf in leaves]
+    rows = {leaf.path: leaf.value.shape[0] for leaf in leaves if leaf.value.ndim}
+    if len({*rows.values()}) != 1:
+        told = ", ".join(f"{path} has {count}" for path, count in rows.items()) or "none has dims"
+        raise UsageError(f"feed: the leaves of a batch must have equally many rows (dim 0): {told}")
+    return Batch(leaves, treedef, next(iter(rows.values())))
+
+
+def _host(value: Any) -> Any:
+    """Return what another library made (a tensor) as a NumPy array; else the value itself."""
+    if isinstance(value, jax.Array | np.ndarray | np.generic) or not hasattr(value, "__array__"):
+        return value
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):  # on another device, of a dtype NumPy lacks
+        return value
+
+
+def _unfit(leaf: Leaf, split: Split) -> str:
+    """Return why a leaf cannot be part of a batch, or an empty string."""
+    if why := cannot_hold(leaf.value):
+        return why
+    if is_key(leaf.value):
+        return "holds PRNG keys; feed row numbers, and fold them into a key inside jit"
+    if isinstance(leaf.value, jax.Array) and not leaf.value.is_fully_addressable:
+        return "is spread over processes already; feed takes the rows of this one"
+    if leaf.layout.rank and Layout(leaf.layout.mesh, leaf.layout.dims[0]) != split.layout:
+        return (
+            f"{leaf.layout!r} spreads rows otherwise than {split.layout!r}; all leaves of a batch "
+            "have theirs on the same axes: relayout what must lie elsewhere"
+        )
+    return ""
+
+
+def _padded(value: HostArray, rows: int, wanted: int) -> HostArray:
+    if not value.ndim:
+        return value
+    whole = np.zeros((wanted, *value.shape[1:]), value.dtype)
+    whole[:rows] = value
+    return whole
+
+
+def _digest(value: HostArray, places: Sequence[int], each: int) -> str:
+    """Return the digest of the rows of some of a process's shards; of no dims, of the value."""
+    if not value.ndim:
+        return digest(value)
+    pieces = [value[place * each : (place + 1) * each] for place in places]
+    return " ".join(f"{len(piece)}:{digest(piece)}" for piece in pieces)
+
+
+def _line(leaf: Leaf) -> str:
+    """`['x']: float32[rows,4] as (data, -)`."""
+    sizes = ",".join(["rows", *map(str, leaf.value.shape[1:])] if leaf.value.ndim else [])
+    dims = leaf.layout.text.removesuffix(f" @ {leaf.layout.mesh.text}")
+    shown = dims if dims.startswith("(") else f"({dims})"
+    return f"{leaf.path}: {leaf.value.dtype.newbyteorder('=')}[{sizes}] as {shown}"
