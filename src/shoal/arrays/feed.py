@@ -145,7 +145,7 @@ class Feed:
         self._batches = 0
         self._has_ended = False
         self._pid = os.getpid()
-        self._forgotten = weakref.finalize(self, line.close, wait_s=_FORGET_S)
+        self._forgotten = weakref.finalize(self, line.close, wait_s=_FORGET_S, tells=False)
 
     @property
     def rows(self) -> int:
@@ -256,7 +256,7 @@ def _source(
     must_split_evenly("feed: batch", split.layout, batch, 0)
     reads = by_number(source, order)
     left = max(0, reads.total - start)
-    if left % batch and (last == "error" or (last == "drop" and left < batch)):
+    if left % batch and (last == "error" or (last == "drop" and reads.total < batch)):
         told = f"{left} rows are {left // batch} batches of {batch}, and {left % batch} more"
         raise UsageError(f"feed: {told}; last='pad' gives these with a mask")
     return reads

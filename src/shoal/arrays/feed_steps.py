@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -232,14 +231,14 @@ class Steps:
     ) -> Mapping[int, Status]:
         """Meet; return what all say.
 
-        That others are late is an error only where the program waits for them: they may be busy
-        with something else, as it may be itself.
+        That others are late is an error only where the program has waited for them so long: they
+        may be busy with something else, as it may be itself. Who does not mind meets again; and who
+        comes late finds as many meetings over as the others have given up.
         """
         meeting = self._meeting
         size = f"rows of a batch: {self._size or 'as the first one has'}"
         call = Call(self._operation, None, meeting.site, (*meeting.spec, size))
         while True:
-            began = time.monotonic()
             try:
                 answers = agree(
                     meeting.coordinator,
@@ -250,8 +249,7 @@ class Steps:
                     lane=meeting.lane,
                 )
             except DeadlineError:
-                since = None if line is None else line.waiting_since
-                if line is None or line.is_closed or (since is not None and since <= began):
+                if line is None or line.is_closed or line.waited_s >= meeting.timeout_s:
                     raise
             else:
                 return {process: Status.unpack(data) for process, data in answers.items()}

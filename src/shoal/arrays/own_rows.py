@@ -16,7 +16,7 @@ from jax.tree_util import PyTreeDef
 
 from shoal.arrays.digest import digest
 from shoal.arrays.host_values import as_numpy, cannot_hold, is_key, narrowed, native
-from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
+from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide, shown
 from shoal.arrays.sharding import sharding
 from shoal.arrays.upload import spread
 from shoal.errors import UsageError, raise_all
@@ -162,6 +162,10 @@ def checked_batch(tree: Any, layouts: Layouts, split: Split) -> Batch:
     """
     offences: list[str] = []
     tree = jax.tree.map(_host, tree)
+    for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        if why := cannot_hold(value):
+            offences.append(f"{shown(path)}: {why}")
+    raise_all("feed", offences)
     leaves, treedef = leaf_layouts(tree, layouts, offences)
     narrow = [f"{leaf.path}: {change}" for leaf in leaves if (change := narrowed(leaf.value))]
     offences += [f"{leaf.path}: {why}" for leaf in leaves if (why := _unfit(leaf, split))]
@@ -190,8 +194,6 @@ def _host(value: Any) -> Any:
 
 def _unfit(leaf: Leaf, split: Split) -> str:
     """Return why a leaf cannot be part of a batch, or an empty string."""
-    if why := cannot_hold(leaf.value):
-        return why
     if is_key(leaf.value):
         return "holds PRNG keys; feed row numbers, and fold them into a key inside jit"
     if isinstance(leaf.value, jax.Array) and not leaf.value.is_fully_addressable:

@@ -47,7 +47,6 @@ class Prefetch(Generic[T]):
     """
 
     def __init__(self, work: Work[T], depth: int, *, meets: bool) -> None:
-        self.waiting_since: float | None = None  # since when somebody waits for a result
         self.is_closed = False
         self.why = ""  # it was closed; empty: nothing is wrong
         self._work: Work[T] | None = work
@@ -56,6 +55,7 @@ class Prefetch(Generic[T]):
         self._room = depth
         self._meets = meets
         self._phase = (READING, time.monotonic())
+        self._waiting_since: float | None = None  # since when a result is waited for
         self._is_over = False
         self._error: BaseException | None = None
         # A default mesh of the block that this is made in holds in the thread, too.
@@ -68,6 +68,12 @@ class Prefetch(Generic[T]):
     def phase(self) -> tuple[str, float]:
         """What the thread does, and since when."""
         return self._phase
+
+    @property
+    def waited_s(self) -> float:
+        """How long somebody has waited for the next result by now, seconds."""
+        since = self._waiting_since
+        return 0.0 if since is None else time.monotonic() - since
 
     @property
     def has_started(self) -> bool:
@@ -107,17 +113,22 @@ class Prefetch(Generic[T]):
         return None
 
     def _await_result(self, look: Callable[[float], None]) -> None:
-        self.waiting_since = since = time.monotonic()
+        self._waiting_since = since = time.monotonic()
         try:
             while not self._changed.wait_for(lambda: self._ready or self._is_over, _LOOK_S):
                 look(since)
         finally:
-            self.waiting_since = None
+            self._waiting_since = None
 
-    def close(self, why: str = "", *, wait_s: float = _CLOSE_S) -> bool:
+    def close(self, why: str = "", *, wait_s: float = _CLOSE_S, tells: bool = True) -> bool:
         """Make no more results. Return whether the thread has let go; wait so long for that.
 
         It may still wait for other processes, and hold nothing but that.
+
+        Args:
+          why: what went wrong, for the others.
+          wait_s: for what is under way.
+          tells: should others know, even if nothing was asked for here?
         """
         with self._changed:
             if not self.is_closed:
@@ -125,7 +136,10 @@ class Prefetch(Generic[T]):
                 self._ready.clear()
                 self._changed.notify_all()
         if not self.has_started:
-            self._end()
+            if tells and self._meets:
+                self._thread.start()
+            else:
+                self._end()
         if threading.current_thread() is self._thread:  # where garbage happened to be collected
             return True
         with self._changed:

@@ -1,0 +1,441 @@
+"""Feeding in one process: what comes, in which order, and what ends it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shoal
+from arrays.grids import grids
+from shoal.arrays.sharding import layout_of
+from shoal.arrays.use_mesh import use_mesh
+from shoal.errors import DeadlineError, UsageError, UsageTypeError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.testing.strategies import layouts
+
+MESH = Mesh({"data": 4, "model": 2})
+ROWS = {"x": Layout(MESH, "data", "model"), "n": Layout(MESH, "data")}
+DATA = {"x": np.arange(88, dtype=np.float32).reshape(44, 2), "n": np.arange(44, dtype=np.int32)}
+
+
+def parts(*sizes):
+    """Batches of so many rows."""
+    first = 0
+    for size in sizes:
+        yield {name: column[first : first + size] for name, column in DATA.items()}
+        first += size
+
+
+def numbers(batches):
+    return [np.asarray(batch["n"]).tolist() for batch in batches]
+
+
+def threads():
+    return [one for one in threading.enumerate() if one.name == "shoal feed"]
+
+
+@given(layouts(grids(), max_rank=3).filter(lambda layout: layout.rank > 0), st.data())
+def test_rows_lie_where_the_layout_says(layout, data):
+    shards = [layout.num_shards(dim) for dim in range(layout.rank)]
+    batch = shards[0] * data.draw(st.integers(1, 3))
+    count = data.draw(st.integers(batch, 3 * batch))
+    order = data.draw(st.permutations(range(count)))
+    values = np.arange(count * np.prod(shards[1:], dtype=int)).astype(np.int16)
+    column = values.reshape(count, *shards[1:])
+    given_order = order if data.draw(st.booleans()) else None
+    wanted = column[order] if given_order else column
+    with shoal.feed(column, layout, batch=batch, order=given_order, last="pad") as batches:
+        for number, (array, mask) in enumerate(batches):
+            assert layout_of(array) == layout
+            assert layout_of(mask) == Layout(layout.mesh, layout.dims[0])
+            rows = wanted[number * batch : (number + 1) * batch]
+            np.testing.assert_array_equal(np.asarray(mask), np.arange(batch) < len(rows))
+            for shard in array.addressable_shards:
+                whole = np.concatenate([rows, np.repeat(rows[-1:], batch - len(rows), 0)])
+                np.testing.assert_array_equal(np.asarray(shard.data), whole[shard.index])
+    assert batches.rows == -(-count // batch) * batch
+
+
+def test_batches_come_in_order_and_count_when_they_are_given():
+    with shoal.feed(parts(8, 8, 8), ROWS, prefetch=8) as batches:
+        assert batches.rows == 0
+        first = next(batches)
+        assert batches.rows == 8
+        assert layout_of(first["x"]) == ROWS["x"]
+        assert numbers([first, *batches]) == [[*range(n, n + 8)] for n in (0, 8, 16)]
+        assert batches.rows == 24
+    assert threads() == []
+
+
+@pytest.mark.parametrize("last", ["drop", "pad", "error"])
+def test_the_last_batch(last):
+    feed = shoal.feed(parts(8, 8, 5), ROWS, last=last)
+    if last == "pad":
+        batch, mask = list(feed)[-1]
+        assert np.asarray(mask).tolist() == [True] * 5 + [False] * 3
+        assert np.asarray(batch["n"]).tolist() == [16, 17, 18, 19, 20, 0, 0, 0]
+    elif last == "drop":
+        assert numbers(feed) == [[*range(8)], [*range(8, 16)]]
+    else:
+        assert numbers([next(feed), next(feed)]) == [[*range(8)], [*range(8, 16)]]
+        with pytest.raises(UsageError, match=r"batch 2 of feed .* no whole one of 8 rows: 5 rows"):
+            next(feed)
+
+
+def test_short_batches_in_the_middle():
+    with pytest.raises(UsageError, match="batch 1 has 5 of 8 rows and is not the last one"):
+        list(shoal.feed(parts(8, 5, 8), ROWS))
+    masks = [np.asarray(m).sum() for _, m in shoal.feed(parts(8, 5, 8), ROWS, last="pad")]
+    assert masks == [8, 5, 8]
+    assert [int(np.asarray(m).sum()) for _, m in shoal.feed(parts(3), ROWS, last="pad")] == [3]
+    with pytest.raises(UsageError, match=r"batch 0 .* the first batch must be whole: 3 rows of"):
+        next(shoal.feed(parts(3), ROWS))
+    with pytest.raises(
+        UsageError, match=r"batch 1 .* 12 rows of process 0, more than in the first"
+    ):
+        list(shoal.feed(parts(8, 12), ROWS))
+    with pytest.raises(UsageError, match="batch 1 has no rows; leave such batches out"):
+        list(shoal.feed(parts(8, 0, 8), ROWS))
+
+
+@pytest.mark.parametrize("source", ["in turn", "by number"])
+def test_it_goes_on_where_it_was(source):
+    def made(start):
+        if source == "by number":
+            return shoal.feed(DATA, ROWS, batch=8, start=start)
+        return shoal.feed(parts(8, 8, 8, 8, 8, 4), ROWS, start=start)
+
+    whole = numbers(made(0))
+    for taken in range(6):
+        with made(0) as batches:
+            before = [next(batches) for _ in range(taken)]
+        with made(batches.rows) as after:
+            assert numbers(before) + numbers(after) == whole
+        assert after.rows == 40
+
+
+def test_its_rows_go_into_a_checkpoint(tmp_path):
+    target = {"w": Layout(MESH, "data"), "rows": 0}
+    with shoal.feed(DATA, ROWS, batch=8) as batches:
+        next(batches)
+        state = {"w": shoal.put(np.ones(4, np.float32), target["w"]), "rows": batches.rows}
+        shoal.save(tmp_path / "state", state)
+    back = shoal.restore(tmp_path / "state", target)
+    assert back["rows"] == 8
+    with shoal.feed(DATA, ROWS, batch=4, start=back["rows"]) as batches:
+        assert numbers([next(batches)]) == [[8, 9, 10, 11]]
+
+
+def test_where_it_cannot_go_on():
+    for start, words in (
+        (12, "start=12 is no number of whole batches"),
+        (400, "ended after 32 ro"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            next(shoal.feed(parts(8, 8, 8, 4), ROWS, start=start))
+    assert list(shoal.feed(DATA, ROWS, batch=8, start=400)) == []
+
+
+def test_errors_come_after_the_batches_before_them_and_stay():
+    def reader():
+        yield from parts(8, 8)
+        raise OSError("the disk is on fire")
+
+    feed = shoal.feed(reader(), ROWS, prefetch=8)
+    assert len([next(feed), next(feed)]) == 2
+    for _ in range(2):
+        with pytest.raises(OSError, match="on fire"):
+            next(feed)
+    with pytest.raises(UsageError, match="raised StopIteration; order= says how far"):
+        next(shoal.feed(lambda rows: next(iter([])), ROWS, batch=8, order=range(8)))
+    assert threads() == []
+
+
+def test_a_second_epoch_needs_a_feed_of_its_own():
+    feed = shoal.feed([np.ones(4, np.float32)], ROWS["n"])
+    assert len(list(feed)) == 1
+    assert next(feed, "nothing") == "nothing"
+    with pytest.raises(UsageError, match="has given all its batches: make one for each epoch"):
+        list(feed)
+
+
+def test_one_that_is_left_ends_its_thread():
+    for _ in shoal.feed(parts(*[8] * 5), ROWS):
+        break
+    assert threads() == []
+    with shoal.feed(parts(*[8] * 5), ROWS) as batches:
+        next(batches)
+    assert threads() == []
+    with pytest.raises(UsageError, match="this feed is closed"):
+        next(batches)
+    batches.close()
+    closed = shoal.feed(parts(8), ROWS)
+    closed.close()
+    assert threads() == []
+
+
+def test_generators_are_closed_with_it():
+    seen = []
+
+    def reader():
+        try:
+            yield from parts(8, 8, 8, 8)
+        finally:
+            seen.append(threading.current_thread().name)
+
+    with shoal.feed(reader(), ROWS) as batches:
+        next(batches)
+    assert seen == ["shoal feed"]
+
+
+def test_no_more_batches_are_made_than_asked_for():
+    made = []
+
+    def reader():
+        for number, batch in enumerate(parts(*[4] * 11)):
+            made.append(number)
+            yield batch
+
+    with shoal.feed(reader(), ROWS, prefetch=3) as batches:
+        for taken in range(1, 6):
+            next(batches)
+            assert len(made) <= taken + 3
+    assert len(made) <= 8
+
+
+def test_host_memory_may_be_used_again():
+    """A reader that fills the same array each time."""
+    buffer = np.empty((8, 2), np.float32)
+
+    def reader():
+        for number in range(6):
+            buffer[:] = number
+            yield buffer
+
+    found = [np.asarray(a) for a in shoal.feed(reader(), ROWS["x"], prefetch=6)]
+    assert [(a.min(), a.max()) for a in found] == [(n, n) for n in range(6)]
+
+
+def test_a_default_mesh_and_wide_values_hold_in_the_thread():
+    with use_mesh(MESH), jax.enable_x64(True):
+        feed = shoal.feed([np.arange(8)], "data")
+    assert next(feed).dtype == np.int64
+    with pytest.raises(UsageError, match="int64 would become int32; cast"):
+        next(shoal.feed([np.arange(8)], ROWS["n"]))
+
+
+def test_what_is_read_by_number():
+    samples = [(np.float32(n), {"label": n}) for n in range(9)]
+    with use_mesh(MESH):
+        columns = (np.arange(9, dtype=np.float32), {"label": np.arange(9, dtype=np.int32)})
+        names = (("data",), {"label": "data"})
+        sources = {
+            "samples": samples,
+            "columns": columns,
+            "on devices": jax.tree.map(jnp.asarray, columns),
+            "function": lambda rows: jax.tree.map(lambda c: c[rows], columns),
+        }
+        for name, source in sources.items():
+            for order in (
+                None,
+                [8, 0, 3, 3, 1, 2, 7, 7],
+                range(8, -1, -1),
+                np.arange(9, dtype="u1"),
+            ):
+                if name == "function" and order is None:
+                    continue
+                found = [np.asarray(b[1]["label"]).tolist() for b in shoal.feed(
+                    source, names, batch=4, order=order)]  # fmt: skip
+                wanted = list(range(9) if order is None else order)
+                assert found == [wanted[:4], wanted[4:8]], name
+
+
+def test_files_are_read_in_ascending_order_and_once():
+    class File:
+        """What is on disk: it wants ascending numbers, without two alike."""
+
+        shape, dtype = (9,), np.dtype(np.float32)
+
+        def __len__(self):
+            return 9
+
+        def __getitem__(self, rows):
+            if isinstance(rows, slice):
+                return np.arange(9, dtype=np.float32)[rows]
+            assert (np.diff(rows) > 0).all(), rows
+            return np.asarray(rows, np.float32)
+
+    order = [8, 0, 3, 3, 1, 2, 7, 7]
+    found = [np.asarray(b).tolist() for b in shoal.feed(File(), ROWS["n"], batch=4, order=order)]
+    assert found == [order[:4], order[4:]]
+    assert len(list(shoal.feed(File(), ROWS["n"], batch=8))) == 1
+
+
+def test_values_without_dims_and_lists_as_torch_gives_them():
+    rows = (ROWS["x"], Layout(MESH))
+    found = list(shoal.feed([[DATA["x"][:8], 3], [DATA["x"][8:16], 4]], rows))
+    assert [int(step) for _, step in found] == [3, 4]
+    np.testing.assert_array_equal(np.asarray(found[1][0]), DATA["x"][8:16])
+
+
+class Tensor:
+    """An array of another library."""
+
+    def __init__(self, value, fails=False):
+        self.value, self.fails = value, fails
+
+    def __array__(self, dtype=None, copy=None):
+        if self.fails:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+        return self.value
+
+
+def test_arrays_of_other_libraries():
+    (found,) = shoal.feed([{"x": Tensor(DATA["x"][:8]), "n": Tensor(DATA["n"][:8])}], ROWS)
+    np.testing.assert_array_equal(np.asarray(found["x"]), DATA["x"][:8])
+    with pytest.raises(UsageError, match="the array: is a Tensor; give a numpy array"):
+        next(shoal.feed([Tensor(None, fails=True)], ROWS["n"]))
+
+
+def test_a_data_loader_of_torch():
+    torch = pytest.importorskip("torch")
+    dataset = torch.utils.data.TensorDataset(
+        torch.arange(20, dtype=torch.float32).reshape(10, 2), torch.arange(10, dtype=torch.int32)
+    )
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4)
+    rows = (ROWS["x"], ROWS["n"])
+    in_turn = [np.asarray(n).tolist() for _, n in shoal.feed(loader, rows)]
+    by_number = [np.asarray(n).tolist() for _, n in shoal.feed(dataset, rows, batch=4)]
+    assert in_turn == by_number == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"x": DATA["x"][:8]}, r"\['n'\]: a layout, but no leaf"),
+        ({"x": DATA["x"][:8], "n": DATA["n"][:4]}, r"equally many rows \(dim 0\): \['n'\] has 4"),
+        ({"x": DATA["x"][:8, 0], "n": DATA["n"][:8]}, r"\['x'\]: shape \(8,\) has rank 1"),
+        ({"x": "text", "n": DATA["n"][:8]}, r"\['x'\]"),
+        ({"x": DATA["x"][:8], "n": np.array(["a"] * 8)}, r"\['n'\]: has dtype <U1"),
+        ({"x": np.ones((8, 3), np.float32), "n": DATA["n"][:8]}, r"dim 1 of \(8, 3\) has size 3"),
+        ({"x": DATA["x"][:8], "n": jax.random.split(jax.random.key(0), 8)}, "holds PRNG keys"),
+        ({"x": DATA["x"][:6], "n": DATA["n"][:6]}, "the first batch must be whole: 6 rows of"),
+    ],
+)
+def test_batches_that_are_none(batch, words):
+    with pytest.raises(UsageError, match=words):
+        next(shoal.feed([batch], ROWS))
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "kind", "words"),
+    [
+        (DATA, {}, UsageTypeError, "a dict is no iterable of batches: give batch="),
+        (DATA["n"], {"layouts": ROWS["n"]}, UsageTypeError, "a ndarray is no iterable of batches"),
+        (len, {}, UsageTypeError, "a function of row numbers is no iterable"),
+        (3, {}, UsageTypeError, "3 is no iterable of batches"),
+        (3, {"batch": 8}, UsageTypeError, "not from a int"),
+        ({"x": "abc"}, {"batch": 8}, UsageTypeError, "not from a dict"),
+        (len, {"batch": 8}, UsageError, "does not say how many rows there are: give order="),
+        (DATA, {"batch": 6}, UsageError, r"6 rows, which 4 shards \(data=4\) do not divide; 4 or"),
+        (DATA, {"batch": 48}, UsageError, "44 rows are 0 batches of 48, and 44 more; last='pad'"),
+        (DATA, {"batch": 8, "last": "error"}, UsageError, "44 rows are 5 batches of 8, and 4 more"),
+        (DATA, {"batch": 8, "order": [[1]]}, UsageTypeError, "must be a row of row numbers"),
+        (DATA, {"batch": 8, "order": [0.5]}, UsageTypeError, "must be a row of row numbers"),
+        (DATA, {"batch": 8, "order": [44]}, UsageError, r"44 to 44; there are rows 0\.\.43"),
+        (DATA, {"batch": 8, "order": range(-1, 9)}, UsageError, "has the row numbers -1 to 8"),
+        ({"x": DATA["x"], "n": DATA["n"][1:]}, {"batch": 8}, UsageError, "these have 43, 44"),
+        ([], {"order": [1]}, UsageError, "order= is of rows that are read by number: give batch="),
+        ([], {"last": "dorp"}, UsageError, "last='dorp' is none of drop, pad, error; did you mean"),
+        ([], {"prefetch": 0}, UsageError, "prefetch=0 must be at least 1"),
+        ([], {"start": -1}, UsageError, "start=-1 must be at least 0"),
+        (DATA, {"batch": True}, UsageTypeError, "batch=True must be a whole number"),
+        ([], {"same": 1}, UsageTypeError, "same=1 must be True or False"),
+        ([], {"timeout_s": 0}, UsageError, "timeout_s=0 must be a positive number"),
+        ([], {"lane": ""}, UsageError, "lane must not be empty"),
+        ([], {"layouts": lambda path, leaf: None}, UsageTypeError, "is no layout that is known"),
+        ([], {"layouts": Layout(MESH)}, UsageError, r"on the same axes of one mesh, not none"),
+        ([], {"layouts": ("data",)}, UsageError, "feed: .*needs a mesh"),
+        (
+            [],
+            {"layouts": {"x": ROWS["x"], "n": Layout(MESH, "model")}},
+            UsageError,
+            r"same axes of one mesh, not Layout\(.*\) and Layout\(",
+        ),
+    ],
+)
+def test_arguments_that_are_wrong(source, options, kind, words):
+    options = {"layouts": ROWS, **options}
+    with pytest.raises(kind, match=words):
+        shoal.feed(source, **options)
+
+
+def test_a_reader_that_hangs_has_a_deadline():
+    over = threading.Event()
+
+    def reader():
+        yield from parts(8)
+        over.wait()
+
+    feed = shoal.feed(reader(), ROWS, timeout_s=0.01)
+    try:
+        next(feed)
+        with pytest.raises(
+            DeadlineError, match=r"batch 1 of feed .*: its own reader has given noth"
+        ):
+            next(feed)
+    finally:
+        over.set()
+        feed.close()
+
+
+ENDS = """
+import sys, threading
+import numpy as np, shoal
+mesh = shoal.make_mesh({"data": -1})
+hangs = threading.Event()
+
+def reader():
+    for number in range(100):
+        if number == 5 and "hang" in sys.argv:
+            hangs.wait()
+        yield np.ones(8, np.float32)
+
+feed = shoal.feed(reader(), shoal.Layout(mesh, "data"), prefetch=4)
+first = next(feed)
+if "raise" in sys.argv:
+    raise KeyError("of the program")
+"""
+
+
+@pytest.mark.parametrize("how", ["return", "raise", "hang"])
+def test_python_ends_with_a_feed_that_is_open(how, child_env, tmp_path):
+    script = tmp_path / "ends.py"
+    script.write_text(ENDS)
+    done = subprocess.run(
+        [sys.executable, script, how],
+        env={**child_env, "JAX_NUM_CPU_DEVICES": "8"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, "terminate" in done.stderr) == (how == "raise", False), done.stderr
+
+
+def test_a_fork_does_not_feed():
+    feed = shoal.feed(parts(8), ROWS)
+    feed._pid = os.getpid() + 1
+    with pytest.raises(UsageError, match="is a fork of the one that made the feed"):
+        next(feed)
+    feed._pid = os.getpid()
+    feed.close()
