@@ -7,4 +7,7 @@
 * `put` (with `upload`), `create`, `pack`, `relayout` (with `move`): how arrays come to be and move.
 * `constrain`, `tie`: layouts inside `jit`; `manual`, `enter_manual`: code that is one
   device; `fence`: barriers; `linear`: a linear map that merges no dims.
+* `local_rows`, `feed`: host batches (`batch_sources`, `own_rows`), read ahead in a thread (`prefetch`,
+  `feed_steps`, `feed_wait`), which all processes agree on (`batch_verdict`).
+* `constrain`: layouts inside `jit`.
 """
