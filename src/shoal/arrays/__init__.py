@@ -9,5 +9,7 @@
   device; `fence`: barriers; `linear`: a linear map that merges no dims.
 * `local_rows`, `feed`: host batches (`batch_sources`, `own_rows`), read ahead in a thread (`prefetch`,
   `feed_steps`, `feed_wait`), which all processes agree on (`batch_verdict`).
+* `local_rows`, `feed`: host batches (`batch_sources`, `own_rows`), read ahead in a thread
+  (`prefetch`, `feed_steps`, `feed_wait`), which all processes agree on (`batch_verdict`).
 * `constrain`: layouts inside `jit`.
 """
