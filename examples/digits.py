@@ -2,10 +2,12 @@
 
     shoal run -n 2 --devices 4 examples/digits.py [FOLDER]
 
-The data are scikit-learn's 1,797 images of 8 x 8 pixels. The same program runs as one process
-(`python examples/digits.py`) and as many, on CPU devices, GPUs or TPUs. In the folder it saves
-while it trains. Started again, on whatever mesh, it goes on after the epoch that was saved last; a
-SIGTERM makes it save once more and end with 75. `examples/preempted.py` shows all of that.
+The data are scikit-learn's 1,797 images of 8 x 8 pixels, written into the folder once and read
+from there: each process reads the rows that its devices need. One table says where everything lies.
+The same program runs as one process (`python examples/digits.py`) and as many, on CPU devices, GPUs
+or TPUs. In the folder it saves while it trains. Started again, on whatever mesh, it goes on after
+the epoch that was saved last; a SIGTERM makes it save once more and end with 75.
+`examples/preempted.py` shows all of that.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +26,7 @@ from sklearn.model_selection import train_test_split
 import shoal
 
 EPOCHS, BATCH, HIDDEN, RATE, MOMENTUM = 30, 128, 128, 0.1, 0.9
+FILES = ("images.npy", "test_images.npy", "labels.npy", "test_labels.npy")
 
 
 def init(key):
@@ -35,13 +39,18 @@ def init(key):
     return {"params": params, "velocity": jax.tree.map(jnp.zeros_like, params)}
 
 
+# The hidden layer is split over `model`; the classes are whole on every device.
+TABLE = {
+    "**/hidden/w": (None, "model"),
+    "**/hidden/b": "model",
+    "**/out/w": ("model", None),
+    "**/out/b": (),
+}
+
+
 def layouts_on(mesh):
-    """The hidden layer is split over `model`; the classes are whole on every device."""
-    params = {
-        "hidden": {"w": shoal.Layout(mesh, None, "model"), "b": shoal.Layout(mesh, "model")},
-        "out": {"w": shoal.Layout(mesh, "model", None), "b": shoal.Layout(mesh, None)},
-    }
-    return {"params": params, "velocity": params}
+    """Parameters and velocities lie alike: both trees have the same paths further down."""
+    return shoal.layouts(TABLE, jax.eval_shape(init, jax.random.key(0)), mesh=mesh)
 
 
 def rows_on(mesh):
@@ -72,12 +81,31 @@ def count_right(params, images, labels):
     return (logits(params, images).argmax(1) == labels).sum()
 
 
-def batches(images, labels, seed):
+def write_data(folder):
+    """Write images and labels, to train with and to test with, as files that are there or not."""
+    digits = load_digits()
+    images = (digits.data / 16.0).astype(np.float32)
+    labels = digits.target.astype(np.int32)
+    parts = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
+    unfinished = folder.with_suffix(".unfinished")
+    unfinished.mkdir(parents=True, exist_ok=True)
+    for name, part in zip(FILES, parts, strict=True):
+        np.save(unfinished / name, part)
+    unfinished.rename(folder)
+
+
+def data_in(folder):
+    """The data, on disk: a process reads what it needs of them. Process 0 writes them, once."""
+    if shoal.process_index() == 0 and not folder.exists():
+        write_data(folder)
+    shoal.barrier("the data are written")
+    return [np.load(folder / name, mmap_mode="r") for name in FILES]
+
+
+def epoch_of(data, rows, seed):
     """Whole batches in an order that every process shuffles alike."""
-    order = np.random.default_rng(seed).permutation(len(images))
-    for start in range(0, len(images) - BATCH + 1, BATCH):
-        rows = order[start : start + BATCH]
-        yield images[rows], labels[rows]
+    order = np.random.default_rng(seed).permutation(len(data[0]))
+    return shoal.feed(data, rows, batch=BATCH, order=order)
 
 
 def train(ckpts, data, mesh, say):
@@ -86,10 +114,11 @@ def train(ckpts, data, mesh, say):
     state, first = ckpts.resume(
         layouts, lambda: shoal.create(init, jax.random.key(0), layouts=layouts)
     )
-    say(f"goes on after epoch {first}" if first else describe(state), flush=True)
+    say(f"goes on after epoch {first}" if first else f"{shoal.describe(state)}\n", flush=True)
     for epoch in range(first, EPOCHS):
-        for batch in batches(*data, seed=epoch + 1):
-            state, value = train_step(state, *shoal.put(batch, rows))
+        with epoch_of(data, rows, seed=epoch + 1) as batches:
+            for images, labels in batches:
+                state, value = train_step(state, images, labels)
         if epoch % 3 == 2:
             say(bar(epoch + 1, float(value)), flush=True)
         stop = shoal.preempted(epoch)
@@ -98,11 +127,6 @@ def train(ckpts, data, mesh, say):
             say(f"told to leave ({shoal.notice().source}); epoch {epoch + 1} is saved", flush=True)
             return None
     return state
-
-
-def describe(state):
-    layers = state["params"].items()
-    return "\n".join(f"{name} weights, {shoal.describe(layer['w'])}\n" for name, layer in layers)
 
 
 def bar(epoch, value):
@@ -118,13 +142,9 @@ def main(folder=None):
     mesh = shoal.make_mesh({"data": -1, "model": 2 if jax.device_count() % 2 == 0 else 1})
     say = print if shoal.process_index() == 0 else lambda *words, **options: None
     say(shoal.describe(mesh), "\n", sep="")
-    digits = load_digits()
-    images = (digits.data / 16.0).astype(np.float32)
-    labels = digits.target.astype(np.int32)
-    split = train_test_split(images, labels, test_size=360, random_state=0, stratify=labels)
-    train_images, test_images, train_labels, test_labels = split
+    images, test_images, labels, test_labels = data_in(Path(folder, "data"))
     with shoal.Checkpoints(folder, keep=2, every=3) as ckpts:
-        state = train(ckpts, (train_images, train_labels), mesh, say)
+        state = train(ckpts, (images, labels), mesh, say)
     if state is not None:
         right = count_right(state["params"], *shoal.put((test_images, test_labels), rows_on(mesh)))
         shoal.barrier("trained")

@@ -293,7 +293,8 @@ def _spec(
     ]
     if isinstance(reads, ByNumber):
         told = digest(np.asarray(reads.order)) if not isinstance(reads.order, range) else ""
-        lines.append(f"batch={options.batch} of {reads.total} rows, {told or reads.order!r}")
+        order = reads.order if isinstance(reads.order, range) else f"numbers with the digest {told}"
+        lines.append(f"batch={options.batch} of {reads.total} rows, order={order}")
     return tuple(lines)
 
 
