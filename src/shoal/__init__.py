@@ -43,13 +43,11 @@ if TYPE_CHECKING:
     from shoal.arrays.create import create as create
     from shoal.arrays.enter_manual import enter_manual as enter_manual
     from shoal.arrays.enter_manual import leave_manual as leave_manual
+    from shoal.arrays.feed import feed as feed
     from shoal.arrays.fence import fence as fence
     from shoal.arrays.host_local import from_host_local as from_host_local
     from shoal.arrays.host_local import to_host_local as to_host_local
     from shoal.arrays.linear import linear as linear
-    from shoal.arrays.feed import feed as feed
-    from shoal.arrays.host_local import from_host_local as from_host_local
-    from shoal.arrays.host_local import to_host_local as to_host_local
     from shoal.arrays.local_rows import local_rows as local_rows
     from shoal.arrays.make_mesh import make_mesh as make_mesh
     from shoal.arrays.manual import manual as manual
@@ -181,14 +179,14 @@ __all__ = [
     "drain",
     "enter_manual",
     "exit_code",
-    "fence",
     "feed",
+    "fence",
     "from_host_local",
     "initialize",
     "layout_of",
+    "layouts",
     "leave_manual",
     "linear",
-    "layouts",
     "live",
     "local_rows",
     "make_mesh",

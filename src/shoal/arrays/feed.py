@@ -35,7 +35,7 @@ from shoal.arrays.batch_verdict import LAST
 from shoal.arrays.digest import digest
 from shoal.arrays.feed_steps import Given, Meeting, Options, Steps
 from shoal.arrays.feed_wait import Wait
-from shoal.arrays.layouts import Layouts, is_one
+from shoal.arrays.layouts import Layouts, is_one_layout
 from shoal.arrays.leave_trail import lane_offences
 from shoal.arrays.local_rows import split_layout
 from shoal.arrays.own_rows import Split
@@ -265,8 +265,8 @@ def _source(
 def _rows_layout(layouts: Layouts) -> Layout:
     """Return how rows are spread: the layout of the first dim."""
     found: dict[Layout, None] = {}
-    for one in jax.tree.leaves(layouts, is_leaf=is_one):
-        if callable(one) or not is_one(one):
+    for one in jax.tree.leaves(layouts, is_leaf=is_one_layout):
+        if callable(one) or not is_one_layout(one):
             raise UsageTypeError(
                 f"feed: {one!r} is no layout that is known before there are leaves: give layouts"
             )

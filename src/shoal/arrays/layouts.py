@@ -174,7 +174,7 @@ def _is_ambiguous(node: Any, given: Any) -> bool:
 
 
 def layout_for(given: Any, value: Any, path: Path) -> Layout:
-    """Return the layout of one leaf, from what `is_one`.
+    """Return the layout of one leaf, from what `is_one_layout`.
 
     Raises:
       UsageError: it is no layout of a leaf of this rank, or there is no mesh.

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shoal.arrays.layouts import is_one, layout_for
+from shoal.arrays.layouts import is_one_layout, layout_for
 from shoal.arrays.sharding import layout_of_sharding
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
@@ -80,7 +80,7 @@ def split_layout(asked: str, given: Any, dim: int = 0) -> Layout:
     least = max(dim + 1, 1)
     if isinstance(given, NamedSharding):
         return layout_of_sharding(given, max(len(given.spec), least))
-    if callable(given) or not is_one(given):
+    if callable(given) or not is_one_layout(given):
         raise UsageTypeError(f"{asked}: {given!r} is not one layout: give that of one array")
     dims = given if isinstance(given, tuple | PartitionSpec) else (given,)
     rank = max(len(dims), least)

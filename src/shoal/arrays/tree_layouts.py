@@ -23,7 +23,7 @@ from shoal.arrays.layouts import (
     Leaf,
     Path,
     cannot_be_pending,
-    is_one,
+    is_one_layout,
     layout_for,
     must_divide,
 )
@@ -215,7 +215,7 @@ def _rules(rules: Any, offences: list[str]) -> list[_Rule]:
             offences.append(WrongType(f"rule {one!r}: {pattern!r} is no pattern such as '**/w'"))
         elif not is_pattern(pattern):
             offences.append(f"rule {pattern!r}: what stands in [ ] is no range")
-        elif not is_one(given):
+        elif not is_one_layout(given):
             told = f"{given!r} is no layout; give a tuple of axis names and None, or a Layout"
             offences.append(WrongType(f"rule {pattern!r}: {told}"))
         else:
