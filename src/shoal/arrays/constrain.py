@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from shoal.arrays.constrain_via import moved_inside, why_not_via
 from shoal.arrays.devices import jax_mesh
 from shoal.arrays.host_values import as_numpy, cannot_hold, is_key, narrowed, native
 from shoal.arrays.layouts import Layouts, Leaf, leaf_layouts, must_divide
+from shoal.arrays.plan_relayout import RelayoutPlan
 from shoal.arrays.sharding import sharding
 from shoal.arrays.upload import is_tracing
 from shoal.arrays.use_mesh import default_mesh
@@ -28,7 +30,9 @@ AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 
 
 @traced
-def constrain(tree: Any, layouts: Layouts, *, gradient: bool = False) -> Any:
+def constrain(
+    tree: Any, layouts: Layouts, *, gradient: bool = False, via: RelayoutPlan | None = None
+) -> Any:
     """Pin the layouts of values inside `jit`; the values stay as they are.
 
     Traced.
@@ -48,13 +52,17 @@ def constrain(tree: Any, layouts: Layouts, *, gradient: bool = False) -> Any:
         computation is (JAX calls it uncommitted).
       gradient: also pin derivatives: the tangent in forward mode, the cotangent in reverse. By
         default they are the compiler's to place. (JAX's own constraint always pins them.)
+      via: for one array inside `jit`: how to come to the layout from another, as
+        `plan_relayout` has planned it: by its steps, where the compiler might gather the whole
+        array. The array is pinned to the plan's source first; a cotangent goes the planned way
+        back, and tangents go the same way. All axes must be Auto.
 
     Returns:
       the tree.
 
     Raises:
-      UsageError: layouts that do not fit, a dim split by an Auto axis before an Explicit one,
-        `None` on Explicit axes inside `jit`, or for an array of several processes outside, axes
+      UsageError: layouts that do not fit, or do not fit `via`; a dim split by an Auto axis
+        before an Explicit one; `None` on Explicit axes inside `jit`, or for an array of several processes outside, axes
         that are Manual here; all leaves at fault by path, while tracing.
 
     Example:
@@ -71,7 +79,11 @@ def constrain(tree: Any, layouts: Layouts, *, gradient: bool = False) -> Any:
             offences.append(f"{leaf.path}: {why}")
         else:
             _check(leaf, offences)
+    if via is not None:
+        offences += why_not_via(via, leaves)
     raise_all("constrain", offences)
+    if via is not None:
+        return jax.tree.unflatten(treedef, [moved_inside(leaves[0].value, via.transfer)])
     return jax.tree.unflatten(treedef, [_constrain(leaf, gradient) for leaf in leaves])
 
 

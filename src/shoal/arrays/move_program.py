@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,9 @@ from shoal.plan.transfer.blocks import Copies, exchange_copies
 from shoal.plan.transfer.chunks import chunks_of
 from shoal.plan.transfer.steps import Step, pairs
 
-__all__ = ["Stage", "stages"]
+__all__ = ["Stage", "inside_jit", "stages"]
 
+AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 OnShard = Callable[[jax.Array], jax.Array]  # of what one device holds
 
 
@@ -71,6 +72,43 @@ def stages(
         )
         found.append(Stage(mapped, takes, gives))
     return found
+
+
+def inside_jit(
+    found: Sequence[Stage], source: NamedSharding, target: NamedSharding
+) -> Callable[[jax.Array], jax.Array]:
+    """Return stages as part of a program that `jit` traces: the devices have one order."""
+
+    def run(x: jax.Array) -> jax.Array:
+        lies = source
+        for stage in found:
+            x = stage.run(_said_as(x, lies, stage.takes))
+            lies = stage.gives
+        return _said_as(x, lies, target)
+
+    return run
+
+
+def _said_as(x: jax.Array, lies: NamedSharding, wanted: NamedSharding) -> jax.Array:
+    """Return the same shards under the axes of another mesh, by way of blocks."""
+    if lies == wanted:
+        return x
+    x = _in_terms_of(lies.mesh, x, lies.spec, _blocks(lies.mesh))
+    return _in_terms_of(wanted.mesh, x, _blocks(wanted.mesh), wanted.spec)
+
+
+def _blocks(mesh: AnyMesh) -> PartitionSpec:
+    return PartitionSpec(mesh.axis_names)
+
+
+def _in_terms_of(
+    mesh: AnyMesh, x: jax.Array, given: PartitionSpec, wanted: PartitionSpec
+) -> jax.Array:
+    """Return the array of the same shards in which they lie as another spec says."""
+    same = jax.shard_map(
+        lambda shard: shard, mesh=mesh, in_specs=given, out_specs=wanted, check_vma=False
+    )
+    return same(x)
 
 
 def _same_order(mesh: Mesh, other: Mesh) -> bool:

@@ -1,0 +1,88 @@
+"""Planned moves inside `jit`: the same values, the planned bytes, and right derivatives."""
+
+import contextlib
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shoal
+from plan.transfer.collectives_by_hand import all_layouts
+from shoal.errors import UsageError
+from shoal.plan.hlo_traffic import received_bytes_of
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+
+CUBE = Mesh({"a": 2, "b": 2, "c": 2})
+GATHERED = Layout(CUBE, "c", "b"), Layout(CUBE, ("c", "b", "a"), None)  # by XLA left alone
+
+
+def plan_of(source, target, shape):
+    return shoal.plan_relayout(
+        jax.ShapeDtypeStruct(shape, np.float32, sharding=shoal.sharding(source)), target
+    )
+
+
+@pytest.mark.parametrize("is_set", [False, True])
+def test_the_plan_is_what_runs(is_set):
+    layouts = all_layouts(CUBE, 2)
+    pairs = random.Random(3).sample([(a, b) for a in layouts for b in layouts], 4)
+    values = np.arange(16 * 16, dtype=np.float32).reshape(16, 16)
+    for source, target in [GATHERED, *pairs]:
+        plan = plan_of(source, target, (16, 16))
+        moved = jax.jit(lambda x, t=target, p=plan: shoal.constrain(x * 2, t, via=p) + 1)
+        x = shoal.put(values, source)
+        context = jax.set_mesh(shoal.sharding(source).mesh) if is_set else contextlib.nullcontext()
+        with context:
+            y = moved(x)
+            text = moved.lower(x).compile().as_text()
+        np.testing.assert_array_equal(np.asarray(y), values * 2 + 1)
+        assert y.sharding.is_equivalent_to(shoal.sharding(target), 2)
+        assert received_bytes_of(text, 8) == plan.received_bytes
+
+
+def test_derivatives_go_the_same_way_and_back():
+    source, target = GATHERED
+    plan = plan_of(source, target, (16, 16))
+    values = np.arange(256, dtype=np.float32).reshape(16, 16)
+    weights = shoal.put(np.cos(values), target)
+    x = shoal.put(values, source)
+
+    def loss(x):
+        return (shoal.constrain(x * x, target, via=plan) * weights).sum()
+
+    slope = jax.jit(jax.grad(loss), out_shardings=shoal.sharding(source))
+    np.testing.assert_allclose(np.asarray(slope(x)), 2 * values * np.cos(values), rtol=1e-6)
+    back = plan_of(target, source, (16, 16))
+    assert received_bytes_of(slope.lower(x).compile().as_text(), 8) == back.received_bytes
+    _, tangent = jax.jit(lambda x: jax.jvp(loss, (x,), (jnp.ones_like(x),)))(x)
+    np.testing.assert_allclose(tangent, (2 * values * np.cos(values)).sum(), rtol=1e-3)
+
+
+def test_what_is_refused():
+    source, target = GATHERED
+    plan = plan_of(source, target, (16, 16))
+    x = shoal.put(np.ones((16, 16), np.float32), source)
+    explicit = Mesh({"a": 2, "b": 4}, axis_types="explicit")
+    turned = Layout(Mesh({"x": 8}, [7, 6, 5, 4, 3, 2, 1, 0]), "x", None)
+    ends = Layout(explicit, "a", None), Layout(explicit, "b", None)
+    for refused, words in {
+        lambda: shoal.constrain(x, target, via=plan): "is for values inside jit",
+        lambda: jax.jit(lambda x: shoal.constrain(x, source, via=plan))(x): "leads to",
+        lambda: jax.jit(lambda x: shoal.constrain(x[:8], target, via=plan))(x): "for the shape",
+        lambda: jax.jit(lambda x: shoal.constrain([x, x], target, via=plan))(x): "2 leaves",
+        lambda: jax.jit(lambda x: shoal.constrain(x, target, via="fast"))(x): "plan_relayout",
+        lambda: jax.jit(jax.vmap(lambda x: shoal.constrain(x, target, via=plan)))(
+            x[None] * np.ones((2, 1, 1), np.float32)
+        ): "under vmap this is a batch",
+        lambda: jax.jit(
+            lambda x: shoal.constrain(x, turned, via=plan_of(source, turned, (16, 16)))
+        )(x): "order of devices",
+        lambda: jax.jit(lambda x: shoal.constrain(x, ends[1], via=plan_of(*ends, (16, 16))))(
+            shoal.put(np.ones((16, 16), np.float32), ends[0])
+        ): "Auto axes only",
+    }.items():
+        with pytest.raises(UsageError, match=words):
+            refused()
