@@ -47,6 +47,14 @@ def test_any_layout_to_any_layout_of_any_devices(move):
         np.testing.assert_array_equal(held, value[region(target, shape, shard.device.id)])
 
 
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0, 0)])
+def test_arrays_without_items(shape):
+    for source, target in [(ROWS, COLUMNS), (COLUMNS, ROWS), (ROWS, Layout(MESH, "model", "data"))]:
+        moved = relayout(put(np.ones(shape, np.float32), source), target)
+        assert moved.sharding == sharding(target)
+        assert {s.data.shape for s in moved.addressable_shards} == {target.shard_shape(shape)}
+
+
 def test_bits_survive():
     odd = np.array([0x80000000, 1, 0x7F800001, 0xFFC12345] * 2, np.uint32)
     array = relayout(put(odd.view(np.float32), Layout(MESH, "data")), Layout(MESH, "model"))

@@ -62,8 +62,8 @@ def constrain(
 
     Raises:
       UsageError: layouts that do not fit, or do not fit `via`; a dim split by an Auto axis
-        before an Explicit one; `None` on Explicit axes inside `jit`, or for an array of several processes outside, axes
-        that are Manual here; all leaves at fault by path, while tracing.
+        before an Explicit one; `None` on Explicit axes inside `jit`, or for an array of several
+        processes outside; axes that are Manual here. All leaves at fault by path, while tracing.
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal

@@ -9,10 +9,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shoal.arrays.host_values import is_key
 from shoal.arrays.planned_move import is_better, move_as_planned, plan_of
+from shoal.arrays.upload import upload
 from shoal.arrays.words import as_words, bits_as, must_be_words
 
 __all__ = ["Move", "move", "on_row", "relabelled", "row_of"]
@@ -34,6 +36,13 @@ def relabelled(array: jax.Array, target: NamedSharding) -> jax.Array | None:
         return None
     own = [shard.data for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, target, own, dtype=array.dtype)
+
+
+def _empty(shape: tuple[int, ...], dtype: Any, target: NamedSharding) -> jax.Array:
+    """Return an array of no items."""
+    devices = [*target.addressable_devices_indices_map(shape)]
+    own = upload([np.empty(target.shard_shape(shape), dtype) for _ in devices], devices)
+    return jax.make_array_from_single_device_arrays(shape, target, own, dtype=dtype)
 
 
 def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
@@ -77,6 +86,8 @@ def _unmoved(each: Move) -> jax.Array | None:
         return value
     if value is not array:
         return None
+    if array.size == 0 and not is_key(array):  # jax 0.10's own programs give shards of other shapes
+        return _empty(array.shape, array.dtype, target)
     if not target.addressable_devices and not array.addressable_shards:
         return jax.make_array_from_single_device_arrays(array.shape, target, [], dtype=array.dtype)
     return relabelled(array, target)
