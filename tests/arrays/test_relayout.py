@@ -55,6 +55,17 @@ def test_arrays_without_items(shape):
         assert {s.data.shape for s in moved.addressable_shards} == {target.shard_shape(shape)}
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e5m2", "float8_e4m3fn", "int4"])
+def test_bits_of_narrow_values_survive_every_way(dtype):
+    words = np.random.default_rng(0).integers(0, 256, (64, 64 * np.dtype(dtype).itemsize), np.uint8)
+    values = (words % 16 if dtype == "int4" else words).view(dtype)
+    for target in (COLUMNS, Layout(MESH, "model", "data"), Layout(MESH, None, None)):
+        moved = np.asarray(relayout(put(values, ROWS), target))
+        np.testing.assert_array_equal(
+            moved.view(np.uint8), np.asarray(put(values, ROWS)).view("u1")
+        )
+
+
 def test_bits_survive():
     odd = np.array([0x80000000, 1, 0x7F800001, 0xFFC12345] * 2, np.uint32)
     array = relayout(put(odd.view(np.float32), Layout(MESH, "data")), Layout(MESH, "model"))

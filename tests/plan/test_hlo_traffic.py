@@ -30,6 +30,14 @@ def program(*lines, before=""):
         ("%c = s4[8]{0} collective-permute(%p), source_target_pairs={{0,1},{1,0},{2,2}}", 4),
         ("%c = f8e4m3fn[8]{0} collective-permute(%p), source_target_pairs={{2,2},{3,3}}", 0),
         ("%s = (f32[2]{0}, f32[8]{0}) all-gather-start(%p), replica_groups={{0,1,2,3}}", 24),
+        (
+            "%s = ((f32[2], f32[20]), (f32[8], f32[80])) all-gather-start(%p, %q), "
+            "replica_groups={{0,1}}",
+            176,
+        ),
+        ("%s = (f32[8], f32[100]) all-reduce-start(%p), replica_groups={{0,1}}", 432),
+        ("%g = f32[64]{0} all-gather(%p), replica_groups={{0},{1,2,3,4}}", 192),
+        ("%c = f32[8]{0} collective-permute(%p), source_target_pairs={{0,9}}", 0),
         ("%get-tuple-element.2 = f32[8,8]{1,0} get-tuple-element(%all-to-all), index=0", 0),
     ],
 )

@@ -16,6 +16,7 @@ from shoal.arrays.host_values import is_key
 from shoal.arrays.planned_move import is_better, move_as_planned, plan_of
 from shoal.arrays.upload import upload
 from shoal.arrays.words import as_words, bits_as, must_be_words
+from shoal.plan.transfer.plan import Transfer
 
 __all__ = ["Move", "move", "on_row", "relabelled", "row_of"]
 
@@ -51,7 +52,12 @@ def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
     What stays on a row of devices moves in one program. `jax.device_put` would gather an array
     that one process owns whole on the host instead (`shard_sharded_device_array_slow_path`).
     """
-    asked, moves = moves, [_without_pending_sum(each) for each in moves]
+    plans = [_plan(each) for each in moves]
+    asked = moves
+    moves = [
+        each if plan is not None else _without_pending_sum(each)
+        for each, plan in zip(moves, plans, strict=True)
+    ]
     moved = [_unmoved(each) for each in moves]
     kept = [each.array for each, done in zip(moves, moved, strict=True) if done is not None]
     uses = Counter(id(each.array) for each in moves if donate)
@@ -60,8 +66,8 @@ def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
     for number, (each, done) in enumerate(zip(moves, moved, strict=True)):
         if done is not None:
             continue
-        plan = plan_of(each.array, each.target) if each.value is each.array else None
-        if plan is not None and is_better(plan):
+        plan = plans[number]
+        if plan is not None:
             with on_row(()):
                 moved[number] = move_as_planned(each.array, plan, each.target)
         elif row_of(each.array.sharding) == row_of(each.target):
@@ -77,6 +83,14 @@ def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
     if donate:
         _give_up(asked, {id(array) for array in kept})
     return moved
+
+
+def _plan(each: Move) -> Transfer | None:
+    """Return the plan by which an array is to move; None where XLA, or JAX's copy, does it."""
+    if each.value is not each.array or each.array.sharding == each.target:
+        return None
+    plan = plan_of(each.array, each.target)
+    return plan if plan is not None and is_better(plan, each.array.dtype) else None
 
 
 def _unmoved(each: Move) -> jax.Array | None:

@@ -221,8 +221,11 @@ def _exchange(step: Step, shape: Sequence[int]) -> OnShard:
         place = jax.lax.axis_index(names)
         found = jax.lax.empty(tile, x.dtype)
         for each in rounds:
-            block = _block(x, each, names, place, side)
-            found = jax.lax.dynamic_update_slice(found, block, _at(each.writes, place, side))
+            block, at = _block(x, each, names, place, side), _at(each.writes, place, side)
+            if each.idle.any():
+                there = jax.lax.dynamic_slice(found, at, side)
+                block = jnp.where(jnp.asarray(each.idle)[place], there, block)
+            found = jax.lax.dynamic_update_slice(found, block, at)
         return found
 
     return run

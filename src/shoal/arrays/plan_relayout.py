@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 
-from shoal.arrays.layouts import Layouts, cannot_be_pending, leaf_layouts, must_divide
-from shoal.arrays.planned_move import is_better, programs, whole_shape
+from shoal.arrays.host_values import deleted
+from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
+from shoal.arrays.planned_move import is_better, programs_of, whole_shape
 from shoal.arrays.sharding import layout_of, sharding
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, raise_all
@@ -22,12 +25,13 @@ from shoal.plan.wiring import Topology
 __all__ = ["RelayoutPlan", "plan_relayout"]
 
 
+@dataclass(frozen=True, repr=False)
 class RelayoutPlan:
-    """What `relayout` does with one array. `print` shows it."""
+    """What `relayout` does with one array. A plain value: equal by content; `print` shows it."""
 
-    def __init__(self, transfer: Transfer, dtype: Any) -> None:
-        self.transfer = transfer
-        self._dtype = dtype
+    transfer: Transfer
+    """The plan itself, which knows nothing of JAX."""
+    dtype: np.dtype[Any]
 
     @property
     def way(self) -> str:
@@ -35,13 +39,13 @@ class RelayoutPlan:
 
         "none": no byte moves. "collectives": the steps, as one compiled program of its own.
         "xla": a single step, for which XLA's program is the same. "copy": by `jax.device_put`,
-        between devices that are not the same ones.
+        between devices that are not the same ones: then `received_bytes` says what each must get.
         """
         if self.transfer.way == "none":
             return "none"
         if self.transfer.way != "collectives":
             return "copy"
-        return "collectives" if is_better(self.transfer) else "xla"
+        return "collectives" if is_better(self.transfer, self.dtype) else "xla"
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -105,6 +109,11 @@ class RelayoutPlan:
         Raises:
           UsageError: the way is "copy", of which the model knows nothing.
         """
+        if self.way == "copy":
+            raise UsageError(
+                "RelayoutPlan.seconds: between devices that are not the same ones JAX copies the "
+                "array, and how long that takes is not modelled; print(plan) shows the bytes"
+            )
         return self.transfer.seconds(topology, links)
 
     @cached_property
@@ -116,7 +125,7 @@ class RelayoutPlan:
                 "plan_relayout: XLA itself moves arrays only among the same devices in one order"
             )
         same = jax.jit(_as_it_is, in_shardings=ends[0], out_shardings=ends[1])
-        return _compiled(same, self.transfer.shape, self._dtype, ends[0])
+        return _compiled(same, self.transfer.shape, self.dtype, ends[0])
 
     def _compiled(self) -> list[Any]:
         plan = self.transfer
@@ -126,13 +135,18 @@ class RelayoutPlan:
             return []
         found = []
         shard = plan.source.shard_shape(plan.shape)
-        for run, takes, gives in programs(plan.source, plan.target, plan.shape, plan.item_bytes):
-            found.append(_compiled(run, whole_shape(shard, takes), self._dtype, takes))
+        for run, takes, gives in programs_of(plan, self.dtype):
+            found.append(_compiled(run, whole_shape(shard, takes), self.dtype, takes))
             shard = gives.shard_shape(found[-1].out_info.shape)
         return found
 
     def __str__(self) -> str:
-        return f"way {self.way}\n{self.transfer}"
+        if self.way != "copy":
+            return f"way {self.way}\n{self.transfer}"
+        return (
+            f"way copy\n{self.transfer.source!r}\n→ {self.transfer.target!r}\n"
+            f"shape {self.transfer.shape}: JAX copies it\n{self.transfer.bounds}"
+        )
 
     def __repr__(self) -> str:
         return f"RelayoutPlan({self.way}: {self.transfer!r})"
@@ -152,7 +166,8 @@ def plan_relayout(x: jax.Array | jax.ShapeDtypeStruct, layout: Layouts) -> Relay
       a `RelayoutPlan`.
 
     Raises:
-      UsageError: `x` has no layout; ranks that do not match, dims that do not divide evenly.
+      UsageError: `x` has no layout, is a tree, a PRNG key (XLA moves those as it will) or a deleted
+        array; ranks that do not match, dims that do not divide evenly, on either side.
 
     Example:
       >>> import numpy as np, shoal
@@ -162,17 +177,29 @@ def plan_relayout(x: jax.Array | jax.ShapeDtypeStruct, layout: Layouts) -> Relay
       >>> plan.way, plan.received_bytes == plan.bound_bytes
       ('xla', True)
     """
+    if why := _why_not(x):
+        raise UsageTypeError(f"plan_relayout: {why}")
     offences: list[str] = []
-    leaves, _ = leaf_layouts([x], [layout], offences)
-    if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
-        kind = type(x).__name__
-        raise UsageTypeError(f"plan_relayout: a {kind} lies nowhere yet: put places host values")
-    for leaf in leaves:
+    leaves, _ = leaf_layouts(x, layout, offences)
+    source = layout_of(x)
+    for leaf in [*leaves, Leaf("the source", x, source)]:
         must_divide(leaf, offences)
+    for leaf in leaves:
         cannot_be_pending(leaf, offences)
     raise_all("plan_relayout", offences)
-    source, target = layout_of(x), leaves[0].layout
-    return RelayoutPlan(plan_transfer(source, target, x.shape, x.dtype.itemsize), x.dtype)
+    plan = plan_transfer(source, leaves[0].layout, x.shape, x.dtype.itemsize)
+    return RelayoutPlan(plan, x.dtype)
+
+
+def _why_not(x: Any) -> str:
+    """Return why there is no plan for a value, or an empty string."""
+    if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
+        if len(jax.tree.leaves(x)) > 1 or not hasattr(x, "dtype"):
+            return f"a {type(x).__name__} is no array: plan the leaves of a tree one by one"
+        return f"a {type(x).__name__} lies nowhere yet: put places host values"
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return "PRNG keys go the way that XLA chooses; plan jax.random.key_data(keys) instead"
+    return deleted(x) if isinstance(x, jax.Array) else ""
 
 
 def _as_it_is(x: jax.Array) -> jax.Array:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from shoal.arrays.host_values import is_key
@@ -15,7 +16,6 @@ from shoal.arrays.move_program import stages
 from shoal.arrays.sharding import layout_of_sharding
 from shoal.arrays.words import as_words, bits_as, must_be_words
 from shoal.errors import UsageError
-from shoal.plan.layout import Layout
 from shoal.plan.transfer.chunks import chunks_of
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 
@@ -25,7 +25,7 @@ __all__ = [
     "is_better",
     "move_as_planned",
     "plan_of",
-    "programs",
+    "programs_of",
     "whole_shape",
 ]
 
@@ -50,17 +50,20 @@ def plan_of(array: jax.Array | jax.ShapeDtypeStruct, target: NamedSharding) -> T
         return None
 
 
-def is_better(plan: Transfer) -> bool:
+def is_better(plan: Transfer, dtype: Any = None) -> bool:
     """Say whether a plan receives less, or needs less memory, than XLA's own program would.
 
-    A single step is what XLA does too. But it does it with the whole array at once.
+    A single step is what XLA does too. But it does it with the whole array at once, and not with
+    narrow floats, the bits of which only a program of ours keeps.
     """
     if plan.way != "collectives":
         return False
+    if dtype is not None and _has_words(dtype):
+        return True
     in_one_order = list(plan.source.mesh.device_ids.flat) == list(plan.target.mesh.device_ids.flat)
     is_single = len(plan.steps) == 1 and plan.steps[0].kind != "exchange"
     is_large = chunks_of(plan.steps, plan.shape, plan.item_bytes) is not None
-    return not in_one_order or not is_single or is_large
+    return not in_one_order or not is_single or is_large or bool(plan.source.partial)
 
 
 def move_as_planned(array: jax.Array, plan: Transfer, target: NamedSharding) -> jax.Array:
@@ -70,26 +73,47 @@ def move_as_planned(array: jax.Array, plan: Transfer, target: NamedSharding) -> 
       plan: of `plan_of`, whose way is "collectives".
     """
     whole, dtype = array.shape, array.dtype
-    if narrow := must_be_words(array):
+    by_host = must_be_words(array) and not _has_words(dtype)
+    if by_host:
         array = as_words(array)
     shape = plan.source.shard_shape(whole)
-    for program in programs(plan.source, plan.target, whole, plan.item_bytes):
+    for program in programs_of(plan, dtype):
         array = program.run(as_it_lies(array, program.takes, shape))
         shape = array.sharding.shard_shape(array.shape)
     array = as_it_lies(array, target, shape)
-    return bits_as(array, dtype) if narrow else array
+    return bits_as(array, dtype) if by_host else array
+
+
+def _has_words(dtype: Any) -> bool:
+    """Say whether a narrow float fills its bytes: XLA then has an integer of the same bits."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits in (8, 16)
+
+
+def programs_of(plan: Transfer, dtype: Any) -> tuple[Program, ...]:
+    """Return the programs of a move, one after the other; compiled when they first run."""
+    return _programs(plan, _has_words(dtype))
 
 
 @lru_cache(maxsize=1024)
-def programs(
-    source: Layout, target: Layout, shape: tuple[int, ...], item_bytes: int
-) -> tuple[Program, ...]:
-    """Return the programs of a move, one after the other; compiled when they first run."""
-    steps = plan_transfer(source, target, shape, item_bytes).steps
+def _programs(plan: Transfer, in_words: bool) -> tuple[Program, ...]:
+    """Narrow floats are moved as integers of the same bits: XLA changes those of NaNs."""
+    found = stages(plan.steps, plan.source, plan.target, plan.shape, plan.item_bytes)
     return tuple(
-        Program(jax.jit(run, in_shardings=takes, out_shardings=gives), takes, gives)
-        for run, takes, gives in stages(steps, source, target, shape, item_bytes)
+        Program(
+            jax.jit(_in_words(run) if in_words else run, in_shardings=takes, out_shardings=gives),
+            takes,
+            gives,
+        )
+        for run, takes, gives in found
     )
+
+
+def _in_words(run: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    def run_in_words(x: jax.Array) -> jax.Array:
+        words = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
+        return jax.lax.bitcast_convert_type(run(words), x.dtype)
+
+    return run_in_words
 
 
 def as_it_lies(array: jax.Array, target: NamedSharding, shard: tuple[int, ...]) -> jax.Array:

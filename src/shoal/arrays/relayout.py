@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 
 from shoal.arrays.host_values import deleted
 from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
+from shoal.arrays.leave_trail import leave_trail
 from shoal.arrays.move import Move, move
 from shoal.arrays.sharding import sharding
 from shoal.colour import collective
@@ -27,7 +28,9 @@ def relayout(tree: Any, layouts: Layouts, *, donate: bool = False) -> Any:
     Any layout to any layout of the same devices, in any order and under any axes; between
     different devices as long as one process owns them all (then by way of its host memory).
     Arrays that lie right already are not copied; those that move share no memory with what they
-    were. XLA chooses the way, and may gather an array on each device before it cuts it again.
+    were. The way is planned so that devices receive close to the least bytes, and a large array
+    goes in chunks: `plan_relayout` says beforehand what moves. PRNG keys, and arrays that are being
+    differentiated, go the way that XLA chooses, which may gather them on each device first.
     Differentiable: cotangents travel the way back. Inside `jit` use `constrain`.
 
     Args:
@@ -60,6 +63,7 @@ def relayout(tree: Any, layouts: Layouts, *, donate: bool = False) -> Any:
         if array is not None and (why := _obstacle(array, sharding(leaf.layout))):
             offences.append(f"{leaf.path}: {why}")
     raise_all("relayout", offences)
+    leave_trail("relayout", leaves, lane=None)
     moves = [
         Move(leaf.value, array, sharding(leaf.layout))
         for leaf, array in zip(leaves, arrays, strict=True)

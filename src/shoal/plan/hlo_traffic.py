@@ -35,7 +35,9 @@ _INSTRUCTION = re.compile(
     r"^\s*(?:ROOT )?%?([\w.-]+) = (.*?) (" + "|".join(_OPCODES) + r")(-start)?\((.*)$"
 )
 _TYPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
-_CALLED = re.compile(r"(?:calls|body|condition|to_apply)=%?([\w.-]+)")
+_CALLED = re.compile(
+    r"(?:calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.-]+)"
+)
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'known_trip_count"?:\s*\{"?n"?:\s*"?(\d+)')
 
@@ -56,7 +58,8 @@ class Collective(NamedTuple):
         size = self.group_size or num_devices
         if self.opcode == "collective-permute":
             found = np.zeros(num_devices, np.int64)
-            found[list(self.receivers)] = self.result_bytes * self.times
+            known = [device for device in self.receivers if device < num_devices]
+            found[known] = self.result_bytes * self.times
             return found
         others = {
             "all-gather": self.result_bytes // size * (size - 1),
@@ -129,11 +132,17 @@ def _blocks(hlo: str) -> Blocks:
 
 
 def _times(blocks: Blocks) -> dict[str, int]:
-    """Return how often each computation runs. What calls another stands after it."""
+    """Return how often each computation runs. What calls another stands after it.
+
+    Of the branches of a conditional all count, and a loop of which XLA does not know how often it
+    runs counts once.
+    """
     times = {name: int(is_entry) for name, (is_entry, _) in blocks.items()}
     for name in reversed(list(blocks)):
         for line in blocks[name][1]:
             trips = _TRIPS.search(line)
+            if "-done(" in line:  # what it ends was counted where it began
+                continue
             for called in _called(line):
                 if called in times:
                     times[called] += times[name] * (int(trips[1]) if trips else 1)
@@ -149,8 +158,11 @@ def _called(line: str) -> Iterator[str]:
 def _collective(found: re.Match[str], line: str, times: int) -> Collective:
     name, shapes, opcode, is_start, rest = found.groups()
     parts = [_bytes(*each) for each in _TYPE.findall(shapes)]
-    # What a -start gives is (operand, result, …).
-    held = parts[1] if is_start and len(parts) > 1 else sum(parts)
+    held = sum(parts)
+    if is_start and opcode == "all-gather":  # (operands, results)
+        held = sum(parts[len(parts) // 2 :])
+    elif is_start and opcode == "collective-permute":  # (operand, result, …)
+        held = parts[1]
     operation = re.search(r'op_name="([^"]*)"', line)
     pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest)
     sends = re.findall(r"\{(\d+),(\d+)\}", pairs[1]) if pairs else []
@@ -166,8 +178,9 @@ def _bytes(dtype: str, dims: str) -> int:
 
 def _group_size(attributes: str) -> int:
     """Return how many devices a group has: XLA writes groups in three ways."""
-    if listed := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
-        return listed[1].count(",") + 1
+    if listed := re.search(r"replica_groups=\{((?:\{[\d,]*\},?)+)\}", attributes):
+        groups: list[str] = re.findall(r"\{([\d,]*)\}", listed[1])
+        return max(group.count(",") + 1 for group in groups)
     if iota := re.search(r"replica_groups=\[\d+,(\d+)\]<=", attributes):
         return int(iota[1])
     named = re.search(r"replica_groups=mesh\[([^]]*)\](?:, device_ids=\([^)]*(?:\([^)]*\))?\))? "

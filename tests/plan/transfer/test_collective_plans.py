@@ -18,6 +18,7 @@ from plan.transfer.collectives_by_hand import (
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import parse
+from shoal.plan.transfer.blocks import exchange_copies
 from shoal.plan.transfer.collective import by_seconds, shortest
 from shoal.plan.transfer.digits import bases, count_states
 from shoal.plan.transfer.states import every
@@ -145,3 +146,29 @@ def test_seconds_weigh_what_is_far():
     source, target = Layout(mesh, ("host", "x"), None), Layout(mesh, None, "y")
     steps = shortest(source, target, (64, 64), 4, weigh=by_seconds(topology))
     must_be_right(source, target, (64, 64), steps)
+
+
+@given(st.data())
+def test_an_exchange_is_the_same_writes_on_every_device(data):
+    """Also where processes make that some devices send more than others."""
+    sizes = data.draw(st.sampled_from([(2, 4), (8,), (2, 2, 2), (4, 2)]))
+    others = data.draw(st.sampled_from([(2, 4), (8,), (2, 2, 2)]))
+    owners = data.draw(st.permutations([0, 0, 0, 0, 1, 1, 1, 1]))
+    here = Mesh([(f"x{i}", n) for i, n in enumerate(sizes)], processes=owners)
+    there = Mesh([(f"y{i}", n) for i, n in enumerate(others)], processes=owners)
+    before = data.draw(st.sampled_from(all_layouts(here, 2)))
+    after = data.draw(st.sampled_from(all_layouts(there, 2)))
+    grid = [max(before.num_shards(d), after.num_shards(d)) for d in (0, 1)]
+    blocks = numbered(grid)
+    held, wanted = shards(before, blocks), shards(after, blocks)
+    found = {d: np.full_like(wanted[d], -1) for d in range(8)}
+    for each in exchange_copies(before, after):
+        sent = {
+            receiver: held[sender][tuple(each.reads[sender])] for sender, receiver in each.sends
+        }
+        assert each.receives.tolist() == [d in sent for d in range(8)]
+        for device in np.flatnonzero(~each.idle):
+            kept = held[device][tuple(each.keeps[device])]
+            found[device][tuple(each.writes[device])] = sent.get(device, kept)
+    for device in range(8):
+        np.testing.assert_array_equal(found[device], wanted[device])

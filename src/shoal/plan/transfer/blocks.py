@@ -118,8 +118,9 @@ def exchange_rounds(before: Layout, after: Layout) -> tuple[tuple[Send, ...], ..
     """Return who sends which block to whom: in each round every device sends and receives one
     block at most.
 
-    A block comes from a process that has it where the receiver's own has it not; replicas send in
-    turn. There are no more rounds than the busiest device has blocks to send or to receive.
+    A block comes from the receiver's own process if a device there has it that has not yet as much
+    to send as any device has to receive; else from the device with the least to send. There are no
+    more rounds than the busiest device has blocks to send or to receive.
 
     Returns:
       for each round (sender, receiver, block), devices by position in the mesh of `before`, blocks
@@ -128,6 +129,7 @@ def exchange_rounds(before: Layout, after: Layout) -> tuple[tuple[Send, ...], ..
     old, new = tiles_of(before), tiles_of(after, before.mesh)
     held, wanted = _boxes(old, new), _boxes(new, old)
     processes = before.mesh.processes.ravel()
+    most = int(missing(old, new).max(initial=0))
     holders: dict[Block, list[int]] = {}
     for device, box in enumerate(zip(*held, strict=True)):
         for block in _blocks(*box):
@@ -139,7 +141,9 @@ def exchange_rounds(before: Layout, after: Layout) -> tuple[tuple[Send, ...], ..
             have = holders[block]
             if receiver in have:
                 continue
-            near = [one for one in have if processes[one] == processes[receiver]]
+            near = [
+                one for one in have if processes[one] == processes[receiver] and turns[one] < most
+            ]
             sender = min(near or have, key=lambda one: (turns[one], one))
             turns[sender] += 1
             sends.append((sender, receiver, block))
@@ -158,13 +162,14 @@ class Copies(NamedTuple):
     keeps: IntArray  # the one that it copies if it receives none [devices, rank]
     writes: IntArray  # where in its new tile the block goes [devices, rank]
     receives: NDArray[np.bool_]  # [devices]
+    idle: NDArray[np.bool_]  # it writes nothing: it only sends, for the others [devices]
 
 
 def exchange_copies(before: Layout, after: Layout) -> tuple[Copies, ...]:
     """Return an exchange as the same number of writes on every device.
 
-    In a round without a block to receive a device copies one that it keeps. The blocks that all of
-    them still keep then are copied in rounds without sends.
+    In a round without a block to receive a device copies one that it keeps, if any is left. What
+    devices still keep after the last send is copied in rounds without sends.
 
     Returns:
       blocks are counted from the first of the device's own tile.
@@ -176,11 +181,10 @@ def exchange_copies(before: Layout, after: Layout) -> tuple[Copies, ...]:
         for a, b, c, d in zip(*held, *wanted, strict=True)
     ]
     rounds = exchange_rounds(before, after)
-    slots = int((wanted[1] - wanted[0])[0].prod()) if before.mesh.size else 0
-    return tuple(
-        _copies(rounds[n] if n < len(rounds) else (), kept, held[0], wanted[0])
-        for n in range(slots)
-    )
+    found = [_copies(sends, kept, held[0], wanted[0]) for sends in rounds]
+    while any(kept):
+        found.append(_copies((), kept, held[0], wanted[0]))
+    return tuple(found)
 
 
 def _copies(
@@ -188,13 +192,16 @@ def _copies(
 ) -> Copies:
     """Return one round; what is kept in it is taken off `kept`."""
     reads, keeps, writes = held.copy(), held.copy(), wanted.copy()
-    receives = np.zeros(len(held), bool)
+    receives, idle = np.zeros(len(held), bool), np.zeros(len(held), bool)
     for sender, receiver, block in sends:
         reads[sender], writes[receiver], receives[receiver] = block, block, True
     for device in np.flatnonzero(~receives):
-        keeps[device] = writes[device] = kept[device].pop()
+        if kept[device]:
+            keeps[device] = writes[device] = kept[device].pop()
+        else:
+            idle[device] = True
     own = tuple((sender, receiver) for sender, receiver, _ in sends)
-    return Copies(own, reads - held, keeps - held, writes - wanted, receives)
+    return Copies(own, reads - held, keeps - held, writes - wanted, receives, idle)
 
 
 def _blocks(first: IntArray, end: IntArray) -> list[Block]:

@@ -16,6 +16,7 @@ from shoal.plan.transfer.steps import Step
 __all__ = ["CHUNK_BYTES", "Chunks", "chunks_of"]
 
 CHUNK_BYTES = 64 << 20  # what a move may hold beside both shards
+_MOST_TIMES = 4  # as many chunks as are needed: more only cost time
 _PIECES = 4  # of an array's part, at the same time: cut out, on its way, received, put together
 
 
@@ -30,8 +31,9 @@ class Chunks(NamedTuple):
 def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> Chunks | None:
     """Return the chunks of a move; None if nothing is gained by them.
 
-    So it is of a small array, of one whose dims have too few places, and of a single slice or
-    permute, which needs no memory beside both shards.
+    So it is of a small array, of one whose dims have no fitting number of places (too few, or a
+    prime), and of a single slice or permute, which needs no memory beside both shards. The first
+    dim that can be cut is: chunks along a later one XLA may copy to another place at first.
 
     >>> from shoal.plan.layout import Layout
     >>> from shoal.plan.mesh import Mesh
@@ -46,11 +48,10 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
     if largest <= CHUNK_BYTES or (len(steps) == 1 and steps[0].kind in ("slice", "permute")):
         return None
     wanted = -(-largest * _PIECES // CHUNK_BYTES)
-    choices = []
     for dim, size in enumerate(shape):
         tiles = math.lcm(*(layout.num_shards(dim) for layout in layouts))
         places = size // tiles if size % tiles == 0 else 1
-        count = next((c for c in range(wanted, places + 1) if places % c == 0), places)
-        choices.append((count < wanted, abs(count - wanted), Chunks(dim, tiles, count)))
-    best = min(choices)[2]
-    return best if best.parts > 1 else None
+        for parts in range(wanted, min(places, _MOST_TIMES * wanted) + 1):
+            if places % parts == 0:
+                return Chunks(dim, tiles, parts)
+    return None

@@ -184,6 +184,8 @@ def _plan(
     topology: Topology | None = None,
 ) -> Transfer:
     least = bounds(source, target, shape, item_bytes, topology=topology)
+    if 0 in shape:
+        return Transfer(source, target, shape, item_bytes, (), None, least)
     if _same_devices(source, target) and _is_even(source, shape) and _is_even(target, shape):
         steps = shortest(source, target, shape, item_bytes, weigh=weigh)
         if steps is not None:
