@@ -30,6 +30,7 @@ from shoal import Layout
 mesh = shoal.make_mesh({"data": 4, "model": 2})
 ids = [device.id for device in jax.devices()]
 mixed = shoal.make_mesh({"rows": -1}, devices=[ids[n] for n in (5, 0, 7, 2, 4, 1, 6, 3)])
+flat = shoal.make_mesh({"fsdp": -1})
 first = shoal.make_mesh({"x": 4}, devices=jax.devices()[:4])  # all of process 0
 second = shoal.make_mesh({"x": 4}, devices=jax.devices()[4:])
 explicit = shoal.make_mesh({"a": 4, "b": 2}, axis_types="explicit")
@@ -94,6 +95,13 @@ for layout in [whole, columns, Layout(mixed, None, "rows"), Layout(mixed, "rows"
     moved = shoal.relayout({"a": array, "b": [array]}, layout)
     assert holds(moved["a"], value, layout) == holds(moved["b"][0], value, layout) == 4
     holds(shoal.relayout(moved["a"], rows, donate=True), value, rows)
+for source, target in (
+    (Layout(mesh, None, "model"), Layout(flat, None, "fsdp")),  # one process sends for both
+    (Layout(mesh, "data", "model"), Layout(flat, None, "fsdp")),
+    (Layout(mesh, "model", "data"), Layout(mixed, "rows", None)),
+):
+    assert shoal.plan_relayout(shoal.put(value, source), target).way == "collectives"
+    holds(shoal.relayout(shoal.put(value, source), target), value, target)
 turned = shoal.relayout(placed, Layout(mixed, "rows"))  # keys, to another order of the devices
 assert shoal.layout_of(turned) == Layout(mixed, "rows")
 holds(jax.random.key_data(turned), np.asarray(jax.random.key_data(keys)),
