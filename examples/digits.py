@@ -48,6 +48,15 @@ TABLE = {
 }
 
 
+# To answer with, it is split over all devices.
+SERVING = {
+    "**/hidden/w": (None, ("data", "model")),
+    "**/hidden/b": (("data", "model"),),
+    "**/out/w": (("data", "model"), None),
+    "**/out/b": (),
+}
+
+
 def layouts_on(mesh):
     """Parameters and velocities lie alike: both trees have the same paths further down."""
     return shoal.layouts(TABLE, jax.eval_shape(init, jax.random.key(0)), mesh=mesh)
@@ -129,6 +138,18 @@ def train(ckpts, data, mesh, say):
     return state
 
 
+def moved_to_serve(params, mesh, say):
+    """The parameters as they are to answer; says first what that moves."""
+    layouts = shoal.layouts(SERVING, params, mesh=mesh)
+    plans = jax.tree.map(shoal.plan_relayout, params, layouts)
+    for path, plan in jax.tree_util.tree_leaves_with_path(plans):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        say(f"{name:9} {plan.way:11} a device receives {plan.received_bytes:,} bytes")
+    params = shoal.relayout(params, layouts)
+    say(f"\n{shoal.describe(params)}", flush=True)
+    return params
+
+
 def bar(epoch, value):
     done = 24 * epoch // EPOCHS
     return f"epoch {epoch:2d} of {EPOCHS} {'━' * done}{'╌' * (24 - done)} loss {value:.4f}"
@@ -146,7 +167,8 @@ def main(folder=None):
     with shoal.Checkpoints(folder, keep=2, every=3) as ckpts:
         state = train(ckpts, (images, labels), mesh, say)
     if state is not None:
-        right = count_right(state["params"], *shoal.put((test_images, test_labels), rows_on(mesh)))
+        params = moved_to_serve(state["params"], mesh, say)
+        right = count_right(params, *shoal.put((test_images, test_labels), rows_on(mesh)))
         shoal.barrier("trained")
         say(f"test accuracy {int(right) / len(test_labels):.3f}", flush=True)
     shoal.shutdown()
