@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from shoal.arrays.create import create as create
     from shoal.arrays.enter_manual import enter_manual as enter_manual
     from shoal.arrays.enter_manual import leave_manual as leave_manual
+    from shoal.arrays.explain_program import explain_program as explain_program
     from shoal.arrays.feed import feed as feed
     from shoal.arrays.fence import fence as fence
     from shoal.arrays.host_local import from_host_local as from_host_local
@@ -107,6 +108,7 @@ _LAZY = {
     "drain": "shoal.collectives.drain",
     "enter_manual": "shoal.arrays.enter_manual",
     "exit_code": "shoal.runtime.preemption",
+    "explain_program": "shoal.arrays.explain_program",
     "fence": "shoal.arrays.fence",
     "feed": "shoal.arrays.feed",
     "from_host_local": "shoal.arrays.host_local",
@@ -179,6 +181,7 @@ __all__ = [
     "drain",
     "enter_manual",
     "exit_code",
+    "explain_program",
     "feed",
     "fence",
     "from_host_local",

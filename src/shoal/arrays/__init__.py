@@ -8,7 +8,8 @@
 * `constrain`, `tie`: layouts inside `jit`; `manual`, `enter_manual`: code that is one
   device; `fence`: barriers; `linear`: a linear map that merges no dims.
 * `from_host_local`, `to_host_local` (`host_local`, `parts`, `part_primitives`): parts of processes.
-* `plan_relayout`, `planned_move`, `move_program`: moves as planned, and their price beforehand.
+* `plan_relayout`, `planned_move`, `move_program`: moves as planned, and their price beforehand;
+  `constrain_via`: inside `jit`; `explain_program`: what a program moves unasked.
 * `local_rows`, `feed`: host batches (`batch_sources`, `own_rows`), read ahead in a thread
   (`prefetch`, `feed_steps`, `feed_wait`), which all processes agree on (`batch_verdict`).
 """

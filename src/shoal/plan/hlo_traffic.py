@@ -52,6 +52,7 @@ class Collective(NamedTuple):
     receivers: tuple[int, ...]  # of a permute: the devices that others send to, by position
     times: int  # how often it runs
     op_name: str  # what JAX called the operation, or nothing
+    frame: int  # its stack_frame_id; 0: none
 
     def received_bytes(self, num_devices: int) -> IntArray:
         """Return what each device receives [devices], counted as `transfer.steps` does."""
@@ -168,7 +169,8 @@ def _collective(found: re.Match[str], line: str, times: int) -> Collective:
     sends = re.findall(r"\{(\d+),(\d+)\}", pairs[1]) if pairs else []
     receivers = tuple(sorted(int(receiver) for sender, receiver in sends if sender != receiver))
     op_name = operation[1] if operation else ""
-    return Collective(name, opcode, held, _group_size(rest), receivers, times, op_name)
+    frame = int(at[1]) if (at := re.search(r"\bstack_frame_id=(\d+)", line)) else 0
+    return Collective(name, opcode, held, _group_size(rest), receivers, times, op_name, frame)
 
 
 def _bytes(dtype: str, dims: str) -> int:

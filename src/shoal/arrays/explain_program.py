@@ -1,0 +1,158 @@
+"""What a compiled program moves without being asked to, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from shoal.colour import local
+from shoal.errors import UsageTypeError
+from shoal.plan.hlo_flow import Frame, flow_of, frames_of
+from shoal.plan.hlo_traffic import Collective, collectives_of
+
+__all__ = ["Movement", "ProgramReport", "explain_program"]
+
+# What programs write themselves: the names of JAX's own collectives.
+_WRITTEN = (
+    "psum", "pmax", "pmin", "pmean", "all_gather", "all_to_all", "ppermute", "psum_scatter",
+    "reduce_scatter", "pbroadcast", "psum_invariant", "all_gather_invariant", "all_gather_reduced",
+    "ragged_all_to_all",
+)  # fmt: skip
+_OWN_FOLDER = str(Path(__file__).parents[1])
+_ADVICE = {
+    "gathered": "the compiler gathers the whole array and cuts it again; at this line "
+    "constrain(x, layout, via=plan_relayout(x, layout)) moves no more than it must",
+    "moved": "an operand lies otherwise than the operation needs it; constrain it where it is made",
+    "summed": "the operation sums over a split dim, which needs this",
+    "written": "written so in the program",
+}
+
+
+class Movement(NamedTuple):
+    """One collective of a program."""
+
+    kind: str
+    """"gathered" whole and cut again, "moved" between layouts, "summed", or "written" by hand."""
+    opcode: str
+    received_bytes: int
+    """By the device that receives most, as often as it runs."""
+    operation: str
+    """What JAX calls the operation for which it is done; empty where XLA does not say."""
+    source: str
+    """The line of the program that led to it, as "file:line (function)"; empty if not known."""
+
+    @property
+    def is_hidden(self) -> bool:
+        """True if nothing in the program asks for it, and a constraint may avoid it."""
+        return self.kind in ("gathered", "moved")
+
+    @property
+    def advice(self) -> str:
+        """What it is, and what to write instead."""
+        return _ADVICE[self.kind]
+
+
+@dataclass(frozen=True, repr=False)
+class ProgramReport:
+    """The collectives of a compiled program. `print` shows them, those that hide first."""
+
+    movements: tuple[Movement, ...]
+    received_bytes: int
+    """By the device that receives most, of all of them."""
+
+    @property
+    def hidden(self) -> tuple[Movement, ...]:
+        """Those that nothing in the program asks for, the largest first."""
+        found = [one for one in self.movements if one.is_hidden]
+        return tuple(sorted(found, key=lambda one: -one.received_bytes))
+
+    def __repr__(self) -> str:
+        return (
+            f"ProgramReport({len(self.movements)} collectives, {len(self.hidden)} of them hidden; "
+            f"a device receives {self.received_bytes:,} bytes at most)"
+        )
+
+    def __str__(self) -> str:
+        others = [one for one in self.movements if not one.is_hidden]
+        lines = [repr(self)]
+        for one in [*self.hidden, *others]:
+            place = f" for {one.operation}" if one.operation else ""
+            place += f", {one.source}" if one.source else ""
+            lines.append(f"{one.opcode} of {one.received_bytes:,} bytes{place}")
+            lines.append(f"  {one.advice}")
+        return "\n".join(lines)
+
+
+@local
+def explain_program(jitted: Any, *args: Any, **kwargs: Any) -> ProgramReport:
+    """Return what a jitted function moves between devices, and why. It is compiled, not run.
+
+    Local.
+
+    Found is what costs a program its speed without a word: arrays that the compiler gathers whole
+    to cut them again ("involuntary full rematerialization"), and operands that it moves since they
+    lie otherwise than an operation needs them. Each with the line of the program, and what to
+    write there. Communication that the arithmetic itself needs, and that the program writes, is
+    listed, too.
+
+    Args:
+      jitted: what `jax.jit` returned.
+      args, kwargs: its arguments, or `jax.ShapeDtypeStruct`s with shardings.
+
+    Returns:
+      a `ProgramReport`.
+
+    Raises:
+      UsageError: `jitted` is no jitted function.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, shoal
+      >>> mesh = shoal.make_mesh({"x": -1})
+      >>> rows = shoal.put(jnp.ones((8, 8)), shoal.Layout(mesh, "x", None))
+      >>> report = shoal.explain_program(jax.jit(lambda x: x + 1), rows)
+      >>> report
+      ProgramReport(0 collectives, 0 of them hidden; a device receives 0 bytes at most)
+    """
+    if not hasattr(jitted, "lower"):
+        raise UsageTypeError(
+            f"explain_program: {jitted!r} is no jitted function: give jax.jit(function), "
+            "and its arguments after it"
+        )
+    compiled = jitted.lower(*args, **kwargs).compile()
+    text = compiled.as_text()
+    num_devices = _num_devices(compiled)
+    flow, frames = flow_of(text), frames_of(text)
+    found, total = [], np.zeros(num_devices, np.int64)
+    for one in collectives_of(text):
+        received = one.received_bytes(num_devices)
+        total += received
+        kind = _kind(one, flow.is_cut_again(one.name))
+        operation = one.op_name.rsplit("/", 1)[-1]
+        source = _source(frames.get(one.frame, ()))
+        most = int(received.max())
+        found.append(Movement(kind, one.opcode, most, operation, source))
+    return ProgramReport(tuple(found), int(total.max()))
+
+
+def _num_devices(compiled: Any) -> int:
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    return max([1, *(len(sharding.device_set) for sharding in shardings)])
+
+
+def _kind(one: Collective, is_cut_again: bool) -> str:
+    operation = one.op_name.rsplit("/", 1)[-1]
+    if operation in _WRITTEN:
+        return "written"
+    if one.opcode == "all-gather" and is_cut_again:
+        return "gathered"
+    return "summed" if one.opcode in ("all-reduce", "reduce-scatter") else "moved"
+
+
+def _source(frames: Sequence[Frame]) -> str:
+    """Return the innermost line that is not shoal's own."""
+    return next((str(frame) for frame in frames if not frame.file.startswith(_OWN_FOLDER)), "")

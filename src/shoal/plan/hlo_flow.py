@@ -1,0 +1,128 @@
+"""Which instructions of a program use which, and where in the source they come from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+__all__ = ["Flow", "Frame", "flow_of", "frames_of"]
+
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = .*?\b([a-z][a-z0-9-]*)\((.*)$")
+_NAME = re.compile(r"%([\w.-]+)")
+_MOVED = ("copy", "bitcast", "transpose", "reshape", "convert", "all-gather", "get-tuple-element")
+
+
+class Frame(NamedTuple):
+    """A line of source that led to an instruction."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} ({self.function})"
+
+
+class Flow(NamedTuple):
+    """The instructions of a program."""
+
+    users: Mapping[str, tuple[tuple[str, int], ...]]  # of each: who uses it, as which operand
+    opcodes: Mapping[str, str]
+    bodies: Mapping[str, Mapping[int, str]]  # of each fusion: the parameters of its computation
+
+    def is_cut_again(self, name: str) -> bool:
+        """Say whether what an instruction makes is passed on until a device cuts out its part.
+
+        So it is where XLA's partitioner knows no better way from one layout to another
+        ("involuntary full rematerialization").
+        """
+        seen, left = set(), [name]
+        while left:
+            here = left.pop()
+            for user, number in self.users.get(here, ()):
+                opcode = self.opcodes[user]
+                if opcode == "dynamic-slice" and number == 0:
+                    return True
+                if user not in seen and opcode in _MOVED:
+                    left.append(user)
+                elif user not in seen and number in self.bodies.get(user, {}):
+                    left += [user] if self._is_copy(user) else []
+                    left.append(self.bodies[user][number])
+                seen.add(user)
+        return False
+
+    def _is_copy(self, fusion: str) -> bool:
+        return fusion.startswith(("wrapped_copy", "copy", "bitcast", "transpose"))
+
+
+def flow_of(hlo: str) -> Flow:
+    """Return how values flow through a compiled program.
+
+    Args:
+      hlo: its text. Names of instructions are unique in a module.
+    """
+    users: dict[str, list[tuple[str, int]]] = {}
+    opcodes: dict[str, str] = {}
+    parameters: dict[str, dict[int, str]] = {}
+    fusions: dict[str, str] = {}
+    computation = ""
+    for line in hlo.splitlines():
+        if line.endswith("{") and not line.startswith(" "):
+            computation = line.removeprefix("ENTRY ").lstrip("%").split(" ")[0]
+        elif found := _INSTRUCTION.match(line):
+            name, opcode, rest = found.groups()
+            opcodes[name] = opcode
+            for number, operand in enumerate(_NAME.findall(rest.split(")")[0])):
+                users.setdefault(operand, []).append((name, number))
+            if opcode == "parameter":
+                parameters.setdefault(computation, {})[int(rest.split(")")[0])] = name
+            if called := re.search(r"\bcalls=%?([\w.-]+)", rest):
+                fusions[name] = called[1]
+    return Flow(
+        {name: tuple(rows) for name, rows in users.items()},
+        opcodes,
+        {name: parameters.get(body, {}) for name, body in fusions.items()},
+    )
+
+
+def frames_of(hlo: str) -> dict[int, tuple[Frame, ...]]:
+    """Return the stack of each `stack_frame_id`, innermost frame first.
+
+    Args:
+      hlo: the text of a compiled program, whose head lists files, functions, lines and frames.
+    """
+    head = hlo.split("\n\n%", 1)[0]
+    files, functions = (_names(head, title) for title in ("FileNames", "FunctionNames"))
+    places = {
+        int(number): Frame(files.get(int(file), "?"), int(line), functions.get(int(function), "?"))
+        for number, file, function, line in re.findall(
+            r"^(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)", head, re.M
+        )
+    }
+    parents = {
+        int(number): (int(place), int(parent))
+        for number, place, parent in re.findall(
+            r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}", head, re.M
+        )
+    }
+    return {number: tuple(_walk(number, parents, places)) for number in parents}
+
+
+def _names(head: str, title: str) -> dict[int, str]:
+    block = re.search(rf'^{title}\n((?:\d+ ".*"\n)*)', head, re.M)
+    rows = re.findall(r'^(\d+) "(.*)"$', block[1], re.M) if block else []
+    return {int(number): name for number, name in rows}
+
+
+def _walk(
+    number: int, parents: Mapping[int, tuple[int, int]], places: Mapping[int, Frame]
+) -> list[Frame]:
+    """Follow the parents of a frame. XLA writes one more than a parent's number: 1 is none."""
+    found: list[Frame] = []
+    while number in parents:
+        place, parent = parents[number]
+        if place in places:
+            found.append(places[place])
+        number = min(parent, number) - 1  # a parent stands before its children
+    return found
