@@ -74,8 +74,8 @@ class ByNumber:
         for path, leaf in jax.tree_util.tree_flatten_with_path(rows)[0]:
             if np.ndim(leaf) and len(leaf) != len(numbers):
                 name = jax.tree_util.keystr(path) or "the array"
-                told = f"{name}: the reader gave {len(leaf)} rows for {len(numbers)} numbers"
-                raise UsageError(f"feed: {told}")
+                text = f"{name}: the reader gave {len(leaf)} rows for {len(numbers)} numbers"
+                raise UsageError(f"feed: {text}")
         return rows
 
 
@@ -123,8 +123,8 @@ def _reader(source: Any) -> tuple[Read, int | None]:
     if columns and all(map(_is_column, columns)):
         counts = {len(column) for column in columns}
         if len(counts) != 1:
-            told = ", ".join(map(str, sorted(counts)))
-            raise UsageError(f"feed: columns must have equally many rows; these have {told}")
+            text = ", ".join(map(str, sorted(counts)))
+            raise UsageError(f"feed: columns must have equally many rows; these have {text}")
         return lambda numbers: jax.tree.map(lambda c: _rows(c, numbers), source), counts.pop()
     is_sequence = hasattr(source, "__getitem__") and hasattr(source, "__len__")
     if is_sequence and len(columns) < 2 and not isinstance(source, Mapping):

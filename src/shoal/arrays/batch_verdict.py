@@ -29,8 +29,8 @@ class Status(NamedTuple):
     is_exact: bool = True  # do its shards divide its rows evenly?
     leaves: str = ""  # a line for each; "=": as at the batch before
     digests: Mapping[str, list[str]] = {}  # of rows that others bring, too: see `Batch.digests`
-    held: tuple[int, ...] = ()  # its shards; told with the first batch
-    own: str = ""  # the digest of all its rows; told with the first batch
+    held: tuple[int, ...] = ()  # its shards; sent with the first batch
+    own: str = ""  # the digest of all its rows; sent with the first batch
     words: str = ""  # why it failed; how many batches it took before it closed
 
     def pack(self) -> bytes:
@@ -99,8 +99,8 @@ def _closed(asked: Asked, closed: Mapping[int, str]) -> DivergenceError:
     for process, count in closed.items():
         by_count.setdefault(count, []).append(process)
     sides += [(f"closed its feed after {n} batches", who) for n, who in by_count.items()]
-    told = f"{asked.me}: processes disagree on how many batches there are"
-    return disagreement(told, sides, "all must leave the loop over a feed at the same batch")
+    text = f"{asked.me}: processes disagree on how many batches there are"
+    return disagreement(text, sides, "all must leave the loop over a feed at the same batch")
 
 
 def _first_size(asked: Asked, said: Mapping[int, Status], having: Mapping[int, Status]) -> int:
@@ -171,10 +171,10 @@ def _check_values(asked: Asked, said: Mapping[int, Status], leaves: str) -> None
     """Compare the rows that several processes bring."""
     groups = {holders: None for one in said.values() for holders in one.digests}
     for holders in groups:
-        told = {p: one.digests[holders] for p, one in said.items() if holders in one.digests}
+        digests_of = {p: one.digests[holders] for p, one in said.items() if holders in one.digests}
         for number, line in enumerate(leaves.split("\n")):
             sides: dict[str, list[int]] = {}
-            for process, digests in told.items():
+            for process, digests in digests_of.items():
                 sides.setdefault(digests[number], []).append(process)
             if len(sides) > 1:
                 raise disagreement(

@@ -257,8 +257,8 @@ def _source(
     reads = by_number(source, order)
     left = max(0, reads.total - start)
     if left % batch and (last == "error" or (last == "drop" and reads.total < batch)):
-        told = f"{left} rows are {left // batch} batches of {batch}, and {left % batch} more"
-        raise UsageError(f"feed: {told}; last='pad' gives these with a mask")
+        text = f"{left} rows are {left // batch} batches of {batch}, and {left % batch} more"
+        raise UsageError(f"feed: {text}; last='pad' gives these with a mask")
     return reads
 
 
@@ -292,8 +292,9 @@ def _spec(
         f"last={options.last!r} start={options.start} prefetch={prefetch} same={options.same}",
     ]
     if isinstance(reads, ByNumber):
-        told = digest(np.asarray(reads.order)) if not isinstance(reads.order, range) else ""
-        order = reads.order if isinstance(reads.order, range) else f"numbers with the digest {told}"
+        order = str(reads.order)
+        if not isinstance(reads.order, range):
+            order = f"numbers with the digest {digest(np.asarray(reads.order))}"
         lines.append(f"batch={options.batch} of {reads.total} rows, order={order}")
     return tuple(lines)
 

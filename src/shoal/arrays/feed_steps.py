@@ -51,7 +51,7 @@ class Meeting(NamedTuple):
 
     @property
     def is_alone(self) -> bool:
-        """Is there nobody else to meet?"""
+        """Is this the only process?"""
         return len(self.group or self.coordinator.hosts) == 1
 
 
@@ -164,8 +164,8 @@ class Steps:
         batch = checked_batch(rows, self._options.layouts, self._split)
         wanted = self._split.own_rows(self._size)
         if batch.rows != wanted:
-            told = f"the reader gave {batch.rows} rows for {wanted} numbers"
-            raise UsageError(f"feed: batch {self._number}: {told}")
+            text = f"the reader gave {batch.rows} rows for {wanted} numbers"
+            raise UsageError(f"feed: batch {self._number}: {text}")
         return batch
 
     def _skip(self, source: InTurn) -> None:
@@ -181,8 +181,8 @@ class Steps:
                 self._size = self._split.size_of(batch.rows)
                 self._like = batch.empty()
                 if not self._size or start % self._size or not self._split.is_exact(batch.rows):
-                    told = f"the first batch has {batch.rows} rows here, of {self._size} in all"
-                    raise UsageError(f"feed: start={start} is no number of whole batches: {told}")
+                    text = f"the first batch has {batch.rows} rows here, of {self._size} in all"
+                    raise UsageError(f"feed: start={start} is no number of whole batches: {text}")
             passed += self._size
             self._number += 1
 

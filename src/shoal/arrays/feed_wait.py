@@ -39,10 +39,10 @@ class Wait:
         if phase == MEETING:
             return
         waited_s = time.monotonic() - max(since, began)
-        told = f"{self._meeting.me}: {self._asked}: its own reader has given nothing"
+        text = f"{self._meeting.me}: {self._asked}: its own reader has given nothing"
         if waited_s >= self._meeting.timeout_s:
             raise DeadlineError(
-                f"{told} within {self._meeting.timeout_s:g} s\n"
+                f"{text} within {self._meeting.timeout_s:g} s\n"
                 "if it is only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S",
                 name=self._asked,
                 waited_s=waited_s,
@@ -50,4 +50,4 @@ class Wait:
             )
         if not self._has_logged and waited_s >= settings.seconds("SHOAL_WARN_AFTER_S"):
             self._has_logged = True
-            _LOG.warning("%s for %.0f s", told, waited_s)
+            _LOG.warning("%s for %.0f s", text, waited_s)

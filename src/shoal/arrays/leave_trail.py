@@ -51,8 +51,8 @@ def leave_trail(
     """
     if (taking := _taking_part(leaves)) is not None:
         coordinator, group = taking
-        told = "\n".join(map(_digest, leaves)) if values else ""
-        entry = Entry(operation, callsite(), (*options, *_lines(leaves)), told)
+        digests = "\n".join(map(_digest, leaves)) if values else ""
+        entry = Entry(operation, callsite(), (*options, *_lines(leaves)), digests)
         coordinator.trails.record(entry, group=group, lane=lane)
 
 
@@ -81,11 +81,11 @@ def leave_trail_of_parts(
     everyone = _owners_of_any(leaves)
     held = [_holders(leaf) if values else Group() for leaf in leaves]
     site = site or callsite()
-    told = [
+    digests = [
         _digest(leaf) if one == everyone else "" for leaf, one in zip(leaves, held, strict=True)
     ]
-    values_told = "\n".join(told) if any(told) else ""
-    entry = Entry(operation, site, (*options, *_lines(leaves)), values_told)
+    values_text = "\n".join(digests) if any(digests) else ""
+    entry = Entry(operation, site, (*options, *_lines(leaves)), values_text)
     coordinator.trails.record(entry, group=group, lane=lane)
     lane = lane or coordinator.trails.lane
     for some in sorted({one for one in held if 1 < len(one) < len(everyone)}, key=sorted):

@@ -188,7 +188,7 @@ def _give_up(moves: Sequence[Move], kept: set[int]) -> None:
 def on_row(row: tuple[jax.Device, ...]) -> AbstractContextManager[Any]:
     """Leave a `jax.set_mesh` of other devices: programs under it may run on its devices only.
 
-    While JAX traces (under `grad`) it lets nobody leave.
+    While JAX traces (under `grad`) no context can be left.
     """
     try:
         here = jax.sharding.get_mesh()

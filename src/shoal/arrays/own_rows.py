@@ -177,8 +177,8 @@ def checked_batch(tree: Any, layouts: Layouts, split: Split) -> Batch:
     leaves = [leaf._replace(value=as_numpy(leaf.value)) for leaf in leaves]
     rows = {leaf.path: leaf.value.shape[0] for leaf in leaves if leaf.value.ndim}
     if len({*rows.values()}) != 1:
-        told = ", ".join(f"{path} has {count}" for path, count in rows.items()) or "none has dims"
-        raise UsageError(f"feed: the leaves of a batch must have equally many rows (dim 0): {told}")
+        text = ", ".join(f"{path} has {count}" for path, count in rows.items()) or "none has dims"
+        raise UsageError(f"feed: the leaves of a batch must have equally many rows (dim 0): {text}")
     return Batch(leaves, treedef, next(iter(rows.values())))
 
 
