@@ -87,6 +87,10 @@ def differ_in_calls(path, told, value, rows, *, odd):
     told.meet("shape", lambda: shoal.save(path, {"step": 1}))
     assert not os.path.exists(path)
 
+    lying = shoal.put(value, Layout(rows.mesh, None, None))
+    shoal.relayout(lying, rows if odd else lying.sharding)  # which sends nothing
+    told.meet("moved")
+
 
 def come_late(index, told, put):
     """Process 2 comes when the others have been told."""
@@ -135,7 +139,7 @@ def explained(told, name):
         assert "): processes disagree on a call before '" in heading
         if "name the first call that differs" in lines[-1]:
             continue
-        assert (lines[-1] == MEANT) == (name not in ("once more", "elsewhere", "shape"))
+        assert (lines[-1] == MEANT) == (name not in ("once more", "elsewhere", "shape", "moved"))
         assert {side.split(": ", 1)[1] for side in lines[:2]} == {*sides}
         versions = {processes == [1]: side for side, processes in sides.items()}
     return versions[False], versions[True]
@@ -146,7 +150,7 @@ def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
         told = cluster.run(differ_in_every_way, str(tmp_path / "model.ckpt"))
     for name in ("equal", "the main line"):
         assert [one.pop(name) for one in told] == ["equal"] * 3
-    assert [len(one) for one in told] == [9, 9, 8]  # process 2 is none of the two
+    assert [len(one) for one in told] == [10, 10, 9]  # process 2 is none of the two
     pairs = {name: explained(told, name) for name in told[0]}
     for name in ("own rows", "large", "late", "lane", "two", "at the end"):
         texts = [text.rpartition(": values ") for text in pairs[name]]
@@ -163,6 +167,10 @@ def test_calls_that_differ_are_told_where_their_processes_meet_next(tmp_path):
     assert [text.rpartition(": ")[2] for text in pairs["shape"]] == [
         "float32[2,4] as (x, -)",
         "float32[4,4] as (x, -)",
+    ]
+    assert [text.rpartition(": ")[2] for text in pairs["moved"]] == [
+        "float32[36,4] as (-, -)",
+        "float32[36,4] as (x, -)",
     ]
     assert "the errors on processes 0-1 name the first call that differs" in told[2]["late"][0]
 

@@ -41,8 +41,8 @@ _VALUES_DIFFER = {
     ),
 }
 _ELSEWHERE = (
-    "all processes must make the same put, pack, from_host_local and feed calls, in order, at the "
-    "same lines"
+    "all processes must make the same put, pack, from_host_local, relayout and feed calls, in "
+    "order, at the same lines"
 )
 
 
