@@ -94,6 +94,9 @@ class Transfer:
     def _shard_bytes(self, layout: Layout) -> int:
         return math.prod(layout.shard_shape(self.shape)) * self.item_bytes
 
+    def __hash__(self) -> int:  # short: it is asked for in every relayout
+        return hash((self.source, self.target, self.shape, self.item_bytes, self.steps))
+
     def __repr__(self) -> str:
         return (
             f"Transfer({self.way}: {self.received_bytes:,} B of at least {self.bound_bytes:,} B; "
