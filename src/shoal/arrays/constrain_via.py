@@ -11,6 +11,7 @@ from shoal.arrays.move_program import inside_jit, stages
 from shoal.arrays.plan_relayout import RelayoutPlan
 from shoal.arrays.sharding import sharding
 from shoal.errors import UsageError, WrongType
+from shoal.plan.transfer.order import in_one_order
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 
 __all__ = ["moved_inside", "why_not_via"]
@@ -33,8 +34,7 @@ def why_not_via(plan: RelayoutPlan, leaves: Sequence[Leaf]) -> list[str]:
     ends = (move.source, move.target)
     if any(kind == "explicit" for end in ends for kind in end.mesh.axis_types.values()):
         found.append("via= works on Auto axes only; Explicit ones are part of the type")
-    rows = [end.mesh.device_ids.ravel().tolist() for end in ends]
-    if rows[0] != rows[1]:
+    if not in_one_order(move.source.mesh, move.target.mesh):
         found.append(
             "via= cannot change the order of devices: a program has one; relayout does, outside jit"
         )

@@ -104,8 +104,10 @@ def _is_held(leaf: Any, backward: bool) -> bool:
 
 
 def _barrier(values: Values, backward: bool) -> Values:
-    """JAX's own derivative of a barrier holds zeros of all that has none, and so has everything
-    computed from them differentiated in vain (jax 0.10).
+    """Fence values that have derivatives.
+
+    The derivative of JAX's own barrier makes zeros for values without one, and differentiates all
+    that is computed from them for nothing (jax 0.10).
     """
 
     @jax.custom_jvp

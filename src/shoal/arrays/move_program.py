@@ -21,6 +21,7 @@ from shoal.plan.layout import Dim, Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.blocks import Copies, exchange_copies
 from shoal.plan.transfer.chunks import chunks_of
+from shoal.plan.transfer.order import in_one_order
 from shoal.plan.transfer.steps import Step, pairs
 
 __all__ = ["Stage", "inside_jit", "stages"]
@@ -57,9 +58,9 @@ def stages(
     found = []
     for run in runs:
         mesh = run[0].before.mesh
-        begin = run[0].before if run is runs[0] and _same_order(mesh, source.mesh) else None
+        begin = run[0].before if run is runs[0] and in_one_order(mesh, source.mesh) else None
         last = run[-1].after
-        is_end = run is runs[-1] and last.mesh == mesh and _same_order(mesh, target.mesh)
+        is_end = run is runs[-1] and last.mesh == mesh and in_one_order(mesh, target.mesh)
         takes = _sharding(mesh, begin, len(shape))
         gives = _sharding(mesh, last if is_end else None, len(shape))
         local = _by_chunks(run, shape, item_bytes)
@@ -109,10 +110,6 @@ def _in_terms_of(
         lambda shard: shard, mesh=mesh, in_specs=given, out_specs=wanted, check_vma=False
     )
     return same(x)
-
-
-def _same_order(mesh: Mesh, other: Mesh) -> bool:
-    return bool(np.array_equal(mesh.device_ids.ravel(), other.device_ids.ravel()))
 
 
 def _sharding(mesh: Mesh, layout: Layout | None, rank: int) -> NamedSharding:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from shoal.arrays.host_values import is_key
-from shoal.arrays.move_program import stages
+from shoal.arrays.move_program import Stage, stages
 from shoal.arrays.sharding import layout_of_sharding
 from shoal.arrays.words import as_words, bits_as, must_be_words
 from shoal.errors import UsageError
 from shoal.plan.transfer.chunks import chunks_of
+from shoal.plan.transfer.order import in_one_order
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 
 __all__ = [
-    "Program",
     "as_it_lies",
     "is_better",
     "move_as_planned",
@@ -30,18 +30,10 @@ __all__ = [
 ]
 
 
-class Program(NamedTuple):
-    """One compiled part of a move."""
-
-    run: Callable[[jax.Array], jax.Array]
-    takes: NamedSharding
-    gives: NamedSharding
-
-
-def plan_of(array: jax.Array | jax.ShapeDtypeStruct, target: NamedSharding) -> Transfer | None:
-    """Return the plan of a move; None where the way it lies, or shall lie, is no layout."""
-    if array.sharding is None or (isinstance(array, jax.Array) and is_key(array)):
-        return None
+def plan_of(array: jax.Array, target: NamedSharding) -> Transfer | None:
+    """Return the plan of a move within the same devices; None where an end is no layout."""
+    if is_key(array) or array.sharding.device_set != target.device_set:
+        return None  # single sends are many to plan, and nothing runs them
     rank = len(array.shape)
     try:
         ends = layout_of_sharding(array.sharding, rank), layout_of_sharding(target, rank)
@@ -60,10 +52,10 @@ def is_better(plan: Transfer, dtype: Any = None) -> bool:
         return False
     if dtype is not None and _has_words(dtype):
         return True
-    in_one_order = list(plan.source.mesh.device_ids.flat) == list(plan.target.mesh.device_ids.flat)
+    reordered = not in_one_order(plan.source.mesh, plan.target.mesh)
     is_single = len(plan.steps) == 1 and plan.steps[0].kind != "exchange"
     is_large = chunks_of(plan.steps, plan.shape, plan.item_bytes) is not None
-    return not in_one_order or not is_single or is_large or bool(plan.source.partial)
+    return reordered or not is_single or is_large or bool(plan.source.partial)
 
 
 def move_as_planned(array: jax.Array, plan: Transfer, target: NamedSharding) -> jax.Array:
@@ -89,17 +81,17 @@ def _has_words(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits in (8, 16)
 
 
-def programs_of(plan: Transfer, dtype: Any) -> tuple[Program, ...]:
+def programs_of(plan: Transfer, dtype: Any) -> tuple[Stage, ...]:
     """Return the programs of a move, one after the other; compiled when they first run."""
     return _programs(plan, _has_words(dtype))
 
 
 @lru_cache(maxsize=1024)
-def _programs(plan: Transfer, in_words: bool) -> tuple[Program, ...]:
+def _programs(plan: Transfer, in_words: bool) -> tuple[Stage, ...]:
     """Narrow floats are moved as integers of the same bits: XLA changes those of NaNs."""
     found = stages(plan.steps, plan.source, plan.target, plan.shape, plan.item_bytes)
     return tuple(
-        Program(
+        Stage(
             jax.jit(_in_words(run) if in_words else run, in_shardings=takes, out_shardings=gives),
             takes,
             gives,

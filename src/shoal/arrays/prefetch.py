@@ -71,7 +71,7 @@ class Prefetch(Generic[T]):
 
     @property
     def waited_s(self) -> float:
-        """How long somebody has waited for the next result by now, seconds."""
+        """How long the caller of `next` has waited for its result by now, in seconds."""
         since = self._waiting_since
         return 0.0 if since is None else time.monotonic() - since
 

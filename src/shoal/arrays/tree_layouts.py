@@ -195,7 +195,7 @@ def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_ru
 
 
 def _is_bare_shape(node: Any) -> bool:
-    """True for (8, 4): a tree of two numbers to JAX, a shape to whoever wrote it."""
+    """True for (8, 4): JAX takes it for a tree of two numbers, but it is meant as a shape."""
     return type(node) is tuple and len(node) > 0 and all(type(size) is int for size in node)
 
 
@@ -216,8 +216,8 @@ def _rules(rules: Any, offences: list[str]) -> list[_Rule]:
         elif not is_pattern(pattern):
             offences.append(f"rule {pattern!r}: what stands in [ ] is no range")
         elif not is_one_layout(given):
-            told = f"{given!r} is no layout; give a tuple of axis names and None, or a Layout"
-            offences.append(WrongType(f"rule {pattern!r}: {told}"))
+            text = f"{given!r} is no layout; give a tuple of axis names and None, or a Layout"
+            offences.append(WrongType(f"rule {pattern!r}: {text}"))
         else:
             table.append(_Rule(pattern, given))
     return table

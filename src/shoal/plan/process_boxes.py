@@ -1,6 +1,6 @@
 """What the devices of each process hold together of an array: one box, cut evenly inside.
 
-Where every process holds a box, and all boxes have one shape, an array can be told by parts: each
+Where every process holds a box, and all boxes have one shape, an array can be given in parts: each
 process has its box as an array of its own. Boxes of two processes are then equal or disjoint.
 """
 

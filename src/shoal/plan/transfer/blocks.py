@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.edge_colours import edge_colours
+from shoal.plan.transfer.order import positions
 
 __all__ = [
     "Copies",
@@ -54,9 +55,7 @@ def tiles_of(layout: Layout, mesh: Mesh | None = None) -> Tiles:
     counts = tuple(layout.num_shards(dim) for dim in range(layout.rank))
     if mesh is None or mesh is own:
         return Tiles(counts, coords)
-    ids = own.device_ids.ravel()
-    order = np.argsort(ids, kind="stable")
-    return Tiles(counts, coords[order[np.searchsorted(ids[order], mesh.device_ids.ravel())]])
+    return Tiles(counts, coords[positions(mesh, own)])
 
 
 def tile_numbers(tiles: Tiles) -> IntArray:

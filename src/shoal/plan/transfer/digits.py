@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.primes import prime_factors
+from shoal.plan.transfer.order import in_one_order, positions
 
 __all__ = ["Basis", "bases", "count_states"]
 
@@ -57,8 +58,8 @@ def bases(source: Layout, target: Layout, most_states: int) -> tuple[Basis, Basi
     cuts = _common_cuts(here, there)
     sizes, own = _split(here, cuts)
     other_sizes, other = _split(there, cuts)
-    place = _places(here, there)
-    twin = _twins(_coords(sizes, np.arange(here.size)), _coords(other_sizes, place))
+    own_coords = _coords(sizes, np.arange(here.size))
+    twin = _twins(own_coords, _coords(other_sizes, positions(here, there)))
     if twin is None:
         sizes, own, _ = _coarsened(sizes, own, {}, source.rank, most_states // 2)
         other_sizes, other, _ = _coarsened(other_sizes, other, {}, source.rank, most_states // 2)
@@ -86,7 +87,7 @@ def _common_cuts(here: Mesh, there: Mesh) -> set[int]:
 
     Empty where these do not divide each other, or the devices are in another order.
     """
-    if not np.array_equal(here.device_ids.ravel(), there.device_ids.ravel()):
+    if not in_one_order(here, there):
         return set()
     cuts = sorted({math.prod(m.shape[i:]) for m in (here, there) for i in range(len(m.shape) + 1)})
     return set() if any(high % low for low, high in pairwise(cuts)) else set(cuts)
@@ -104,12 +105,6 @@ def _split(mesh: Mesh, cuts: set[int]) -> tuple[list[int], Axes]:
             sizes += prime_factors(more // less)
         axes[axis] = list(range(begin, len(sizes)))
     return sizes, axes
-
-
-def _places(here: Mesh, there: Mesh) -> IntArray:
-    """Return the position in `there` of each device of `here`, in the order of the latter."""
-    order = np.argsort(there.device_ids.ravel(), kind="stable")
-    return order[np.searchsorted(there.device_ids.ravel()[order], here.device_ids.ravel())]
 
 
 def _coords(sizes: Sequence[int], places: IntArray) -> list[bytes]:

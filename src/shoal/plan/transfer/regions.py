@@ -2,8 +2,8 @@
 
 Along each dim the shards of the source and those of the target cut the array into *pieces*; a
 piece lies in one shard of each. A region is one piece of every dim, so it is what one shard of the
-source and one of the target have in common: all devices of a shard are told of at once, and no
-pair of devices is looked at.
+source and one of the target have in common. The devices of a shard are treated as one group; pairs
+of devices are never enumerated.
 
     source: 3 shards   0 0 0 1 1 1 2 2
     target: 2 shards   0 0 0 0 1 1 1 1

@@ -12,17 +12,16 @@ from numpy.typing import NDArray
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.blocks import missing, tile_numbers, tiles_of
 
-__all__ = ["KINDS", "Step", "pairs", "received_bytes"]
+__all__ = ["Step", "pairs", "received_bytes"]
 
 IntArray = NDArray[np.int64]
-
-KINDS = ("slice", "all_gather", "all_to_all", "permute", "exchange", "reduce_scatter", "all_reduce")
 
 
 class Step(NamedTuple):
     """What all devices do at the same time. Layouts are over digits of the axes: see `digits`."""
 
-    kind: str  # one of KINDS
+    kind: str
+    """slice, all_gather, all_to_all, permute, exchange, reduce_scatter or all_reduce."""
     axes: tuple[str, ...]  # digits that each group of devices spans; () of a permute or exchange
     dim: (
         int | None
