@@ -18,7 +18,7 @@ from shoal.arrays.upload import upload
 from shoal.arrays.words import as_words, bits_as, must_be_words
 from shoal.plan.transfer.plan import Transfer
 
-__all__ = ["Move", "move", "on_row", "relabelled", "row_of"]
+__all__ = ["Move", "move", "on_row", "relabelled", "row_of", "xla_program"]
 
 
 class Move(NamedTuple):
@@ -119,7 +119,7 @@ def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
         and array.sharding.shard_shape(array.shape) == target.shard_shape(array.shape)
     )
     with on_row(row_of(targets[0])):
-        results = _program(sources, targets, fits)(*[each.value for each in moves])
+        results = xla_program(sources, targets, fits)(*[each.value for each in moves])
     return tuple(_as_they_were(results, moves, as_they_were))
 
 
@@ -205,7 +205,7 @@ def row_of(sharding: jax.sharding.Sharding) -> tuple[jax.Device, ...]:
 
 
 @lru_cache(maxsize=256)
-def _program(
+def xla_program(
     sources: tuple[NamedSharding, ...], targets: tuple[NamedSharding, ...], donated: tuple[int, ...]
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """Return the program that moves; naming its inputs lets cotangents travel the way back."""

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 
 from shoal.arrays.host_values import deleted
 from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
+from shoal.arrays.move import row_of, xla_program
 from shoal.arrays.planned_move import is_better, programs_of, whole_shape
 from shoal.arrays.sharding import layout_of, sharding
 from shoal.colour import local
@@ -119,13 +120,13 @@ class RelayoutPlan:
     @cached_property
     def _default(self) -> Any:
         ends = sharding(self.transfer.source), sharding(self.transfer.target)
-        rows = [list(end.mesh.devices.flat) for end in ends]
-        if rows[0] != rows[1]:
+        if row_of(ends[0]) != row_of(ends[1]):
             raise UsageError(
                 "plan_relayout: XLA itself moves arrays only among the same devices in one order"
             )
-        same = jax.jit(_as_it_is, in_shardings=ends[0], out_shardings=ends[1])
-        return _compiled(same, self.transfer.shape, self.dtype, ends[0])
+        return _compiled(
+            xla_program((ends[0],), (ends[1],), ()), self.transfer.shape, self.dtype, ends[0]
+        )
 
     def _compiled(self) -> list[Any]:
         plan = self.transfer
@@ -200,10 +201,6 @@ def _why_not(x: Any) -> str:
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         return "PRNG keys go the way that XLA chooses; plan jax.random.key_data(keys) instead"
     return deleted(x) if isinstance(x, jax.Array) else ""
-
-
-def _as_it_is(x: jax.Array) -> jax.Array:
-    return x
 
 
 def _compiled(run: Any, shape: tuple[int, ...], dtype: Any, takes: NamedSharding) -> Any:
