@@ -181,14 +181,42 @@ def _on_shard(step: Step, shape: Sequence[int]) -> OnShard:
     dim: Any = step.dim
     kinds: dict[str, OnShard] = {
         "slice": lambda x: _own_slice(x, step.axes, size, dim),
-        "all_gather": lambda x: jax.lax.all_gather(x, step.axes, axis=dim, tiled=True),
-        "all_to_all": lambda x: jax.lax.all_to_all(x, step.axes, step.to_dim, dim, tiled=True),
+        "all_gather": lambda x: _gathered(x, step),
+        "all_to_all": lambda x: _cut_and_joined(x, step, size),
         "reduce_scatter": lambda x: jax.lax.psum_scatter(
             x, step.axes, scatter_dimension=dim, tiled=True
         ),
         "all_reduce": lambda x: jax.lax.psum(x, step.axes),
     }
     return kinds[step.kind]
+
+
+def _gathered(x: jax.Array, step: Step) -> jax.Array:
+    """Return the shards of a group, joined along a dim.
+
+    The shards get a dim of their own first. Told to join them in place, XLA's compilers for CPU
+    and GPU make that dim the slowest, element by element, and turn the whole back afterwards; for
+    TPU they do not, and there a dim of its own would have to be filled up.
+    """
+    dim: Any = step.dim
+    if step.before.mesh.kind == "tpu":
+        return jax.lax.all_gather(x, step.axes, axis=dim, tiled=True)
+    return _merged(jax.lax.all_gather(x, step.axes, axis=dim), dim)
+
+
+def _cut_and_joined(x: jax.Array, step: Step, size: int) -> jax.Array:
+    """Return a shard cut along one dim and joined along another, as for `_gathered`."""
+    dim: Any = step.dim
+    cut: Any = step.to_dim
+    if step.before.mesh.kind == "tpu":
+        return jax.lax.all_to_all(x, step.axes, cut, dim, tiled=True)
+    parts = x.reshape(*x.shape[:cut], size, x.shape[cut] // size, *x.shape[cut + 1 :])
+    return _merged(jax.lax.all_to_all(parts, step.axes, cut, dim), dim)
+
+
+def _merged(x: jax.Array, dim: int) -> jax.Array:
+    """Return an array with a dim and the next one as one."""
+    return x.reshape(*x.shape[:dim], x.shape[dim] * x.shape[dim + 1], *x.shape[dim + 2 :])
 
 
 def _own_slice(x: jax.Array, axes: tuple[str, ...], size: int, dim: int) -> jax.Array:
@@ -217,6 +245,8 @@ def _exchange(step: Step, shape: Sequence[int]) -> OnShard:
     def run(x: jax.Array) -> jax.Array:
         place = jax.lax.axis_index(names)
         found = jax.lax.empty(tile, x.dtype)
+        if side == tile and len(rounds) == 1:
+            return _block(x, rounds[0], names, place, side)
         for each in rounds:
             block, at = _block(x, each, names, place, side), _at(each.writes, place, side)
             if each.idle.any():

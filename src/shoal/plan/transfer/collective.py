@@ -42,6 +42,7 @@ __all__ = ["MOST_ROUNDS", "MOST_STATES", "Weigh", "by_bytes", "by_seconds", "sho
 
 MOST_STATES = 3000  # a search through all of them takes about a second
 MOST_ROUNDS = 16  # messages of an exchange, one after the other
+_MESSAGE_BYTES = 256 << 10  # a message takes as long as a device needs to write so much
 
 # What a collective over digits of a mesh costs, given the bytes that each device holds before.
 Weigh = Callable[[str, Mesh, tuple[str, ...], int], float]
@@ -97,7 +98,7 @@ def shortest(
     most_states: int = MOST_STATES,
     most_rounds: int = MOST_ROUNDS,
 ) -> tuple[Step, ...] | None:
-    """Return the cheapest steps, the fewest among equals; None where there is no path.
+    """Return the cheapest steps, of equals those with the least work; None if there is no path.
 
     Args:
       source, target: over the same devices, cutting every dim of `shape` evenly. Sums pending in
@@ -123,6 +124,7 @@ def shortest(
 
 
 Hop = tuple[Node, Edge, Node]
+Weighed = tuple[float, int, Hop]  # its weight, and its work: decides among equal weights
 
 
 class _Search:
@@ -161,9 +163,9 @@ class _Search:
             if node in done:
                 continue
             done.add(node)
-            price, messages = best[node]
-            for weight, rounds, hop in self._hops(node):
-                key, after = (price + weight, messages + rounds), hop[2]
+            price, done_work = best[node]
+            for weight, work, hop in self._hops(node):
+                key, after = (price + weight, done_work + work), hop[2]
                 if after not in done and key < best.get(after, (math.inf, 0)):
                     best[after], came[after] = key, hop
                     rest = self._least(after)
@@ -202,20 +204,21 @@ class _Search:
             self._tiles[node] = tiles_of(self._layout(node), self._meshes[0])
         return self._tiles[node]
 
-    def _hops(self, node: Node) -> Iterator[tuple[float, int, Hop]]:
-        """Yield what leaves a state: its weight, how many messages follow each other, the hop."""
+    def _hops(self, node: Node) -> Iterator[Weighed]:
+        """Yield what leaves a state."""
         mesh, held = self._meshes[node.basis], self._held(node)
         for edge in edges(node.state, mesh.shape, self._shape):
             after = Node(node.basis, edge.after)
             if self._held(after) <= self._most_bytes:
                 axes = tuple(mesh.axis_names[digit] for digit in edge.digits)
-                yield self._weigh(edge.kind, mesh, axes, held), 1, (node, edge, after)
+                weight = self._weigh(edge.kind, mesh, axes, held)
+                yield weight, _work(edge, held, self._held(after)), (node, edge, after)
         if node.state.pending:
             return
         yield from self._permutes(node, held)
         yield from self._exchanges(node)
 
-    def _permutes(self, node: Node, held: int) -> Iterator[tuple[float, int, Hop]]:
+    def _permutes(self, node: Node, held: int) -> Iterator[Weighed]:
         """Yield the states with as many tiles: that a permute leads to, or that are the same."""
         mesh = self._meshes[node.basis]
         counts = tiles(node.state, mesh.shape)
@@ -225,10 +228,11 @@ class _Search:
         if counts not in self._permuted:  # by the first state that came here: it is the cheapest
             self._permuted.add(counts)
             weight = self._weigh("permute", mesh, mesh.axis_names, held)
+            work = _MESSAGE_BYTES + held
             for after in self._members(counts):
-                yield weight, 1, (node, _to("permute", after), after)
+                yield weight, work, (node, _to("permute", after), after)
 
-    def _exchanges(self, node: Node) -> Iterator[tuple[float, int, Hop]]:
+    def _exchanges(self, node: Node) -> Iterator[Weighed]:
         """Yield the exchange for the last state; from the first one, if it has none, for any."""
         direct = self._exchange(node, self._last)
         if direct is not None:
@@ -238,7 +242,7 @@ class _Search:
                 if (found := self._exchange(node, after)) is not None:
                     yield found
 
-    def _exchange(self, node: Node, after: Node) -> tuple[float, int, Hop] | None:
+    def _exchange(self, node: Node, after: Node) -> Weighed | None:
         """Return an exchange, if the blocks are equal and few enough."""
         mesh, old, new = self._meshes[0], self._tiles_of(node), self._tiles_of(after)
         grid = grid_of(old.counts, new.counts)
@@ -249,7 +253,9 @@ class _Search:
             return None
         block = self._whole // math.prod(grid)
         weight = rounds * self._weigh("permute", mesh, mesh.axis_names, block)
-        return weight, rounds, (node, _to("exchange", after), after)
+        cut_sent_filled_and_written = 2 * rounds * block + 2 * self._held(after)
+        work = (rounds + 1) * _MESSAGE_BYTES + cut_sent_filled_and_written
+        return weight, work, (node, _to("exchange", after), after)
 
     def _states(self) -> Iterator[Node]:
         """Yield all states that divide the dims evenly."""
@@ -275,6 +281,23 @@ class _Search:
                 found.setdefault(self._tiles_of(node).coords.tobytes(), []).append(node)
             self._equal[counts] = found
         return self._equal[counts]
+
+
+def _work(edge: Edge, held: int, holds: int) -> int:
+    """Return about how many bytes a device writes for a collective, on the way and at its end.
+
+    It decides among paths that receive as much. A gather or an all-to-all writes what it receives,
+    and writes it again where tiles are not joined along the first dim; what an all-to-all sends is
+    cut first. Slices are part of what follows.
+    """
+    times = {
+        "slice": 0,
+        "all_gather": 1 if edge.dim == 0 else 2,
+        "all_to_all": 3,
+        "reduce_scatter": 2,
+        "all_reduce": 2,
+    }
+    return _MESSAGE_BYTES // (4 if edge.kind == "slice" else 1) + times[edge.kind] * max(held, holds)
 
 
 def _to(kind: str, after: Node) -> Edge:
