@@ -244,11 +244,14 @@ def _exchange(step: Step, shape: Sequence[int]) -> OnShard:
 
     def run(x: jax.Array) -> jax.Array:
         place = jax.lax.axis_index(names)
+        blocks = [_block(x, each, names, place, side) for each in rounds]
+        if len(blocks) == 1 and side == tile:
+            return blocks[0]
+        if len(blocks) == 2 and 2 * np.prod(side) == np.prod(tile):
+            return _halves(blocks, np.stack([each.writes for each in rounds]), place)
         found = jax.lax.empty(tile, x.dtype)
-        if side == tile and len(rounds) == 1:
-            return _block(x, rounds[0], names, place, side)
-        for each in rounds:
-            block, at = _block(x, each, names, place, side), _at(each.writes, place, side)
+        for block, each in zip(blocks, rounds, strict=True):
+            at = _at(each.writes, place, side)
             if each.idle.any():
                 there = jax.lax.dynamic_slice(found, at, side)
                 block = jnp.where(jnp.asarray(each.idle)[place], there, block)
@@ -256,6 +259,24 @@ def _exchange(step: Step, shape: Sequence[int]) -> OnShard:
         return found
 
     return run
+
+
+def _halves(blocks: Sequence[jax.Array], places: np.ndarray[Any, Any], at: jax.Array) -> jax.Array:
+    """Return a tile of two blocks, which each device has in an order of its own.
+
+    Written once; an empty tile would be filled with zeros first.
+
+    Args:
+      places: where blocks go: 0 or 1, along the dim that has two [block, devices, rank].
+      at: the place of this device in its mesh.
+    """
+    dim = int(np.argmax(places.any(axis=(0, 1))))
+    swapped = places[0, :, dim] == 1
+    if swapped.all() or not swapped.any():
+        return jnp.concatenate(blocks[::-1] if swapped.all() else blocks, dim)
+    is_swapped = jnp.asarray(swapped)[at]
+    ends = [jax.lax.select_n(is_swapped, *pair) for pair in (blocks, blocks[::-1])]
+    return jnp.concatenate(ends, dim)
 
 
 def _block(

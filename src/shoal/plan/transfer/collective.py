@@ -297,7 +297,9 @@ def _work(edge: Edge, held: int, holds: int) -> int:
         "reduce_scatter": 2,
         "all_reduce": 2,
     }
-    return _MESSAGE_BYTES // (4 if edge.kind == "slice" else 1) + times[edge.kind] * max(held, holds)
+    return _MESSAGE_BYTES // (4 if edge.kind == "slice" else 1) + times[edge.kind] * max(
+        held, holds
+    )
 
 
 def _to(kind: str, after: Node) -> Edge:
