@@ -63,7 +63,7 @@ def survey(devices: int, count: int) -> None:
         rows: dict[str, list[tuple[float, float, float, float]]] = {}
         for source, target in drawn(mesh, rank, count):
             x = jax.ShapeDtypeStruct(shape, np.float32, sharding=shoal.sharding(source))
-            plan = shoal.plan_relayout(x, target)
+            plan = shoal.plan_relayout(x, target, way="collectives")
             if plan.bound_bytes:
                 own = counted(plan.program(), devices)
                 held = sum(plan.transfer.shard_bytes)
@@ -157,7 +157,7 @@ def ways(array: Any, source: Any, target: Any) -> dict[str, Callable[[Any], Any]
     ends = shoal.sharding(source), shoal.sharding(target)
     plan = shoal.plan_relayout(array, target)
     same = jax.jit(lambda x: x, in_shardings=ends[0], out_shardings=ends[1])
-    inside = same if plan.way in ("none", "xla") else plan.program()
+    inside = plan.program() if plan.steps else same
     found = {
         "inside": inside,
         "xla inside": same,

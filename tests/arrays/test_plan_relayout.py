@@ -33,14 +33,15 @@ def test_its_claims_are_those_of_the_program(rank):
     ways = set()
     for source, target in random.Random(5).sample(pairs, 12):
         array = put(values, source)
-        plan = plan_relayout(array, target)
+        plan = plan_relayout(array, target, way="collectives")
         ways.add(plan.way)
         assert plan.bound_bytes == least_bytes(source, target, shape, 4) <= plan.received_bytes
         if plan.way != "none":
             assert received_bytes_of(plan.program().as_text(), 8) == plan.received_bytes
             assert plan.default_received_bytes >= plan.received_bytes
             assert plan.peak_bytes >= plan.transfer.bounds.peak_bytes
-        np.testing.assert_array_equal(np.asarray(relayout(array, target)), values)
+        moved = relayout(array, target, way="collectives")
+        np.testing.assert_array_equal(np.asarray(moved), values)
     assert "collectives" in ways
 
 
@@ -57,7 +58,8 @@ def test_a_large_array_needs_no_more_than_a_chunk_beside_both_shards(source, tar
     """Of 256 MiB a device, on the side that holds more: compiled, not run."""
     fewest = min(layout.num_shards(0) * layout.num_shards(1) for layout in (source, target))
     shape = (8192, 8192 * fewest)
-    plan = plan_relayout(jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding(source)), target)
+    x = jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding(source))
+    plan = plan_relayout(x, target, way="collectives")
     assert plan.way == "collectives"
     assert max(plan.transfer.shard_bytes) == 256 << 20
     assert plan.peak_bytes <= sum(plan.transfer.shard_bytes) + CHUNK_BYTES
@@ -80,11 +82,22 @@ def test_chunk_by_chunk_every_item_comes_to_its_place(rank, monkeypatch):
 
 def test_shapes_will_do():
     shape = jax.ShapeDtypeStruct((64, 64), np.float32, sharding=sharding(ROWS))
-    plan = plan_relayout(shape, COLUMNS)
+    plan = plan_relayout(shape, COLUMNS, way="collectives")
     assert (plan.way, plan.received_bytes, plan.bound_bytes) == ("xla", 1792, 1792)
     assert [str(step) for step in plan.steps] == ["all_to_all over a+b+c of dim 0 → dim 1"]
     assert plan.seconds(parse("v5e:2x4")) > 0
     assert str(plan).startswith("way xla\nLayout(a+b+c, - @ a=2 b=2 c=2)\n→ Layout(-, a+b+c")
+
+
+def test_what_shares_a_memory_is_copied():
+    array = put(np.ones((64, 64), np.float32), ROWS)
+    plan = plan_relayout(array, COLUMNS)
+    assert (plan.way, plan.received_bytes) == ("copy", 1792)
+    assert plan.peak_bytes == sum(plan.transfer.shard_bytes)
+    assert "all_to_all over a+b+c of dim 0 → dim 1" in str(plan)
+    other = plan_relayout(array, COLUMNS, way="collectives")
+    assert plan != other
+    assert plan.program().as_text() == other.program().as_text()
 
 
 def test_where_nothing_moves_no_program_runs():
@@ -109,7 +122,7 @@ def test_between_devices_that_differ():
 
 def test_where_xla_gathers_everything():
     array = put(np.ones((64, 64), np.float32), Layout(CUBE, "c", "b"))
-    plan = plan_relayout(array, Layout(CUBE, ("c", "b", "a"), None))
+    plan = plan_relayout(array, Layout(CUBE, ("c", "b", "a"), None), way="collectives")
     assert plan.received_bytes * 12 == plan.default_received_bytes
     assert plan.peak_bytes < plan.default_peak_bytes / 3
 
@@ -132,3 +145,10 @@ def test_where_xla_gathers_everything():
 def test_what_is_refused(x, layout, words):
     with pytest.raises(UsageError, match=words):
         plan_relayout(x, layout)
+
+
+def test_only_a_way_can_be_asked_for():
+    array = put(np.ones((8, 8), np.float32), ROWS)
+    for function in (plan_relayout, relayout):
+        with pytest.raises(UsageError, match="give 'collectives', or nothing"):
+            function(array, COLUMNS, way="fast")

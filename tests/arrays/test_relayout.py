@@ -36,11 +36,12 @@ def moves(draw):
     return source, target, tuple(map(int, shape))
 
 
+@pytest.mark.parametrize("way", [None, "collectives"])
 @given(moves())
-def test_any_layout_to_any_layout_of_any_devices(move):
+def test_any_layout_to_any_layout_of_any_devices(way, move):
     source, target, shape = move
     value = np.arange(np.prod(shape, dtype=int), dtype=np.int32).reshape(shape)
-    array = relayout(put(value, source), target)
+    array = relayout(put(value, source), target, way=way)
     assert array.sharding == sharding(target)
     for shard in array.addressable_shards:
         held = np.asarray(shard.data)
@@ -55,20 +56,23 @@ def test_arrays_without_items(shape):
         assert {s.data.shape for s in moved.addressable_shards} == {target.shard_shape(shape)}
 
 
+@pytest.mark.parametrize("way", [None, "collectives"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e5m2", "float8_e4m3fn", "int4"])
-def test_bits_of_narrow_values_survive_every_way(dtype):
+def test_bits_of_narrow_values_survive_every_way(dtype, way):
     words = np.random.default_rng(0).integers(0, 256, (64, 64 * np.dtype(dtype).itemsize), np.uint8)
     values = (words % 16 if dtype == "int4" else words).view(dtype)
     for target in (COLUMNS, Layout(MESH, "model", "data"), Layout(MESH, None, None)):
-        moved = np.asarray(relayout(put(values, ROWS), target))
+        moved = np.asarray(relayout(put(values, ROWS), target, way=way))
         np.testing.assert_array_equal(
             moved.view(np.uint8), np.asarray(put(values, ROWS)).view("u1")
         )
 
 
-def test_bits_survive():
+@pytest.mark.parametrize("way", [None, "collectives"])
+def test_bits_survive(way):
     odd = np.array([0x80000000, 1, 0x7F800001, 0xFFC12345] * 2, np.uint32)
-    array = relayout(put(odd.view(np.float32), Layout(MESH, "data")), Layout(MESH, "model"))
+    value = put(odd.view(np.float32), Layout(MESH, "data"))
+    array = relayout(value, Layout(MESH, "model"), way=way)
     np.testing.assert_array_equal(np.asarray(array).view(np.uint32), odd)
 
 
@@ -90,10 +94,11 @@ def test_arrays_on_one_device_and_keys_move_too():
     np.testing.assert_array_equal(jax.random.key_data(moved), jax.random.key_data(keys))
 
 
+@pytest.mark.parametrize("way", [None, "collectives"])
 @pytest.mark.parametrize("dims", [("model", "data"), (None, "data")])  # other, same shard shapes
-def test_donated_arrays_are_gone(dims):
+def test_donated_arrays_are_gone(dims, way):
     array = put(np.ones((8, 8), np.float32), ROWS)
-    moved = relayout(array, Layout(MESH, *dims), donate=True)
+    moved = relayout(array, Layout(MESH, *dims), donate=True, way=way)
     assert array.is_deleted()
     np.testing.assert_array_equal(moved, 1)
     assert relayout(moved, Layout(MESH, *dims), donate=True) is moved
@@ -102,9 +107,10 @@ def test_donated_arrays_are_gone(dims):
 
 def test_nothing_passes_through_the_host():
     array = put(np.arange(64, dtype=np.float32).reshape(8, 8), ROWS)
-    jax.block_until_ready(relayout(array, Layout(MESH, None, "model")))  # compiled
+    target = Layout(MESH, None, "model")
+    jax.block_until_ready(relayout(array, target, way="collectives"))  # compiled
     with jax.transfer_guard("disallow_explicit"):
-        moved = relayout(array, Layout(MESH, None, "model"))
+        moved = relayout(array, target, way="collectives")
     assert layout_of(moved) == Layout(MESH, None, "model")
 
 
@@ -163,10 +169,11 @@ def test_deleted_arrays_are_named(target):
         relayout({"a": gone}, target)
 
 
+@pytest.mark.parametrize("way", [None, "collectives"])
 @pytest.mark.parametrize("donate", [False, True])
-def test_what_moves_to_other_devices_shares_nothing(donate):
+def test_what_moves_to_other_devices_outlives_its_source(donate, way):
     source = jax.device_put(np.arange(8, dtype=np.float32), jax.devices()[0])
-    moved = relayout(source, Layout(MESH, None), donate=donate)
+    moved = relayout(source, Layout(MESH, None), donate=donate, way=way)
     assert source.is_deleted() is donate
     source.delete()
     np.testing.assert_array_equal(moved, np.arange(8))
@@ -179,9 +186,10 @@ def test_what_moves_to_other_devices_shares_nothing(donate):
     [(ROWS, True), (Layout(Mesh({"a": 4, "b": 2}), "a", None), True),
      (COLUMNS, False), (Layout(Mesh({"x": 2}, [5, 1]), "x", None), False)],
 )  # fmt: skip
-def test_donated_arrays_that_stand_twice_in_a_tree(layout, stays):
+@pytest.mark.parametrize("way", [None, "collectives"])
+def test_donated_arrays_that_stand_twice_in_a_tree(way, layout, stays):
     tied = put(np.ones((8, 8), np.float32), ROWS)
-    moved = relayout([tied, tied], [COLUMNS, layout], donate=True)
+    moved = relayout([tied, tied], [COLUMNS, layout], donate=True, way=way)
     assert [layout_of(array) for array in moved] == [COLUMNS, layout]
     for array in moved:
         np.testing.assert_array_equal(np.asarray(array), 1)

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shoal.arrays.host_copy import can_copy, copied
 from shoal.arrays.host_values import is_key
 from shoal.arrays.planned_move import is_better, move_as_planned, plan_of
 from shoal.arrays.upload import upload
@@ -46,13 +47,21 @@ def _empty(shape: tuple[int, ...], dtype: Any, target: NamedSharding) -> jax.Arr
     return jax.make_array_from_single_device_arrays(shape, target, own, dtype=dtype)
 
 
-def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
+def move(
+    moves: Sequence[Move], *, donate: bool = False, between_devices: bool = False
+) -> list[jax.Array]:
     """Move arrays that can be moved; those that lie right already are not copied.
 
     What stays on a row of devices moves in one program. `jax.device_put` would gather an array
     that one process owns whole on the host instead (`shard_sharded_device_array_slow_path`).
+
+    Args:
+      moves: what moves.
+      donate: give up the arrays that move.
+      between_devices: also between CPU devices of one process, which share their memory.
     """
-    plans = [_plan(each) for each in moves]
+    by_copy = [not between_devices and _can_copy(each) for each in moves]
+    plans = [None if is_copy else _plan(each) for each, is_copy in zip(moves, by_copy, strict=True)]
     asked = moves
     moves = [
         each if plan is not None else _without_pending_sum(each)
@@ -67,7 +76,9 @@ def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
         if done is not None:
             continue
         plan = plans[number]
-        if plan is not None:
+        if by_copy[number]:
+            moved[number] = copied(each.array, each.target)
+        elif plan is not None:
             with on_row(()):
                 moved[number] = move_as_planned(each.array, plan, each.target)
         elif row_of(each.array.sharding) == row_of(each.target):
@@ -83,6 +94,10 @@ def move(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
     if donate:
         _give_up(asked, {id(array) for array in kept})
     return moved
+
+
+def _can_copy(each: Move) -> bool:
+    return each.value is each.array and can_copy(each.array, each.target)
 
 
 def _plan(each: Move) -> Transfer | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from shoal.arrays.host_copy import has_words, in_one_memory, must_be_a_way
 from shoal.arrays.host_values import deleted
 from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
 from shoal.arrays.move import row_of, xla_program
@@ -33,19 +34,29 @@ class RelayoutPlan:
     transfer: Transfer
     """The plan itself, which knows nothing of JAX."""
     dtype: np.dtype[Any]
+    in_one_memory: bool = False
+    """The devices are CPU devices of one process, and tiles are copied in its memory."""
 
     @property
     def way(self) -> str:
         """How the bytes go.
 
         "none": no byte moves. "collectives": the steps, as one compiled program of its own.
-        "xla": a single step, for which XLA's program is the same. "copy": by `jax.device_put`,
-        between devices that are not the same ones: then `received_bytes` says what each must get.
+        "xla": a single step, for which XLA's program is the same. "copy": within the memory of
+        one process, or by `jax.device_put` between devices that are not the same ones; then
+        `received_bytes` says what each device would have to receive from others.
         """
         if self.transfer.way == "none":
             return "none"
-        if self.transfer.way != "collectives":
+        if self.in_one_memory:
             return "copy"
+        return self._program_way
+
+    @property
+    def _program_way(self) -> str:
+        """How the bytes would go if devices shared no memory."""
+        if self.transfer.way != "collectives":
+            return self.transfer.way if self.transfer.way == "none" else "copy"
         return "collectives" if is_better(self.transfer, self.dtype) else "xla"
 
     @property
@@ -69,11 +80,14 @@ class RelayoutPlan:
 
         Compiles the program, if one runs.
         """
-        bounds = self.transfer.bounds
-        return max([bounds.peak_bytes, *(_peak(each) for each in self._compiled())])
+        programs = [] if self.way == "copy" else self._compiled()
+        return max([self.transfer.bounds.peak_bytes, *map(_peak, programs)])
 
     def program(self) -> Any:
-        """Return the compiled program that runs (`jax.stages.Compiled`).
+        """Return the compiled program of the steps (`jax.stages.Compiled`).
+
+        It is what runs, unless the way is "copy": then it is what would run if the devices shared
+        no memory, and what `constrain(via=)` runs.
 
         Raises:
           UsageError: none runs, or two do: where devices change their order on the way.
@@ -110,7 +124,7 @@ class RelayoutPlan:
         Raises:
           UsageError: the way is "copy", of which the model knows nothing.
         """
-        if self.way == "copy":
+        if self._program_way == "copy":
             raise UsageError(
                 "RelayoutPlan.seconds: between devices that are not the same ones JAX copies the "
                 "array, and how long that takes is not modelled; print(plan) shows the bytes"
@@ -130,9 +144,9 @@ class RelayoutPlan:
 
     def _compiled(self) -> list[Any]:
         plan = self.transfer
-        if self.way == "xla":
+        if self._program_way == "xla":
             return [self._default]
-        if self.way != "collectives":
+        if self._program_way != "collectives":
             return []
         found = []
         shard = plan.source.shard_shape(plan.shape)
@@ -142,8 +156,9 @@ class RelayoutPlan:
         return found
 
     def __str__(self) -> str:
-        if self.way != "copy":
-            return f"way {self.way}\n{self.transfer}"
+        if self._program_way != "copy":
+            shared = ", in the memory of one process; among devices that share none:"
+            return f"way {self.way}{shared * (self.way == 'copy')}\n{self.transfer}"
         return (
             f"way copy\n{self.transfer.source!r}\n→ {self.transfer.target!r}\n"
             f"shape {self.transfer.shape}: JAX copies it\n{self.transfer.bounds}"
@@ -154,7 +169,12 @@ class RelayoutPlan:
 
 
 @local
-def plan_relayout(x: jax.Array | jax.ShapeDtypeStruct, layout: Layouts) -> RelayoutPlan:
+def plan_relayout(
+    x: jax.Array | jax.ShapeDtypeStruct,
+    layout: Layouts,
+    *,
+    way: Literal["collectives"] | None = None,
+) -> RelayoutPlan:
     """Return what `relayout` would do with an array: bytes, steps, memory. Nothing moves.
 
     Local.
@@ -162,6 +182,7 @@ def plan_relayout(x: jax.Array | jax.ShapeDtypeStruct, layout: Layouts) -> Relay
     Args:
       x: an array, or a `jax.ShapeDtypeStruct` with a sharding: of devices that are here.
       layout: where it is to lie, as `relayout` takes it.
+      way: as for `relayout`.
 
     Returns:
       a `RelayoutPlan`.
@@ -176,8 +197,9 @@ def plan_relayout(x: jax.Array | jax.ShapeDtypeStruct, layout: Layouts) -> Relay
       >>> rows = shoal.put(np.ones((8, 8), np.float32), shoal.Layout(mesh, "x", None))
       >>> plan = shoal.plan_relayout(rows, shoal.Layout(mesh, None, "x"))
       >>> plan.way, plan.received_bytes == plan.bound_bytes
-      ('xla', True)
+      ('copy', True)
     """
+    must_be_a_way("plan_relayout", way)
     if why := _why_not(x):
         raise UsageTypeError(f"plan_relayout: {why}")
     offences: list[str] = []
@@ -189,7 +211,8 @@ def plan_relayout(x: jax.Array | jax.ShapeDtypeStruct, layout: Layouts) -> Relay
         cannot_be_pending(leaf, offences)
     raise_all("plan_relayout", offences)
     plan = plan_transfer(source, leaves[0].layout, x.shape, x.dtype.itemsize)
-    return RelayoutPlan(plan, x.dtype)
+    is_copy = way is None and in_one_memory(plan.source, plan.target) and not source.partial
+    return RelayoutPlan(plan, x.dtype, is_copy and has_words(x.dtype))
 
 
 def _why_not(x: Any) -> str:

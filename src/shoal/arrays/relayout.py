@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax.extend.core import concrete_or_error
 from jax.sharding import NamedSharding
 
+from shoal.arrays.host_copy import must_be_a_way
 from shoal.arrays.host_values import deleted
 from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
 from shoal.arrays.leave_trail import leave_trail
@@ -20,16 +21,19 @@ __all__ = ["relayout"]
 
 
 @collective("the processes of both meshes")
-def relayout(tree: Any, layouts: Layouts, *, donate: bool = False) -> Any:
+def relayout(
+    tree: Any, layouts: Layouts, *, donate: bool = False, way: Literal["collectives"] | None = None
+) -> Any:
     """Return a tree of arrays with the same values in other layouts.
 
     Collective over the processes of both meshes.
 
     Any layout to any layout of the same devices, in any order and under any axes; between
     different devices as long as one process owns them all (then by way of its host memory).
-    Arrays that lie right already are not copied; those that move share no memory with what they
-    were. The way is planned so that devices receive close to the least bytes, and a large array
-    goes in chunks: `plan_relayout` says beforehand what moves. PRNG keys, and arrays that are being
+    Arrays that lie right already are not copied. The way is planned so that devices receive close
+    to the least bytes, and a large array goes in chunks: `plan_relayout` says beforehand what
+    moves. CPU devices of one process share its memory: there tiles are copied once, or not at
+    all where they lie in one piece already. PRNG keys, and arrays that are being
     differentiated, go the way that XLA chooses, which may gather them on each device first.
     Differentiable: cotangents travel the way back. Inside `jit` use `constrain`.
 
@@ -38,6 +42,8 @@ def relayout(tree: Any, layouts: Layouts, *, donate: bool = False) -> Any:
       layouts: one layout, or a prefix tree of them, as for `put`.
       donate: give up the arrays that move, so that their memory can be used again; do not use
         them afterwards.
+      way: "collectives" runs the planned program on CPU devices of one process, too: what a
+        cluster would run can be tried on a laptop. Default: whatever is fastest.
 
     Returns:
       the tree, with the arrays in their new layouts.
@@ -54,6 +60,7 @@ def relayout(tree: Any, layouts: Layouts, *, donate: bool = False) -> Any:
       >>> shoal.relayout(rows, shoal.Layout(mesh, None, "x")).sharding.spec
       P(None, 'x')
     """
+    must_be_a_way("relayout", way)
     offences: list[str] = []
     leaves, treedef = leaf_layouts(tree, layouts, offences)
     arrays = [_concrete(leaf, offences) for leaf in leaves]
@@ -69,7 +76,9 @@ def relayout(tree: Any, layouts: Layouts, *, donate: bool = False) -> Any:
         for leaf, array in zip(leaves, arrays, strict=True)
         if array is not None
     ]
-    return jax.tree.unflatten(treedef, move(moves, donate=donate))
+    return jax.tree.unflatten(
+        treedef, move(moves, donate=donate, between_devices=way == "collectives")
+    )
 
 
 def _concrete(leaf: Leaf, offences: list[str]) -> jax.Array | None:

@@ -1,0 +1,164 @@
+"""Arrays on CPU devices of one process → other layouts, by copies within its memory.
+
+These devices share one memory: nothing must be sent, and each byte is written once at most. A tile
+that lies in one piece within an old one is not written at all: both share it, as replicas do.
+That is safe, since nothing changes an array on a device, and XLA copies a donated buffer that
+others share.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, Sharding
+
+from shoal.arrays.host_values import is_key
+from shoal.errors import UsageError
+from shoal.plan.layout import Layout
+
+__all__ = ["can_copy", "copied", "has_words", "in_one_memory", "must_be_a_way"]
+
+HostArray = np.ndarray[Any, Any]
+Box = tuple[tuple[int, int], ...]  # begin and end along each dim
+Copy = tuple[HostArray, HostArray]  # to, from
+
+_ALIGNED_AT = 64  # bytes: JAX takes over host memory that begins at a multiple, and copies other
+_LARGE_BYTES = 4 << 20  # more than that is copied by several threads
+_WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+
+def must_be_a_way(function: str, way: Any) -> None:
+    """Refuse what `relayout` has no way of that name for."""
+    if way is not None and way != "collectives":
+        raise UsageError(
+            f"{function}: way={way!r}: give 'collectives', or nothing for whatever is fastest"
+        )
+
+
+def in_one_memory(source: Layout, target: Layout) -> bool:
+    """Say whether the devices of two layouts are CPU devices of one process."""
+    ends = (source.mesh, target.mesh)
+    processes = {process for mesh in ends for process in mesh.process_indices}
+    return len(processes) == 1 and all(mesh.kind == "cpu" for mesh in ends)
+
+
+def can_copy(array: jax.Array, target: NamedSharding) -> bool:
+    """Say whether `copied` can move an array, whose values are not being traced."""
+    if is_key(array) or not array.size or array.weak_type or not has_words(array.dtype):
+        return False
+    ends: tuple[Sharding, ...] = (array.sharding, target)
+    if any(isinstance(end, NamedSharding) and end.spec.unreduced for end in ends):
+        return False
+    own = jax.process_index()
+    devices = array.sharding.device_set | target.device_set
+    return all(
+        device.platform == "cpu" and device.process_index == own for device in devices
+    ) and all(end.memory_kind in (None, _plain_kind(target)) for end in ends)
+
+
+def has_words(dtype: Any) -> bool:
+    """Say whether elements fill their bytes and `jax.device_put` keeps their dtype."""
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype or dtype.itemsize not in _WORDS:
+        return False
+    if dtype.kind in "bc":
+        return True
+    info = jax.numpy.finfo if jax.numpy.issubdtype(dtype, np.floating) else jax.numpy.iinfo
+    return int(info(dtype).bits) == 8 * dtype.itemsize
+
+
+def _plain_kind(target: NamedSharding) -> str:
+    return next(iter(target.device_set)).default_memory().kind
+
+
+def copied(array: jax.Array, target: NamedSharding) -> jax.Array:
+    """Return an array of which `can_copy` is true in another layout."""
+    places = target.addressable_devices_indices_map(array.shape)
+    boxes = [_box(index, array.shape) for index in places.values()]
+    with jax.transfer_guard("allow"):  # all of it is the memory of the devices
+        held = {
+            _box(shard.index, array.shape): np.asarray(shard.data)
+            for shard in array.addressable_shards
+        }
+        tiles = _tiles(boxes, held, array.dtype)
+        own = jax.device_put([tiles[box] for box in boxes], [*places])
+    return jax.make_array_from_single_device_arrays(array.shape, target, own, dtype=array.dtype)
+
+
+def _box(index: tuple[slice, ...], shape: Sequence[int]) -> Box:
+    return tuple(piece.indices(size)[:2] for piece, size in zip(index, shape, strict=True))
+
+
+def _tiles(boxes: Sequence[Box], held: Mapping[Box, HostArray], dtype: Any) -> dict[Box, HostArray]:
+    """Return each of the boxes, made of those that are held."""
+    cuts = [sorted(set(ends)) for ends in zip(*held, strict=True)]
+    tiles: dict[Box, HostArray] = {}
+    copies: list[Copy] = []
+    for box in boxes:
+        if box in tiles:
+            continue
+        pieces = [*_pieces(box, cuts)]
+        found = held[pieces[0][0]][_within(box, pieces[0][0])] if len(pieces) == 1 else None
+        if found is None or not _can_be_taken_over(found):
+            found = _empty([end - begin for begin, end in box], dtype)
+            for own, common in pieces:
+                copies.append((found[_within(common, box)], held[own][_within(common, own)]))
+        tiles[box] = found
+    _carry_out(copies)
+    return tiles
+
+
+def _pieces(box: Box, cuts: Sequence[Sequence[tuple[int, int]]]) -> Iterator[tuple[Box, Box]]:
+    """Yield the boxes of a grid that another one meets, and what they have in common.
+
+    >>> [*_pieces(((2, 6),), [[(0, 4), (4, 8)]])]
+    [(((0, 4),), ((2, 4),)), (((4, 8),), ((4, 6),))]
+    """
+    met = []
+    for (begin, end), intervals in zip(box, cuts, strict=True):
+        first = bisect.bisect_right(intervals, begin, key=lambda one: one[0]) - 1
+        beyond = bisect.bisect_left(intervals, end, key=lambda one: one[0])
+        met.append(intervals[first:beyond])
+    for own in itertools.product(*met):
+        yield (
+            own,
+            tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, own, strict=True)),
+        )
+
+
+def _within(box: Box, around: Box) -> tuple[Any, ...]:
+    """Return the indices of a box in an array that holds another one; always an array."""
+    return (*(slice(a - c, b - c) for (a, b), (c, _) in zip(box, around, strict=True)), ...)
+
+
+def _can_be_taken_over(memory: HostArray) -> bool:
+    return memory.flags.c_contiguous and memory.ctypes.data % _ALIGNED_AT == 0
+
+
+def _empty(shape: Sequence[int], dtype: Any) -> HostArray:
+    """Return new memory that can be taken over."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + _ALIGNED_AT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNED_AT
+    return memory[begin : begin + size].view(dtype).reshape(shape)
+
+
+def _carry_out(copies: Sequence[Copy]) -> None:
+    """Copy bit by bit, with several threads if that is worth it."""
+    words: list[tuple[HostArray, ...]] = [
+        tuple(each.view(_WORDS[each.dtype.itemsize]) for each in pair) for pair in copies
+    ]
+    if len(words) < 2 or sum(to.nbytes for to, _ in words) < _LARGE_BYTES:
+        for to, of in words:
+            np.copyto(to, of)
+        return
+    with ThreadPoolExecutor(min(len(words), os.cpu_count() or 1)) as threads:
+        for done in [threads.submit(np.copyto, to, of) for to, of in words]:
+            done.result()

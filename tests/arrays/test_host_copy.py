@@ -1,0 +1,74 @@
+"""Moves within the memory of one process."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from shoal.arrays.host_copy import can_copy, copied
+from shoal.arrays.put import put
+from shoal.arrays.relayout import relayout
+from shoal.arrays.sharding import sharding
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+
+MESH = Mesh({"data": 4, "model": 2})
+WHOLE, ROWS, COLUMNS = (
+    Layout(MESH, *dims) for dims in [(None, None), ("data", None), (None, "data")]
+)
+GREAT = (2048, 1024)  # float32: so much that threads copy it
+
+
+def pointers(array):
+    return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+
+
+@pytest.mark.parametrize(("source", "target"), [(ROWS, COLUMNS), (COLUMNS, WHOLE), (WHOLE, ROWS)])
+def test_large_arrays(source, target):
+    values = np.arange(np.prod(GREAT), dtype=np.int32).reshape(GREAT)
+    moved = relayout(put(values, source), target)
+    for shard in moved.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), values[shard.index])
+
+
+def test_a_tile_in_one_piece_is_not_written():
+    array = put(np.ones(GREAT, np.float32), WHOLE)
+    held = pointers(array)
+    assert all(
+        any(begin <= tile < begin + array.nbytes for begin in held)
+        for tile in pointers(copied(array, sharding(ROWS)))
+    )
+    assert len(set(pointers(copied(put(np.ones(GREAT, np.float32), ROWS), sharding(WHOLE))))) == 1
+
+
+@pytest.mark.parametrize("first", ["source", "result"])
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+def test_a_donated_buffer_leaves_those_that_share_it_alone(first):
+    source = put(np.ones(GREAT, np.float32), WHOLE)
+    result = copied(source, sharding(ROWS))
+    donated, other = (source, result) if first == "source" else (result, source)
+    overwritten = jax.jit(lambda x: x - 3, donate_argnums=0)(donated)
+    np.testing.assert_array_equal(np.asarray(overwritten), -2)
+    for shard in other.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data), 1)
+
+
+def test_replicas_that_share_memory_are_donated_apart():
+    result = copied(put(np.ones(GREAT, np.float32), ROWS), sharding(WHOLE))
+    shards = [shard.data for shard in result.addressable_shards]
+    jax.jit(lambda x: x * 0, donate_argnums=0)(shards[0]).block_until_ready()
+    np.testing.assert_array_equal(np.asarray(shards[1]), 1)
+
+
+def test_what_device_put_would_change_moves_otherwise():
+    target = sharding(COLUMNS)
+    with jax.enable_x64(True):
+        wide = put(np.full((8, 8), 1 + 2**-40), ROWS)
+    assert not can_copy(wide, target)
+    moved = relayout(wide, COLUMNS)
+    assert moved.dtype == np.float64
+    assert (np.asarray(moved) == 1 + 2**-40).all()
+    assert not can_copy(put(np.ones((8, 8), "int4"), ROWS), target)
+    assert not can_copy(jax.random.split(jax.random.key(0), (8, 8)), target)
+    assert not can_copy(jnp.full((8, 8), 1), target)  # weakly typed
+    assert can_copy(put(np.ones((8, 8), "bfloat16"), ROWS), target)
