@@ -22,7 +22,7 @@ from shoal.plan.transfer.blocks import exchange_copies
 from shoal.plan.transfer.collective import by_seconds, shortest
 from shoal.plan.transfer.digits import bases, count_states
 from shoal.plan.transfer.states import every
-from shoal.plan.transfer.steps import received_bytes
+from shoal.plan.transfer.steps import pairs, received_bytes
 
 CUBE = Mesh({"a": 2, "b": 2, "c": 2})
 MIXED = Mesh({"a": 2, "b": 3, "c": 4})
@@ -172,3 +172,12 @@ def test_an_exchange_is_the_same_writes_on_every_device(data):
             found[device][tuple(each.writes[device])] = sent.get(device, kept)
     for device in range(8):
         np.testing.assert_array_equal(found[device], wanted[device])
+
+
+def test_a_permute_stays_within_processes_where_it_can():
+    """Tile 0 lies on devices 0 and 2, and shall lie on 1 and 3; each process has one of each."""
+    processes = [[0, 1], [1, 0]]
+    mesh = Mesh({"host": 2, "x": 2}, processes=processes)
+    reordered = Mesh({"host": 2, "x": 2}, [[1, 0], [3, 2]], processes=[[1, 0], [0, 1]])
+    moved = pairs(Layout(mesh, "x"), Layout(reordered, "x"))
+    assert sorted(moved) == [(0, 3), (1, 2), (2, 1), (3, 0)]

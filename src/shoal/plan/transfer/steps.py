@@ -72,7 +72,8 @@ def pairs(before: Layout, after: Layout) -> tuple[tuple[int, int], ...]:
     """Return who sends its shard to whom, so that all hold what the other layout says.
 
     Both cut every dim into as many tiles, over the same devices in any order. A device that
-    already holds its new shard keeps it; every other one receives once and sends at most once.
+    already holds its new shard keeps it; every other one receives once and sends at most once. Of
+    the senders of a shard, one in the receiver's own process is taken where there is one left.
 
     Returns:
       (sender, receiver), positions in the mesh of `before`.
@@ -81,10 +82,22 @@ def pairs(before: Layout, after: Layout) -> tuple[tuple[int, int], ...]:
       >>> from shoal.plan.mesh import Mesh
       >>> mesh = Mesh({"x": 2, "y": 2})
       >>> pairs(Layout(mesh, ("x", "y")), Layout(mesh, ("y", "x")))
-      ((1, 2), (2, 1))
+      ((2, 1), (1, 2))
     """
     held, wanted = tile_numbers(tiles_of(before)), tile_numbers(tiles_of(after, before.mesh))
+    processes = before.mesh.processes.ravel()
     changing = np.flatnonzero(held != wanted)
-    senders = changing[np.argsort(held[changing], kind="stable")]
-    receivers = changing[np.argsort(wanted[changing], kind="stable")]
-    return tuple(zip(senders.tolist(), receivers.tolist(), strict=True))
+    near: dict[tuple[int, int], list[int]] = {}  # senders of a tile in a process
+    for device in changing[::-1].tolist():
+        near.setdefault((int(held[device]), int(processes[device])), []).append(device)
+    found: dict[int, int] = {}
+    for receiver in changing.tolist():
+        if have := near.get((int(wanted[receiver]), int(processes[receiver]))):
+            found[receiver] = have.pop()
+    far: dict[int, list[int]] = {}
+    for (tile, _), left in near.items():
+        far.setdefault(tile, []).extend(left)
+    for receiver in changing.tolist():
+        if receiver not in found:
+            found[receiver] = far[int(wanted[receiver])].pop()
+    return tuple((found[receiver], receiver) for receiver in changing.tolist())
