@@ -23,7 +23,7 @@ from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.trail import Entry
 from shoal.runtime.verdicts import listed
 
-__all__ = ["lane_offences", "leave_trail", "leave_trail_of_parts"]
+__all__ = ["coordinator_here", "lane_offences", "leave_trail", "leave_trail_of_parts", "lines_of"]
 
 Group = frozenset[int]
 
@@ -52,7 +52,7 @@ def leave_trail(
     if (taking := _taking_part(leaves)) is not None:
         coordinator, group = taking
         digests = "\n".join(map(_digest, leaves)) if values else ""
-        entry = Entry(operation, callsite(), (*options, *_lines(leaves)), digests)
+        entry = Entry(operation, callsite(), (*options, *lines_of(leaves)), digests)
         coordinator.trails.record(entry, group=group, lane=lane)
 
 
@@ -85,12 +85,12 @@ def leave_trail_of_parts(
         _digest(leaf) if one == everyone else "" for leaf, one in zip(leaves, held, strict=True)
     ]
     values_text = "\n".join(digests) if any(digests) else ""
-    entry = Entry(operation, site, (*options, *_lines(leaves)), values_text)
+    entry = Entry(operation, site, (*options, *lines_of(leaves)), values_text)
     coordinator.trails.record(entry, group=group, lane=lane)
     lane = lane or coordinator.trails.lane
     for some in sorted({one for one in held if 1 < len(one) < len(everyone)}, key=sorted):
         shared = [leaf for leaf, one in zip(leaves, held, strict=True) if one == some]
-        entry = Entry(operation, site, _lines(shared), "\n".join(map(_digest, shared)))
+        entry = Entry(operation, site, lines_of(shared), "\n".join(map(_digest, shared)))
         if lane is not None:  # else `record` has warned
             coordinator.trails.record(entry, group=group, lane=_beside(lane, some))
 
@@ -111,7 +111,7 @@ def _holders(leaf: Leaf) -> Group:
 def _taking_part(leaves: Sequence[Leaf]) -> tuple[Coordinator, Group | None] | None:
     """Return with whom this process compares a call: the group, None for all; or None."""
     owners = _owners_of_any(leaves)
-    coordinator = None if len(owners) < 2 else _coordinator()
+    coordinator = None if len(owners) < 2 else coordinator_here()
     if coordinator is None or coordinator.num_processes == 1:
         return None
     if len(owners) == coordinator.num_processes:
@@ -125,7 +125,7 @@ def _owners_of_any(leaves: Sequence[Leaf]) -> Group:
     return Group().union(*(_owners(leaf.layout.mesh) for leaf in leaves))
 
 
-def _lines(leaves: Sequence[Leaf]) -> tuple[str, ...]:
+def lines_of(leaves: Sequence[Leaf]) -> tuple[str, ...]:
     """Return a line for each mesh, then one for each leaf."""
     meshes = tuple(dict.fromkeys(leaf.layout.mesh for leaf in leaves))
     several = len(meshes) > 1
@@ -143,7 +143,8 @@ def lane_offences(lane: object) -> list[str]:
     return [WrongType(f"lane={lane!r} must be text")]
 
 
-def _coordinator() -> Coordinator | None:
+def coordinator_here() -> Coordinator | None:
+    """Return what this process meets others by; None where it meets none."""
     from shoal.runtime.process import coordinator
 
     try:

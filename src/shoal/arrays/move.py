@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shoal.arrays.across_devices import is_across, move_across
 from shoal.arrays.host_copy import can_copy, copied
 from shoal.arrays.host_values import is_key
 from shoal.arrays.planned_move import is_better, move_as_planned, plan_of
@@ -47,6 +48,11 @@ def _empty(shape: tuple[int, ...], dtype: Any, target: NamedSharding) -> jax.Arr
     return jax.make_array_from_single_device_arrays(shape, target, own, dtype=dtype)
 
 
+def _elsewhere(array: jax.Array, target: NamedSharding) -> jax.Array:
+    """Return an array of which this process holds nothing."""
+    return jax.make_array_from_single_device_arrays(array.shape, target, [], dtype=array.dtype)
+
+
 def move(
     moves: Sequence[Move], *, donate: bool = False, between_devices: bool = False
 ) -> list[jax.Array]:
@@ -58,7 +64,7 @@ def move(
     Args:
       moves: what moves.
       donate: give up the arrays that move.
-      between_devices: also between CPU devices of one process, which share their memory.
+      between_devices: by programs also between devices of one process, which may share its memory.
     """
     by_copy = [not between_devices and _can_copy(each) for each in moves]
     plans = [None if is_copy else _plan(each) for each, is_copy in zip(moves, by_copy, strict=True)]
@@ -81,6 +87,9 @@ def move(
         elif plan is not None:
             with on_row(()):
                 moved[number] = move_as_planned(each.array, plan, each.target)
+        elif is_across(each.array.sharding, each.target) or (between_devices and _is_apart(each)):
+            with on_row(()):
+                moved[number] = move_across(each.array, each.target)
         elif row_of(each.array.sharding) == row_of(each.target):
             programs.setdefault(row_of(each.target), []).append(number)
         else:
@@ -98,6 +107,12 @@ def move(
 
 def _can_copy(each: Move) -> bool:
     return each.value is each.array and can_copy(each.array, each.target)
+
+
+def _is_apart(each: Move) -> bool:
+    """Say whether an array, whose values are not being traced, goes to other devices."""
+    lies = each.array.sharding
+    return each.value is each.array and lies.device_set != each.target.device_set
 
 
 def _plan(each: Move) -> Transfer | None:
@@ -118,7 +133,7 @@ def _unmoved(each: Move) -> jax.Array | None:
     if array.size == 0 and not is_key(array):  # jax 0.10's own programs give shards of other shapes
         return _empty(array.shape, array.dtype, target)
     if not target.addressable_devices and not array.addressable_shards:
-        return jax.make_array_from_single_device_arrays(array.shape, target, [], dtype=array.dtype)
+        return _elsewhere(array, target)
     return relabelled(array, target)
 
 
@@ -242,6 +257,9 @@ def _without_pending_sum(each: Move) -> Move:
     if not isinstance(lies, NamedSharding) or not lies.spec.unreduced:
         return each
     summed = NamedSharding(lies.mesh, PartitionSpec(*lies.spec.partitions))
+    if not lies.addressable_devices:
+        each = each._replace(array=_elsewhere(each.array, summed))
+        return each._replace(value=each.array)
     array = jax.reshard(each.array, summed)
     value = array if each.value is each.array else jax.reshard(each.value, summed)
     return Move(value, array, each.target)

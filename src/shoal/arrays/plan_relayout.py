@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from shoal.arrays.across_devices import Programs, as_rows, is_across, programs_across, travels_as
 from shoal.arrays.host_copy import has_words, in_one_memory, must_be_a_way
 from shoal.arrays.host_values import deleted
 from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
@@ -36,6 +37,8 @@ class RelayoutPlan:
     dtype: np.dtype[Any]
     in_one_memory: bool = False
     """The devices are CPU devices of one process, and tiles are copied in its memory."""
+    by_permutes: bool = False
+    """The devices are not the same ones, and permutes bring the array to them."""
 
     @property
     def way(self) -> str:
@@ -43,8 +46,10 @@ class RelayoutPlan:
 
         "none": no byte moves. "collectives": the steps, as one compiled program of its own.
         "xla": a single step, for which XLA's program is the same. "copy": within the memory of
-        one process, or by `jax.device_put` between devices that are not the same ones; then
-        `received_bytes` says what each device would have to receive from others.
+        one process, or by `jax.device_put` between devices of one process that are not the same
+        ones; then `received_bytes` says what each device would have to receive from others.
+        "permutes": between such devices of several processes, the sends of `transfer.sends` as one
+        program on all of them, run once or for each of several `parts`.
         """
         if self.transfer.way == "none":
             return "none"
@@ -55,6 +60,8 @@ class RelayoutPlan:
     @property
     def _program_way(self) -> str:
         """How the bytes would go if devices shared no memory."""
+        if self.by_permutes and self.transfer.way != "none":
+            return "permutes"
         if self.transfer.way != "collectives":
             return self.transfer.way if self.transfer.way == "none" else "copy"
         return "collectives" if is_better(self.transfer, self.dtype) else "xla"
@@ -63,6 +70,11 @@ class RelayoutPlan:
     def steps(self) -> tuple[Step, ...]:
         """The collectives, in order."""
         return self.transfer.steps
+
+    @property
+    def parts(self) -> int:
+        """How often the program runs: a large array goes to other devices part by part."""
+        return self._across.parts if self.way == "permutes" else 1
 
     @property
     def received_bytes(self) -> int:
@@ -81,13 +93,14 @@ class RelayoutPlan:
         Compiles the program, if one runs.
         """
         programs = [] if self.way == "copy" else self._compiled()
-        return max([self.transfer.bounds.peak_bytes, *map(_peak, programs)])
+        both, held = self.transfer.bounds.peak_bytes, [_peak(each) for each in programs]
+        return both + held[0] if self.parts > 1 else max([both, *held])
 
     def program(self) -> Any:
         """Return the compiled program of the steps (`jax.stages.Compiled`).
 
-        It is what runs, unless the way is "copy": then it is what would run if the devices shared
-        no memory, and what `constrain(via=)` runs.
+        It is what runs, `parts` times, unless the way is "copy": then it is what would run if the
+        devices shared no memory, and what `constrain(via=)` runs.
 
         Raises:
           UsageError: none runs, or two do: where devices change their order on the way.
@@ -133,7 +146,7 @@ class RelayoutPlan:
 
     @cached_property
     def _default(self) -> Any:
-        ends = sharding(self.transfer.source), sharding(self.transfer.target)
+        ends = self._ends
         if row_of(ends[0]) != row_of(ends[1]):
             raise UsageError(
                 "plan_relayout: XLA itself moves arrays only among the same devices in one order"
@@ -142,10 +155,23 @@ class RelayoutPlan:
             xla_program((ends[0],), (ends[1],), ()), self.transfer.shape, self.dtype, ends[0]
         )
 
+    @property
+    def _ends(self) -> tuple[NamedSharding, NamedSharding]:
+        return sharding(self.transfer.source), sharding(self.transfer.target)
+
+    @property
+    def _across(self) -> Programs:
+        return programs_across(as_rows(self.transfer), travels_as(self.dtype, self._ends[0]))
+
     def _compiled(self) -> list[Any]:
         plan = self.transfer
         if self._program_way == "xla":
             return [self._default]
+        if self._program_way == "permutes":
+            across, dtype = self._across, travels_as(self.dtype, self._ends[0])
+            return [
+                _compiled(across.send, whole_shape(across.takes, across.row), dtype, across.row)
+            ]
         if self._program_way != "collectives":
             return []
         found = []
@@ -156,6 +182,9 @@ class RelayoutPlan:
         return found
 
     def __str__(self) -> str:
+        if self.way == "permutes":
+            parts = f", in {self.parts} parts" if self.parts > 1 else ""
+            return f"way permutes{parts}\n{self.transfer}"
         if self._program_way != "copy":
             shared = ", in the memory of one process; among devices that share none:"
             return f"way {self.way}{shared * (self.way == 'copy')}\n{self.transfer}"
@@ -212,7 +241,9 @@ def plan_relayout(
     raise_all("plan_relayout", offences)
     plan = plan_transfer(source, leaves[0].layout, x.shape, x.dtype.itemsize)
     is_copy = way is None and in_one_memory(plan.source, plan.target) and not source.partial
-    return RelayoutPlan(plan, x.dtype, is_copy and has_words(x.dtype))
+    apart = x.sharding.device_set != sharding(plan.target).device_set
+    permutes = is_across(x.sharding, sharding(plan.target)) or (way is not None and apart)
+    return RelayoutPlan(plan, x.dtype, is_copy and has_words(x.dtype), permutes)
 
 
 def _why_not(x: Any) -> str:

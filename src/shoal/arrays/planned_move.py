@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from shoal.arrays.host_values import is_key
 from shoal.arrays.move_program import Stage, stages
 from shoal.arrays.sharding import layout_of_sharding
-from shoal.arrays.words import as_words, bits_as, must_be_words
+from shoal.arrays.words import as_words, bits_as, in_words, is_narrow_float, must_be_words
 from shoal.errors import UsageError
 from shoal.plan.transfer.chunks import chunks_of
 from shoal.plan.transfer.order import in_one_order
@@ -52,7 +50,7 @@ def is_better(plan: Transfer, dtype: Any = None) -> bool:
     """
     if plan.way != "collectives":
         return False
-    if dtype is not None and _has_words(dtype):
+    if dtype is not None and is_narrow_float(dtype):
         return True
     reordered = not in_one_order(plan.source.mesh, plan.target.mesh)
     is_single = len(plan.steps) == 1 and _is_as_good(plan.steps[0])
@@ -74,7 +72,7 @@ def move_as_planned(array: jax.Array, plan: Transfer, target: NamedSharding) -> 
       plan: of `plan_of`, whose way is "collectives".
     """
     whole, dtype = array.shape, array.dtype
-    by_host = must_be_words(array) and not _has_words(dtype)
+    by_host = must_be_words(array) and not is_narrow_float(dtype)
     if by_host:
         array = as_words(array)
     shape = plan.source.shard_shape(whole)
@@ -85,36 +83,23 @@ def move_as_planned(array: jax.Array, plan: Transfer, target: NamedSharding) -> 
     return bits_as(array, dtype) if by_host else array
 
 
-def _has_words(dtype: Any) -> bool:
-    """Say whether a narrow float fills its bytes: XLA then has an integer of the same bits."""
-    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits in (8, 16)
-
-
 def programs_of(plan: Transfer, dtype: Any) -> tuple[Stage, ...]:
     """Return the programs of a move, one after the other; compiled when they first run."""
-    return _programs(plan, _has_words(dtype))
+    return _programs(plan, is_narrow_float(dtype))
 
 
 @lru_cache(maxsize=1024)
-def _programs(plan: Transfer, in_words: bool) -> tuple[Stage, ...]:
+def _programs(plan: Transfer, is_narrow: bool) -> tuple[Stage, ...]:
     """Narrow floats are moved as integers of the same bits: XLA changes those of NaNs."""
     found = stages(plan.steps, plan.source, plan.target, plan.shape, plan.item_bytes)
     return tuple(
         Stage(
-            jax.jit(_in_words(run) if in_words else run, in_shardings=takes, out_shardings=gives),
+            jax.jit(in_words(run) if is_narrow else run, in_shardings=takes, out_shardings=gives),
             takes,
             gives,
         )
         for run, takes, gives in found
     )
-
-
-def _in_words(run: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    def run_in_words(x: jax.Array) -> jax.Array:
-        words = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
-        return jax.lax.bitcast_convert_type(run(words), x.dtype)
-
-    return run_in_words
 
 
 def as_it_lies(array: jax.Array, target: NamedSharding, shard: tuple[int, ...]) -> jax.Array:

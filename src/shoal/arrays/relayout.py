@@ -6,12 +6,11 @@ from typing import Any, Literal
 
 import jax
 from jax.extend.core import concrete_or_error
-from jax.sharding import NamedSharding
 
+from shoal.arrays.agreed_move import agree_on_move, obstacle
 from shoal.arrays.host_copy import must_be_a_way
 from shoal.arrays.host_values import deleted
 from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
-from shoal.arrays.leave_trail import leave_trail
 from shoal.arrays.move import Move, move
 from shoal.arrays.sharding import sharding
 from shoal.colour import collective
@@ -67,10 +66,10 @@ def relayout(
     for leaf, array in zip(leaves, arrays, strict=True):
         must_divide(leaf, offences)
         cannot_be_pending(leaf, offences)
-        if array is not None and (why := _obstacle(array, sharding(leaf.layout))):
+        if array is not None and (why := obstacle(leaf, array)):
             offences.append(f"{leaf.path}: {why}")
     raise_all("relayout", offences)
-    leave_trail("relayout", leaves, lane=None)
+    agree_on_move(leaves, arrays)
     moves = [
         Move(leaf.value, array, sharding(leaf.layout))
         for leaf, array in zip(leaves, arrays, strict=True)
@@ -96,16 +95,3 @@ def _concrete(leaf: Leaf, offences: list[str]) -> jax.Array | None:
         offences.append(f"{leaf.path}: {why}")
         return None
     return array
-
-
-def _obstacle(array: jax.Array, target: NamedSharding) -> str:
-    """Return why an array cannot move, or an empty string; the same on every process."""
-    here, there = array.sharding.device_set, target.device_set
-    processes = sorted({device.process_index for device in here | there})
-    if here == there or len(processes) == 1:
-        return ""
-    return (
-        f"lies on {len(here)} devices and shall lie on {len(there)} others, of processes "
-        f"{', '.join(map(str, processes))}; between processes arrays move only among the same "
-        "devices; put places what each process holds"
-    )

@@ -40,6 +40,8 @@ POINTS: Mapping[str, str] = {
     "broadcast.after_arrive": "in broadcast, after all came; large values have yet to travel",
     "allgather.before_arrive": "in allgather, before anything is sent",
     "allgather.after_arrive": "in allgather, after all came; large values have yet to travel",
+    "relayout.before_arrive": "in relayout to other devices, before anything is sent",
+    "relayout.after_arrive": "in relayout to other devices, after all agreed, before it moves",
     "drain.before_arrive": "in drain, before anything is awaited",
     "drain.after_arrive": "in drain, after all came, before the devices meet",
     "stream.before_chunk": "before a chunk of a large value moves, on each process",

@@ -38,7 +38,7 @@ def least_bytes(source, target, shape, item_bytes):
     """Return what the device that lacks most must receive: counted item by item."""
     whole = numbered(shape)
     held, wanted = shards(source, whole), shards(target, whole)
-    lacks = [len(np.setdiff1d(wanted[d], held[d])) for d in wanted]
+    lacks = [len(np.setdiff1d(wanted[d], held.get(d, ()))) for d in wanted]
     return max(lacks) * item_bytes
 
 

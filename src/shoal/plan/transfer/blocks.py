@@ -47,7 +47,8 @@ class Tiles(NamedTuple):
 def tiles_of(layout: Layout, mesh: Mesh | None = None) -> Tiles:
     """Return the tiles of an evenly cut array, in the order of `mesh` (default: the layout's)."""
     own = layout.mesh
-    axes = dict(zip(own.axis_names, np.indices(own.shape).reshape(len(own.shape), -1), strict=True))
+    coordinates = np.indices(own.shape).reshape(len(own.shape), own.size)
+    axes = dict(zip(own.axis_names, coordinates, strict=True))
     coords = np.zeros((own.size, layout.rank), np.int64)
     for dim, names in enumerate(layout.axes_of_dims):
         for name in names:

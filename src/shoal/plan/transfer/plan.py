@@ -13,10 +13,12 @@ from shoal.colour import local
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.links import Links
+from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.blocks import missing, tiles_of
 from shoal.plan.transfer.bounds import Bounds, bounds
 from shoal.plan.transfer.checks import check_move
 from shoal.plan.transfer.collective import Weigh, by_bytes, by_seconds, shortest
+from shoal.plan.transfer.permutes import num_permutes, side_of
 from shoal.plan.transfer.point_to_point import PointToPoint, point_to_point
 from shoal.plan.transfer.steps import Step, received_bytes
 from shoal.plan.wiring import Topology
@@ -70,17 +72,27 @@ class Transfer:
     def seconds(self, topology: Topology, links: Links | None = None) -> float:
         """Return how long the steps take on a topology, one after the other, by `plan.cost`.
 
+        Single sends are counted as the permutes that they are run as.
+
         Raises:
-          UsageError: the plan is one of single sends, which `cost` knows nothing of; or what `cost`
-            refuses.
+          UsageError: the plan is one of single sends of uneven shards; or what `cost` refuses.
         """
-        if self.sends is not None:
-            raise UsageError(
-                "Transfer.seconds: this plan is one of single sends, whose time is not modelled; "
-                "print(plan) shows how many bytes they are"
-            )
         weigh = by_seconds(topology, links)
+        if self.sends is not None:
+            return self._seconds_of_sends(self.sends, weigh)
         return sum(self._weight(step, weigh) for step in self.steps)
+
+    def _seconds_of_sends(self, sends: PointToPoint, weigh: Weigh) -> float:
+        if not (_is_even(self.source, self.shape) and _is_even(self.target, self.shape)):
+            raise UsageError(
+                "Transfer.seconds: this plan is one of single sends of uneven shards, whose time "
+                "is not modelled; print(plan) shows how many bytes they are"
+            )
+        side = side_of(self.source, self.target, self.shape)
+        ids, hosts = zip(*sends.hosts, strict=True)
+        row = Mesh({"device": len(ids)}, ids, hosts)
+        block = math.prod(side) * self.item_bytes
+        return num_permutes(sends, side) * weigh("permute", row, ("device",), block)
 
     def _weight(self, step: Step, weigh: Weigh) -> float:
         mesh, held = step.before.mesh, self._shard_bytes(step.before)

@@ -1,0 +1,304 @@
+"""One array → a layout on other devices, by permutes among the devices of both layouts.
+
+One program sends, on a row of all these devices: every device brings a shard of the source and
+gets one of the target, and where it has none in one of the layouts, memory that is not looked at.
+A large array goes in parts, one after the other, so that this memory is small, whatever the size
+of the array: two more programs cut a part out of the source, and put it into the target.
+
+    source row     cut:   shard → part of it
+    both           send:  part of the source → part of the target
+    target row     place: part of it → shard
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+
+from shoal.arrays.devices import jax_mesh
+from shoal.arrays.host_values import is_key
+from shoal.arrays.sharding import layout_of_sharding
+from shoal.arrays.words import as_words, bits_as, in_words, is_narrow_float, may_change, word_of
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.plan.transfer.chunks import Chunks, chunks_of
+from shoal.plan.transfer.permutes import Permute, Permutes, permutes_of
+from shoal.plan.transfer.plan import Transfer, plan_transfer
+from shoal.plan.transfer.steps import Step
+
+__all__ = ["Programs", "as_rows", "is_across", "move_across", "programs_across", "travels_as"]
+
+_DEVICE = "device"  # the axis of a row
+
+Held = Mapping[jax.Device, jax.Array]
+OnShard = Callable[..., jax.Array]
+
+
+def is_across(source: Sharding, target: Sharding) -> bool:
+    """Say whether devices differ and belong to several processes: JAX moves nothing then."""
+    here, there = source.device_set, target.device_set
+    return here != there and _are_of_several_processes(here | there)
+
+
+def _are_of_several_processes(devices: Iterable[jax.Device]) -> bool:
+    return len({device.process_index for device in devices}) > 1
+
+
+class Programs(NamedTuple):
+    """What moves an array. Each takes and gives rows: arrays whose first dim joins the shards."""
+
+    send: Any
+    row: NamedSharding  # of the devices of both layouts
+    parts: int  # how often all this runs
+    cut: Any  # (row of the source, number of the part)
+    place: Any  # (row of the target, row of its part, number of the part)
+    takes: tuple[int, ...]  # the shape of what a device brings to `send`
+    gives: tuple[int, ...]  # of what it gets
+    source: NamedSharding  # the devices of the source alone
+    target: NamedSharding
+
+
+def move_across(array: jax.Array, target: NamedSharding) -> jax.Array:
+    """Return the array in its new layout. All processes that own devices of either call it.
+
+    Args:
+      array: of which nothing is pending.
+      target: on devices of the same kind.
+    """
+    if is_key(array):
+        words = move_across(jax.random.key_data(array), target)
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(array))
+    whole, dtype = array.shape, array.dtype
+    by_host = travels_as(dtype, array.sharding) != dtype
+    if by_host:
+        array = as_words(array)
+    if array.size:
+        ends = [layout_of_sharding(each, len(whole)) for each in (array.sharding, target)]
+        plan = plan_transfer(ends[0], ends[1], whole, array.dtype.itemsize)
+        held = {d: data if whole else data.reshape(1) for d, data in _held(array).items()}
+        found = _moved(as_rows(plan), held, array.dtype)
+    else:
+        found = _blanks(target.shard_shape(whole), array.dtype, _own(target))
+    own = [found[device] if whole else found[device].reshape(()) for device in _own(target)]
+    moved = jax.make_array_from_single_device_arrays(whole, target, own, dtype=array.dtype)
+    return bits_as(moved, dtype) if by_host else moved
+
+
+def travels_as(dtype: Any, source: Sharding) -> np.dtype[Any]:
+    """Return the dtype that the programs see; they take narrow floats of whole bytes as they are.
+
+    >>> travels_as(np.float32, SingleDeviceSharding(jax.devices()[0]))
+    dtype('float32')
+    """
+    dtype = np.dtype(dtype)
+    on_cpu = any(device.platform == "cpu" for device in source.device_set)
+    return word_of(dtype) if on_cpu and may_change(dtype) and not is_narrow_float(dtype) else dtype
+
+
+def as_rows(plan: Transfer) -> Transfer:
+    """Return a plan of arrays of rank 1 or more: an item by itself is an array of one."""
+    if plan.shape:
+        return plan
+    source, target = (Layout(layout.mesh, None) for layout in (plan.source, plan.target))
+    return plan_transfer(source, target, (1,), plan.item_bytes)
+
+
+def _moved(plan: Transfer, held: Held, dtype: Any) -> Held:
+    """Return what this process's devices hold in the end."""
+    run = programs_across(plan, dtype)
+    if run.parts == 1:
+        return _sent(run, held, dtype)
+    ends = [layout.shard_shape(plan.shape) for layout in (plan.source, plan.target)]
+    old = _as_row(held, run.source, ends[0], dtype)
+    new = _as_row(_blanks(ends[1], dtype, _own(run.target)), run.target, ends[1], dtype)
+    for number in range(run.parts):
+        with jax.transfer_guard("allow"):  # of the number
+            part = _held(run.cut(old, np.int32(number))) if held else {}
+            sent = _sent(run, part, dtype)
+            if _own(run.target):
+                found = _as_row(sent, run.target, run.gives, dtype)
+                new = run.place(new, found, np.int32(number))
+        jax.block_until_ready([*sent.values(), new])  # or parts would pile up
+    return _held(new)
+
+
+def _sent(run: Programs, held: Held, dtype: Any) -> Held:
+    """Let the program send what the devices hold; a device that holds nothing brings a blank."""
+    blanks = _blanks(run.takes, dtype, [one for one in _own(run.row) if one not in held])
+    return _held(run.send(_as_row({**held, **blanks}, run.row, run.takes, dtype)))
+
+
+@lru_cache(maxsize=1024)
+def programs_across(plan: Transfer, dtype: Any) -> Programs:
+    """Return the programs of a move; compiled when they first run.
+
+    Args:
+      plan: between layouts that cut every dim evenly; of rank 1 or more.
+      dtype: narrow floats are moved as integers of the same bits: XLA changes those of NaNs.
+    """
+    source, target = plan.source, plan.target
+    chunks = _chunks(plan)
+    sizes = list(plan.shape)
+    if chunks is not None:
+        sizes[chunks.dim] //= chunks.parts
+    part = plan_transfer(source, target, sizes, plan.item_bytes)
+    takes, gives = source.shard_shape(sizes), target.shard_shape(sizes)
+    if part.sends is None:
+        raise ValueError(f"the devices of {plan!r} are the same: no sends")
+    moves = permutes_of(part.sends, source, target, sizes)
+    owner_of = {**_owners(source.mesh), **_owners(target.mesh)}
+    row = _row({device: owner_of[device] for device in moves.devices}, source.mesh.kind)
+    ends = [_row(_owners(layout.mesh), layout.mesh.kind) for layout in (source, target)]
+    send = _program(partial(_send, moves=moves, tile=gives), row, dtype)
+    if chunks is None:
+        return Programs(send, row, 1, None, None, takes, gives, *ends)
+    old, new = (chunks.tiles // layout.num_shards(chunks.dim) for layout in (source, target))
+    cut = partial(_cut, dim=chunks.dim, tiles=old, shape=takes)
+    place = partial(_place, dim=chunks.dim, tiles=new)
+    return Programs(
+        send, row, chunks.parts, _program(cut, ends[0], dtype, numbers=1),
+        _program(place, ends[1], dtype, arrays=2, numbers=1, donated=(0,)), takes, gives, *ends,
+    )  # fmt: skip
+
+
+def _chunks(plan: Transfer) -> Chunks | None:
+    """Return the parts in which a large array goes."""
+    whole = Step("exchange", (), None, None, plan.source, plan.target)
+    return chunks_of([whole], plan.shape, plan.item_bytes)
+
+
+def _program(
+    run: Callable[..., jax.Array],
+    row: NamedSharding,
+    dtype: Any,
+    *,
+    arrays: int = 1,
+    numbers: int = 0,
+    donated: tuple[int, ...] = (),
+) -> Any:
+    """Return what every device of a row does, as a program of rows and of equal numbers."""
+    everywhere = NamedSharding(row.mesh, PartitionSpec())
+    takes = (*[row] * arrays, *[everywhere] * numbers)
+    mapped = jax.shard_map(
+        run,
+        mesh=row.mesh,
+        in_specs=tuple(each.spec for each in takes),
+        out_specs=row.spec,
+        check_vma=False,
+    )
+    return jax.jit(
+        in_words(mapped) if is_narrow_float(dtype) else mapped,
+        in_shardings=takes,
+        out_shardings=row,
+        donate_argnums=donated,
+    )
+
+
+def _send(x: jax.Array, *, moves: Permutes, tile: tuple[int, ...]) -> jax.Array:
+    """Return a device's shard of the target, block by block."""
+    here = jax.lax.axis_index(_DEVICE)
+    found = jax.lax.empty(tile, x.dtype)
+    for each in moves.rounds:
+        at = _at(each.writes, here)
+        block = _block(x, found, each, here, moves.side)
+        if each.is_idle.any():
+            there = jax.lax.dynamic_slice(found, at, moves.side)
+            block = jnp.where(jnp.asarray(each.is_idle)[here], there, block)
+        found = jax.lax.dynamic_update_slice(found, block, at)
+    return found
+
+
+def _block(
+    x: jax.Array, found: jax.Array, each: Permute, here: jax.Array, side: tuple[int, ...]
+) -> jax.Array:
+    """Return the block that a device writes in a round."""
+
+    def cut(shard: jax.Array, places: np.ndarray[Any, Any]) -> jax.Array:
+        return jax.lax.dynamic_slice(shard, _at(places, here), side)
+
+    if not each.sends:
+        return cut(x, each.keeps)
+    block = cut(x, each.reads)
+    if each.passes_on.any():
+        block = jnp.where(jnp.asarray(each.passes_on)[here], cut(found, each.reads), block)
+    sent = jax.lax.ppermute(block, _DEVICE, each.sends)
+    if not each.copies.any():
+        return sent
+    return jnp.where(jnp.asarray(each.copies)[here], cut(x, each.keeps), sent)
+
+
+def _at(places: np.ndarray[Any, Any], here: jax.Array) -> list[jax.Array]:
+    """Return a device's place of each dim."""
+    if (places == places[0]).all():
+        return [jnp.int32(first) for first in places[0]]
+    return list(jnp.asarray(places.astype(np.int32))[here])
+
+
+def _cut(
+    x: jax.Array, number: jax.Array, *, dim: int, tiles: int, shape: tuple[int, ...]
+) -> jax.Array:
+    """Return a part of a shard: of each tile along a dim a run of items (see `chunks`)."""
+    rows = _rows(x, dim, tiles)
+    width = shape[dim] // tiles
+    return jax.lax.dynamic_slice_in_dim(rows, number * width, width, dim + 1).reshape(shape)
+
+
+def _place(
+    shard: jax.Array, part: jax.Array, number: jax.Array, *, dim: int, tiles: int
+) -> jax.Array:
+    """Return a shard into which a part is put: what `_cut` cuts."""
+    own = _rows(part, dim, tiles)
+    first = number * own.shape[dim + 1]
+    rows = jax.lax.dynamic_update_slice_in_dim(_rows(shard, dim, tiles), own, first, dim + 1)
+    return rows.reshape(shard.shape)
+
+
+def _rows(x: jax.Array, dim: int, tiles: int) -> jax.Array:
+    """Return an array with a dim of its own for the tiles that every part has items of."""
+    return x.reshape(*x.shape[:dim], tiles, x.shape[dim] // tiles, *x.shape[dim + 1 :])
+
+
+@lru_cache(maxsize=256)
+def _owners(mesh: Mesh) -> Mapping[int, int]:
+    """Return device id → process, in mesh order."""
+    return dict(zip(mesh.device_ids.ravel().tolist(), mesh.processes.ravel().tolist(), strict=True))
+
+
+def _row(owners: Mapping[int, int], kind: str) -> NamedSharding:
+    mesh = Mesh({_DEVICE: len(owners)}, [*owners], [*owners.values()], kind=kind)
+    return NamedSharding(jax_mesh(mesh), PartitionSpec(_DEVICE))
+
+
+def _own(sharding: NamedSharding) -> list[jax.Device]:
+    """Return this process's devices, in mesh order."""
+    own = sharding.addressable_devices
+    return [device for device in sharding.mesh.devices.flat if device in own]
+
+
+def _held(array: jax.Array) -> Held:
+    return {shard.device: shard.data for shard in array.addressable_shards}
+
+
+def _as_row(held: Held, row: NamedSharding, shard: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Return what the devices of a row hold as one array."""
+    shape = (shard[0] * row.mesh.size, *shard[1:])
+    own = [held[device] for device in _own(row)]
+    return jax.make_array_from_single_device_arrays(shape, row, own, dtype=dtype)
+
+
+def _blanks(shape: tuple[int, ...], dtype: Any, devices: Sequence[jax.Device]) -> Held:
+    """Return memory that is not looked at."""
+    return {device: _blank(shape, np.dtype(dtype), device)() for device in devices}
+
+
+@lru_cache(maxsize=1024)
+def _blank(
+    shape: tuple[int, ...], dtype: np.dtype[Any], device: jax.Device
+) -> Callable[[], jax.Array]:
+    return jax.jit(lambda: jax.lax.empty(shape, dtype), out_shardings=SingleDeviceSharding(device))

@@ -1,0 +1,135 @@
+"""Arrays that move between devices of several processes: can they, and do all move the same?
+
+Among the same devices `relayout` sends nothing to agree: it leaves a trail. Where devices differ,
+which processes run a program together follows from the arguments, so processes that disagree would
+wait for each other in XLA, which has no deadline that names them. There they meet first, in one
+round trip: nothing moves before all have said the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import jax
+from jax.sharding import NamedSharding
+
+from shoal import settings
+from shoal.arrays.across_devices import is_across
+from shoal.arrays.layouts import Leaf
+from shoal.arrays.leave_trail import coordinator_here, leave_trail, lines_of
+from shoal.arrays.sharding import layout_of_sharding, sharding
+from shoal.errors import DeadlineError, UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.transfer.permutes import MOST_PERMUTES, num_permutes, side_of
+from shoal.plan.transfer.plan import plan_transfer
+from shoal.runtime import fault_points, jax_runtime
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.verdicts import Self, listed
+
+__all__ = ["agree_on_move", "obstacle"]
+
+
+def obstacle(leaf: Leaf, array: jax.Array) -> str:
+    """Return why an array cannot move, or an empty string; the same on every process."""
+    target = sharding(leaf.layout)
+    if not is_across(array.sharding, target):
+        return ""
+    here, there = array.sharding.device_set, target.device_set
+    owners = ", ".join(map(str, sorted({device.process_index for device in here | there})))
+    kinds = [next(iter(devices)).platform for devices in (here, there)]
+    if kinds[0] != kinds[1]:
+        return (
+            f"lies on {kinds[0]} devices and shall lie on {kinds[1]} devices, of processes "
+            f"{owners}; no program runs on both: allgather brings it to hosts, put places it there"
+        )
+    if leaf.value is not array:
+        return (
+            f"is being differentiated, and shall lie on other devices, of processes {owners}: "
+            "cotangents do not travel back there; take the gradient on one side, and relayout it"
+        )
+    return _too_much(array, target)
+
+
+def _too_much(array: jax.Array, wanted: NamedSharding) -> str:
+    """Return why no plan brings an array to other devices, or an empty string."""
+    try:
+        source = layout_of_sharding(array.sharding, array.ndim)
+        source = Layout(source.mesh, *source.dims)  # sums that are pending are carried out first
+        target = layout_of_sharding(wanted, array.ndim)
+        if not array.size or not array.ndim:
+            return ""
+        plan = plan_transfer(source, target, array.shape, 1)
+    except UsageError as error:
+        return str(error)
+    if plan.sends is None:
+        return ""
+    count = num_permutes(plan.sends, side_of(source, target, array.shape))
+    if count <= MOST_PERMUTES:
+        return ""
+    return (
+        f"would take {count:,} permutes to come to {target!r}, and a move may take "
+        f"{MOST_PERMUTES:,}; go by way of a layout there that splits dims as the source does"
+    )
+
+
+def agree_on_move(leaves: Sequence[Leaf], arrays: Sequence[jax.Array | None]) -> None:
+    """Leave a trail; or, where arrays go to other devices, return once all processes have come.
+
+    Raises:
+      DivergenceError: on all that came: another call, or other layouts.
+      DeadlineError, ProcessLostError, PeerFailedError: as `Coordinator.arrive`.
+    """
+    sources = {
+        leaf.path: layout_of_sharding(array.sharding, array.ndim)
+        for leaf, array in zip(leaves, arrays, strict=True)
+        if array is not None and is_across(array.sharding, sharding(leaf.layout))
+    }
+    if not sources:
+        leave_trail("relayout", leaves, lane=None)
+        return
+    coordinator = coordinator_here()
+    if coordinator is None or coordinator.num_processes == 1:
+        return
+    meshes = [layout.mesh for layout in sources.values()]
+    timeout_s = settings.timeout("relayout", None, "SHOAL_TIMEOUT_S")
+    meshes += [leaf.layout.mesh for leaf in leaves]
+    owners = {process for mesh in meshes for process in mesh.process_indices}
+    if any(mesh.kind == "tpu" for mesh in meshes):
+        owners = _as_the_job_counts(coordinator, owners, timeout_s)
+    if coordinator.process not in owners:
+        return
+    fault_points.reach("relayout.before_arrive", coordinator.process)
+    lies = [f"{path}: lies as {layout.text}" for path, layout in sources.items()]
+    agree(
+        coordinator,
+        Call(f"relayout among {listed(owners)}", None, callsite(), (*lies, *lines_of(leaves))),
+        timeout_s=timeout_s,
+        group=None if len(owners) == coordinator.num_processes else tuple(sorted(owners)),
+        lane=coordinator.trails.lane or "main",
+    )
+    fault_points.reach("relayout.after_arrive", coordinator.process)
+
+
+def _as_the_job_counts(
+    coordinator: Coordinator, owners: Iterable[int], timeout_s: float
+) -> set[int]:
+    """Return processes by their numbers in the job: on TPUs JAX may count in an order of its own.
+
+    Raises:
+      DeadlineError: one of them has not called `relayout`, so it has not said its number.
+    """
+    owners = {*owners}
+    if len(owners) == coordinator.num_processes:
+        return owners
+    try:
+        return {*jax_runtime.processes_of(owners, coordinator.process, timeout_s=timeout_s)}
+    except TimeoutError as error:
+        me = Self(coordinator.process, coordinator.hosts)
+        raise DeadlineError(
+            f"{me}: relayout: the processes that are {sorted(owners)} in JAX own the devices of "
+            f"both meshes, and have not all called it within {timeout_s:g} s ({error})",
+            name="relayout",
+            waited_s=timeout_s,
+        ) from None
