@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import jax
 import numpy as np
@@ -13,9 +14,9 @@ from shoal.arrays import across_devices, agreed_move
 from shoal.arrays.across_devices import programs_across
 from shoal.arrays.devices import jax_mesh
 from shoal.arrays.pack import pack
-from shoal.arrays.plan_relayout import plan_relayout
+from shoal.arrays.plan_relayout import plan_relayout as plan_any_way
 from shoal.arrays.put import put
-from shoal.arrays.relayout import relayout
+from shoal.arrays.relayout import relayout as relayout_any_way
 from shoal.arrays.sharding import layout_of, sharding
 from shoal.errors import UsageError
 from shoal.plan.hlo_traffic import received_bytes_of
@@ -31,10 +32,8 @@ ALL, THREE, ONE = Mesh({"a": 2, "b": 2, "c": 2}), Mesh({"x": 3}, [6, 0, 3]), Mes
 ROWS, COLUMNS = Layout(FIRST, ("a", "b"), None), Layout(SECOND, None, ("a", "b"))
 
 
-@pytest.fixture(autouse=True)
-def several_processes(monkeypatch):
-    """Let every device count as one of another process."""
-    monkeypatch.setattr(across_devices, "_are_of_several_processes", lambda devices: True)
+relayout = partial(relayout_any_way, way="collectives")
+plan_relayout = partial(plan_any_way, way="collectives")
 
 
 def same_bits(array, values):
@@ -226,15 +225,23 @@ def test_the_mesh_of_jax_set_mesh_does_not_matter(mesh):
         assert same_bits(relayout(array, COLUMNS), np.ones((8, 8), np.float32))
 
 
-def test_under_differentiation_it_is_refused_before_anything_moves():
-    arrays = [put(np.ones((8, 8), np.float32), layout) for layout in (ROWS, ROWS)]
+def test_under_differentiation_it_is_refused_between_processes(monkeypatch):
+    arrays = [put(np.ones((8, 8), np.float32), ROWS) for _ in range(2)]
 
     def loss(tree):
-        return relayout(tree, [Layout(FIRST, None, "a"), COLUMNS], donate=True)[1].sum()
+        return relayout_any_way(tree, [Layout(FIRST, None, "a"), COLUMNS], donate=True)[1].sum()
 
+    monkeypatch.setattr(across_devices, "_are_of_several_processes", lambda devices: True)
     with pytest.raises(UsageError, match=r"\[1\]: is being differentiated, and shall lie on other"):
         jax.grad(loss)(arrays)
     assert not any(array.is_deleted() for array in arrays)
+    assert plan_any_way(arrays[0], COLUMNS).by_permutes
+
+
+def test_within_one_process_cotangents_travel_back():
+    array = put(np.arange(64, dtype=np.float32).reshape(8, 8), ROWS)
+    slope = jax.grad(lambda x: (relayout(x, COLUMNS) ** 2).sum())(array)
+    np.testing.assert_array_equal(slope, 2 * np.asarray(array))
 
 
 def test_what_no_program_can_do_is_refused(monkeypatch):
@@ -242,4 +249,6 @@ def test_what_no_program_can_do_is_refused(monkeypatch):
     array = put(np.ones((8, 8), np.float32), ROWS)
     with pytest.raises(UsageError, match=r"would take 4 permutes to come to .* may take 2; go by"):
         relayout(array, COLUMNS)
+    with pytest.raises(UsageError, match="plan_relayout: the array: would take 4 permutes"):
+        plan_relayout(array, COLUMNS)
     assert same_bits(relayout(array, Layout(SECOND, ("a", "b"), None)), np.ones((8, 8), np.float32))

@@ -122,11 +122,6 @@ holds(slope, 2 * value, rows)
 there = shoal.relayout(shoal.put(value, Layout(first, "x", None)), Layout(first, None, "x"))
 assert holds(there, value, Layout(first, None, "x")) == (4 if index == 0 else 0)
 
-# between the devices of one process and those of both, there and back
-half = Layout(first, None, "x")
-assert holds(shoal.relayout(array, half), value, half) == (4 if index == 0 else 0)
-holds(shoal.relayout(shoal.put(value, half), columns), value, columns)
-
 # create: equal values everywhere, and the same as on one device
 def init(key):
     return {"w": jax.random.bits(key, (16, 8)), "n": jnp.zeros((8,))}

@@ -162,7 +162,7 @@ def test_arrays_move_between_any_devices_of_the_job(child_env, tmp_path):
     assert [one.code for one in ended] == [0, -9, 0], [one.error for one in ended]
     first, second, third = (json.loads((tmp_path / f"{n}.json").read_text()) for n in range(3))
     check_moves(first[0], second[0], third[0])
-    assert (first[2], second[2], third[2]) == (8, 0, 8)
+    assert (first[2], second[2], third[2]) == (6, 0, 6)
     check_differences(first[4:], second[4:], third[4:])
 
 
@@ -178,10 +178,11 @@ def check_moves(first, second, third):
 
 
 def check_differences(first, second, third):
-    for words in (first[0], second[0], third[0]):
-        assert "'relayout among processes 0-2' (tests/processes/test_relayout_across.py:" in words
-        assert "the array: float32[8,8] as (x, -)" in words
-        assert "the array: float32[8,8] as (-, x)" in words
-    for words in (first[1], second[1], third[1]):
-        assert "process 1 waits at 'relayout among processes 0-1'" in words
-        assert "waits at 'relayout among processes 0-2'" in words
+    """Process 1 is one of the sides, whoever of the others came before it and who later."""
+    for dims, devices in (first, second, third):
+        assert "relayout among processes 0-2" in dims
+        assert "circle" in devices
+    assert "the array: float32[8,8] as (x, -)" in second[0]
+    assert "the array: float32[8,8] as (-, x)" in second[0]
+    assert "process 1 waits at 'relayout among processes 0-1'" in second[1]
+    assert " at 'relayout among processes 0-2'" in second[1]

@@ -10,6 +10,7 @@
 * `from_host_local`, `to_host_local` (`host_local`, `parts`, `part_primitives`): parts of processes.
 * `plan_relayout`, `planned_move`, `move_program`: moves as planned, and their price beforehand;
   `constrain_via`: inside `jit`; `explain_program`: what a program moves unasked.
+* `across_devices`, `agreed_move`: moves to other devices of several processes, agreed beforehand.
 * `local_rows`, `feed`: host batches (`batch_sources`, `own_rows`), read ahead in a thread
   (`prefetch`, `feed_steps`, `feed_wait`), which all processes agree on (`batch_verdict`).
 """

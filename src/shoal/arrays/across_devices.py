@@ -25,6 +25,7 @@ from shoal.arrays.devices import jax_mesh
 from shoal.arrays.host_values import is_key
 from shoal.arrays.sharding import layout_of_sharding
 from shoal.arrays.words import as_words, bits_as, in_words, is_narrow_float, may_change, word_of
+from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.chunks import Chunks, chunks_of
@@ -32,7 +33,15 @@ from shoal.plan.transfer.permutes import Permute, Permutes, permutes_of
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.steps import Step
 
-__all__ = ["Programs", "as_rows", "is_across", "move_across", "programs_across", "travels_as"]
+__all__ = [
+    "Programs",
+    "as_rows",
+    "is_across",
+    "is_apart",
+    "move_across",
+    "programs_across",
+    "travels_as",
+]
 
 _DEVICE = "device"  # the axis of a row
 
@@ -44,6 +53,11 @@ def is_across(source: Sharding, target: Sharding) -> bool:
     """Say whether devices differ and belong to several processes: JAX moves nothing then."""
     here, there = source.device_set, target.device_set
     return here != there and _are_of_several_processes(here | there)
+
+
+def is_apart(source: Sharding, target: Sharding, *, programs: bool) -> bool:
+    """Say whether `move_across` moves arrays: between processes, or wherever programs shall run."""
+    return source.device_set != target.device_set if programs else is_across(source, target)
 
 
 def _are_of_several_processes(devices: Iterable[jax.Device]) -> bool:
@@ -150,7 +164,7 @@ def programs_across(plan: Transfer, dtype: Any) -> Programs:
     part = plan_transfer(source, target, sizes, plan.item_bytes)
     takes, gives = source.shard_shape(sizes), target.shard_shape(sizes)
     if part.sends is None:
-        raise ValueError(f"the devices of {plan!r} are the same: no sends")
+        raise UsageError(f"programs_across: {plan!r} is between the same devices: it has no sends")
     moves = permutes_of(part.sends, source, target, sizes)
     owner_of = {**_owners(source.mesh), **_owners(target.mesh)}
     row = _row({device: owner_of[device] for device in moves.devices}, source.mesh.kind)

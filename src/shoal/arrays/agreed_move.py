@@ -14,7 +14,7 @@ import jax
 from jax.sharding import NamedSharding
 
 from shoal import settings
-from shoal.arrays.across_devices import is_across
+from shoal.arrays.across_devices import is_across, is_apart
 from shoal.arrays.layouts import Leaf
 from shoal.arrays.leave_trail import coordinator_here, leave_trail, lines_of
 from shoal.arrays.sharding import layout_of_sharding, sharding
@@ -31,10 +31,15 @@ from shoal.runtime.verdicts import Self, listed
 __all__ = ["agree_on_move", "obstacle"]
 
 
-def obstacle(leaf: Leaf, array: jax.Array) -> str:
-    """Return why an array cannot move, or an empty string; the same on every process."""
+def obstacle(leaf: Leaf, array: jax.Array | jax.ShapeDtypeStruct, *, programs: bool) -> str:
+    """Return why an array cannot move, or an empty string; the same on every process.
+
+    Args:
+      programs: programs move it within one process, too.
+    """
     target = sharding(leaf.layout)
-    if not is_across(array.sharding, target):
+    is_traced = leaf.value is not array
+    if not is_apart(array.sharding, target, programs=programs and not is_traced):
         return ""
     here, there = array.sharding.device_set, target.device_set
     owners = ", ".join(map(str, sorted({device.process_index for device in here | there})))
@@ -44,7 +49,7 @@ def obstacle(leaf: Leaf, array: jax.Array) -> str:
             f"lies on {kinds[0]} devices and shall lie on {kinds[1]} devices, of processes "
             f"{owners}; no program runs on both: allgather brings it to hosts, put places it there"
         )
-    if leaf.value is not array:
+    if is_traced:
         return (
             f"is being differentiated, and shall lie on other devices, of processes {owners}: "
             "cotangents do not travel back there; take the gradient on one side, and relayout it"
@@ -52,7 +57,7 @@ def obstacle(leaf: Leaf, array: jax.Array) -> str:
     return _too_much(array, target)
 
 
-def _too_much(array: jax.Array, wanted: NamedSharding) -> str:
+def _too_much(array: jax.Array | jax.ShapeDtypeStruct, wanted: NamedSharding) -> str:
     """Return why no plan brings an array to other devices, or an empty string."""
     try:
         source = layout_of_sharding(array.sharding, array.ndim)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shoal.arrays.across_devices import is_across, move_across
+from shoal.arrays.across_devices import is_apart, move_across
 from shoal.arrays.host_copy import can_copy, copied
 from shoal.arrays.host_values import is_key
 from shoal.arrays.planned_move import is_better, move_as_planned, plan_of
@@ -87,7 +87,7 @@ def move(
         elif plan is not None:
             with on_row(()):
                 moved[number] = move_as_planned(each.array, plan, each.target)
-        elif is_across(each.array.sharding, each.target) or (between_devices and _is_apart(each)):
+        elif _is_apart(each, programs=between_devices):
             with on_row(()):
                 moved[number] = move_across(each.array, each.target)
         elif row_of(each.array.sharding) == row_of(each.target):
@@ -109,10 +109,9 @@ def _can_copy(each: Move) -> bool:
     return each.value is each.array and can_copy(each.array, each.target)
 
 
-def _is_apart(each: Move) -> bool:
-    """Say whether an array, whose values are not being traced, goes to other devices."""
+def _is_apart(each: Move, *, programs: bool) -> bool:
     lies = each.array.sharding
-    return each.value is each.array and lies.device_set != each.target.device_set
+    return each.value is each.array and is_apart(lies, each.target, programs=programs)
 
 
 def _plan(each: Move) -> Transfer | None:

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from shoal.arrays.across_devices import Programs, as_rows, is_across, programs_across, travels_as
+from shoal.arrays.across_devices import Programs, as_rows, is_apart, programs_across, travels_as
+from shoal.arrays.agreed_move import obstacle
 from shoal.arrays.host_copy import has_words, in_one_memory, must_be_a_way
 from shoal.arrays.host_values import deleted
 from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
@@ -218,7 +219,8 @@ def plan_relayout(
 
     Raises:
       UsageError: `x` has no layout, is a tree, a PRNG key (XLA moves those as it will) or a deleted
-        array; ranks that do not match, dims that do not divide evenly, on either side.
+        array; ranks that do not match, dims that do not divide evenly, on either side; what
+        `relayout` refuses between devices of several processes.
 
     Example:
       >>> import numpy as np, shoal
@@ -238,11 +240,12 @@ def plan_relayout(
         must_divide(leaf, offences)
     for leaf in leaves:
         cannot_be_pending(leaf, offences)
+        if why := obstacle(leaf, x, programs=way is not None):
+            offences.append(f"{leaf.path}: {why}")
     raise_all("plan_relayout", offences)
     plan = plan_transfer(source, leaves[0].layout, x.shape, x.dtype.itemsize)
     is_copy = way is None and in_one_memory(plan.source, plan.target) and not source.partial
-    apart = x.sharding.device_set != sharding(plan.target).device_set
-    permutes = is_across(x.sharding, sharding(plan.target)) or (way is not None and apart)
+    permutes = is_apart(x.sharding, sharding(plan.target), programs=way is not None)
     return RelayoutPlan(plan, x.dtype, is_copy and has_words(x.dtype), permutes)
 
 

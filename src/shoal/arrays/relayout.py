@@ -27,30 +27,40 @@ def relayout(
 
     Collective over the processes of both meshes.
 
-    Any layout to any layout of the same devices, in any order and under any axes; between
-    different devices as long as one process owns them all (then by way of its host memory).
-    Arrays that lie right already are not copied. The way is planned so that devices receive close
-    to the least bytes, and a large array goes in chunks: `plan_relayout` says beforehand what
-    moves. CPU devices of one process share its memory: there tiles are copied once, or not at
-    all where they lie in one piece already. PRNG keys, and arrays that are being
-    differentiated, go the way that XLA chooses, which may gather them on each device first.
-    Differentiable: cotangents travel the way back. Inside `jit` use `constrain`.
+    Any layout to any layout of the same devices, in any order and under any axes, or of other
+    devices of the same kind. Arrays that lie right already are not copied. The way is planned so
+    that devices receive close to the least bytes, and a large array goes in chunks: `plan_relayout`
+    says beforehand what moves. CPU devices of one process share its memory: there tiles are copied
+    once, or not at all where they lie in one piece already. Among the same devices, PRNG keys, and
+    arrays that are being differentiated, go the way that XLA chooses, which may gather them on each
+    device first. Differentiable there, and within one process: cotangents travel the way back.
+    Inside `jit` use `constrain`.
+
+    Between different devices of several processes, those processes first agree on the call: it is
+    impossible that a byte moves before all have come with equal layouts. Processes that own devices
+    of neither mesh need not call.
 
     Args:
       tree: jax.Arrays. A pending sum is carried out.
       layouts: one layout, or a prefix tree of them, as for `put`.
       donate: give up the arrays that move, so that their memory can be used again; do not use
         them afterwards.
-      way: "collectives" runs the planned program on CPU devices of one process, too: what a
-        cluster would run can be tried on a laptop. Default: whatever is fastest.
+      way: "collectives" runs the planned program, or permutes to other devices, within one
+        process, too: what a cluster would run can be tried on a laptop. Default: whatever is
+        fastest.
 
     Returns:
       the tree, with the arrays in their new layouts.
 
     Raises:
       UsageError: ranks that do not match, dims that do not divide evenly, values that are not on
-        devices or are inside `jit`, devices of several processes that differ; all leaves at fault
-        are named by path. On every process, before anything moves.
+        devices or are inside `jit`; between several processes, devices of other kinds, and arrays
+        under differentiation that go to other devices. All leaves at fault are named by path. On
+        every process, before anything moves.
+      DivergenceError: on all processes: calls or layouts differ. To other devices, before anything
+        moves; else where the processes meet next.
+      DeadlineError, ProcessLostError, PeerFailedError: to other devices, before anything moves, on
+        all that came: a process did not come in time (SHOAL_TIMEOUT_S), is lost, or has failed.
 
     Example:
       >>> import numpy as np, shoal
@@ -66,7 +76,7 @@ def relayout(
     for leaf, array in zip(leaves, arrays, strict=True):
         must_divide(leaf, offences)
         cannot_be_pending(leaf, offences)
-        if array is not None and (why := obstacle(leaf, array)):
+        if array is not None and (why := obstacle(leaf, array, programs=way is not None)):
             offences.append(f"{leaf.path}: {why}")
     raise_all("relayout", offences)
     agree_on_move(leaves, arrays)

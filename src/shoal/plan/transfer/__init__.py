@@ -4,5 +4,6 @@
 * `regions` (with `checks`): what must move, exactly: each box, who holds it, who needs it.
 * `bounds` (with `places`): the least bytes that any plan must move, and the least memory.
 * `collective` (with `digits`, `states`, `blocks`): the cheapest collectives, and their `steps`.
-* `point_to_point` (with `fan_out`, `edge_colours`): single sends in rounds, at the bound.
+* `point_to_point` (with `fan_out`, `edge_colours`): single sends in rounds, at the bound;
+  `permutes`: the same as permutes of equal blocks, which one program can run.
 """
