@@ -87,7 +87,7 @@ class Tensor:
 def test_arrays_of_other_libraries():
     (found,) = shoal.feed([{"x": Tensor(DATA["x"][:8]), "n": Tensor(DATA["n"][:8])}], ROWS)
     np.testing.assert_array_equal(np.asarray(found["x"]), DATA["x"][:8])
-    with pytest.raises(UsageError, match="the array: is a Tensor; give a numpy array"):
+    with pytest.raises(UsageError, match=r"is a Tensor .* NumPy cannot read .can't convert cuda:0"):
         next(shoal.feed([Tensor(None, fails=True)], ROWS["n"]))
 
 
@@ -112,7 +112,10 @@ def test_a_data_loader_of_torch():
         ({"x": "text", "n": DATA["n"][:8]}, r"\['x'\]"),
         ({"x": DATA["x"][:8], "n": np.array(["a"] * 8)}, r"\['n'\]: has dtype <U1"),
         ({"x": np.ones((8, 3), np.float32), "n": DATA["n"][:8]}, r"dim 1 of \(8, 3\) has size 3"),
-        ({"x": DATA["x"][:8], "n": jax.random.split(jax.random.key(0), 8)}, "holds PRNG keys"),
+        (
+            {"x": DATA["x"][:8], "n": jax.random.split(jax.random.key(0), 8)},
+            r"feed jax\.random\.key_data\(keys\)",
+        ),
         ({"x": DATA["x"][:6], "n": DATA["n"][:6]}, "the first batch must be whole: 6 rows of"),
     ],
 )
@@ -143,6 +146,16 @@ def test_batches_that_are_none(batch, words):
         ([], {"last": "dorp"}, UsageError, "last='dorp' is none of drop, pad, error; did you mean"),
         ([], {"prefetch": 0}, UsageError, "prefetch=0 must be at least 1"),
         ([], {"start": -1}, UsageError, "start=-1 must be at least 0"),
+        ([], {"start": True}, UsageTypeError, "start=True must be a whole number"),
+        (
+            [],
+            {"start": {"rows": 3}},
+            UsageError,
+            r"number of rows, or what the state\(\) of a feed",
+        ),
+        ([], {"start": {"rows": 0.5, "order": 0}}, UsageTypeError, r"start\['rows'\]=0.5 must be"),
+        ([], {"skip": 1}, UsageTypeError, "skip=1 must be True, False or None"),
+        (DATA, {"batch": 8, "skip": True}, UsageError, "skip= is of iterables"),
         (DATA, {"batch": True}, UsageTypeError, "batch=True must be a whole number"),
         ([], {"same": 1}, UsageTypeError, "same=1 must be True or False"),
         ([], {"timeout_s": 0}, UsageError, "timeout_s=0 must be a positive number"),

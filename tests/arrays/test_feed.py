@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -15,9 +17,10 @@ from hypothesis import strategies as st
 
 import shoal
 from arrays.grids import grids
+from shoal.arrays.own_rows import Split, checked_batch
 from shoal.arrays.sharding import layout_of
 from shoal.arrays.use_mesh import use_mesh
-from shoal.errors import DeadlineError, UsageError
+from shoal.errors import DeadlineError, UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.testing.strategies import layouts
@@ -60,7 +63,8 @@ def test_rows_lie_where_the_layout_says(layout, data):
             rows = wanted[number * batch : (number + 1) * batch]
             np.testing.assert_array_equal(np.asarray(mask), np.arange(batch) < len(rows))
             for shard in array.addressable_shards:
-                whole = np.concatenate([rows, np.repeat(rows[-1:], batch - len(rows), 0)])
+                whole = np.zeros((batch, *rows.shape[1:]), rows.dtype)
+                whole[: len(rows)] = rows
                 np.testing.assert_array_equal(np.asarray(shard.data), whole[shard.index])
     assert batches.rows == -(-count // batch) * batch
 
@@ -107,44 +111,6 @@ def test_short_batches_in_the_middle():
         list(shoal.feed(parts(8, 0, 8), ROWS))
 
 
-@pytest.mark.parametrize("source", ["in turn", "by number"])
-def test_it_goes_on_where_it_was(source):
-    def made(start):
-        if source == "by number":
-            return shoal.feed(DATA, ROWS, batch=8, start=start)
-        return shoal.feed(parts(8, 8, 8, 8, 8, 4), ROWS, start=start)
-
-    whole = numbers(made(0))
-    for taken in range(6):
-        with made(0) as batches:
-            before = [next(batches) for _ in range(taken)]
-        with made(batches.rows) as after:
-            assert numbers(before) + numbers(after) == whole
-        assert after.rows == 40
-
-
-def test_its_rows_go_into_a_checkpoint(tmp_path):
-    target = {"w": Layout(MESH, "data"), "rows": 0}
-    with shoal.feed(DATA, ROWS, batch=8) as batches:
-        next(batches)
-        state = {"w": shoal.put(np.ones(4, np.float32), target["w"]), "rows": batches.rows}
-        shoal.save(tmp_path / "state", state)
-    back = shoal.restore(tmp_path / "state", target)
-    assert back["rows"] == 8
-    with shoal.feed(DATA, ROWS, batch=4, start=back["rows"]) as batches:
-        assert numbers([next(batches)]) == [[8, 9, 10, 11]]
-
-
-def test_where_it_cannot_go_on():
-    for start, words in (
-        (12, "start=12 is no number of whole batches"),
-        (400, "ended after 32 ro"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            next(shoal.feed(parts(8, 8, 8, 4), ROWS, start=start))
-    assert list(shoal.feed(DATA, ROWS, batch=8, start=400)) == []
-
-
 def test_errors_come_after_the_batches_before_them_and_stay():
     def reader():
         yield from parts(8, 8)
@@ -166,6 +132,89 @@ def test_a_second_epoch_needs_a_feed_of_its_own():
     assert next(feed, "nothing") == "nothing"
     with pytest.raises(UsageError, match="has given all its batches: make one for each epoch"):
         list(feed)
+
+
+class Stops:
+    """What raises StopIteration where nothing expects it."""
+
+    def __iter__(self):
+        raise StopIteration
+
+
+def test_a_reader_that_stops_before_it_began_ends_no_loop_in_silence():
+    feed = shoal.feed(Stops(), ROWS)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="the reader raised StopIteration"):
+            next(feed)
+
+
+def test_it_reads_from_the_moment_it_is_made():
+    has_read = threading.Event()
+
+    def reader():
+        has_read.set()
+        yield from parts(8)
+
+    with shoal.feed(reader(), ROWS):
+        assert has_read.wait(60)
+
+
+def test_what_stands_for_an_ended_reader_keeps_no_memory_of_a_batch():
+    (part,) = parts(8)
+    batch = checked_batch(part, ROWS, Split(ROWS["n"], 0)).empty()
+    assert [leaf.value.shape for leaf in batch.leaves] == [(0,), (0, 2)]
+    assert [leaf.value.base for leaf in batch.leaves] == [None, None]
+
+
+def test_several_threads_may_take_turns():
+    found, count = [], 60
+
+    def take():
+        found.extend(numbers(batches))
+
+    with shoal.feed(({"x": DATA["x"][:4], "n": np.full(4, n, np.int32)} for n in range(count)),
+                    ROWS) as batches:  # fmt: skip
+        takers = [threading.Thread(target=take) for _ in range(3)]
+        for one in takers:
+            one.start()
+        for one in takers:
+            one.join(60)
+        assert batches.rows == 4 * count
+    assert sorted(n for n, *_ in found) == [*range(count)]
+
+
+def test_a_feed_is_not_copied():
+    with shoal.feed(parts(8), ROWS) as batches:
+        for act in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(
+                UsageTypeError, match=r"cannot be copied or pickled; save its state"
+            ):
+                act(batches)
+
+
+def test_one_that_is_closed_while_its_batch_is_waited_for():
+    over, said = threading.Event(), []
+
+    def reader():
+        over.wait()
+        yield from parts(8)
+
+    def take():
+        try:
+            next(feed)
+        except UsageError as error:
+            said.append(str(error))
+
+    feed = shoal.feed(reader(), ROWS)
+    taker = threading.Thread(target=take)
+    taker.start()
+    while not feed._line.waited_s:
+        pass
+    feed._line.is_closed = True  # as close does, before it waits for the reader
+    over.set()
+    taker.join(60)
+    feed.close()
+    assert said == ["feed: this feed was closed while a batch was waited for"]
 
 
 def test_one_that_is_left_ends_its_thread():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,16 +13,25 @@ from numpy.typing import NDArray
 from shoal.arrays.host_values import as_numpy
 from shoal.errors import UsageError, UsageTypeError
 
-__all__ = ["ByNumber", "InTurn", "by_number"]
+__all__ = ["ByNumber", "InTurn", "ReaderState", "by_number"]
 
 Numbers = NDArray[np.int64]
 Read = Callable[[Numbers], Any]
+
+
+class ReaderState(NamedTuple):
+    """What a reader said of itself right after a batch was read."""
+
+    is_known: bool = False  # does it have a state of its own?
+    value: Any = None
+    error: Exception | None = None  # raised by the reader instead of its state
 
 
 class InTurn:
     """Batches of this process's own rows, one after the other."""
 
     def __init__(self, iterable: Iterable[Any]) -> None:
+        self.state = ReaderState()
         self._iterable: Iterable[Any] | None = iterable
         self._iterator: Iterator[Any] | None = None
 
@@ -32,6 +42,7 @@ class InTurn:
         if self._iterator is None:
             self._iterator = iter(self._iterable)
         for batch in self._iterator:
+            self.state = _state_of(self._iterator, self._iterable)
             return (batch,)
         self.close()
         return None
@@ -39,6 +50,21 @@ class InTurn:
     def close(self) -> None:
         """Let go of what it reads from."""
         self._iterable = self._iterator = None
+
+
+def _state_of(*readers: object) -> ReaderState:
+    """Return the state of the first that has one: as grain (`get_state`) or torchdata has it.
+
+    A copy, since the reader goes on. What goes wrong concerns only who wants it.
+    """
+    for reader in readers:
+        for name in ("get_state", "state_dict"):
+            if callable(state := getattr(reader, name, None)):
+                try:
+                    return ReaderState(True, copy.deepcopy(state()))
+                except Exception as error:  # noqa: BLE001 - raised by `Feed.reader_state`
+                    return ReaderState(True, None, error)
+    return ReaderState()
 
 
 class ByNumber:

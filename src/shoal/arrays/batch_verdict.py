@@ -172,13 +172,15 @@ def _check_values(asked: Asked, said: Mapping[int, Status], leaves: str) -> None
     groups = {holders: None for one in said.values() for holders in one.digests}
     for holders in groups:
         digests_of = {p: one.digests[holders] for p, one in said.items() if holders in one.digests}
-        for number, line in enumerate(leaves.split("\n")):
+        leaves_count = len(next(iter(digests_of.values())))
+        for number, line in enumerate(leaves.split("\n")[:leaves_count]):  # then comes the tree
             sides: dict[str, list[int]] = {}
             for process, digests in digests_of.items():
                 sides.setdefault(digests[number], []).append(process)
             if len(sides) > 1:
+                what = "values without dims" if "[] as " in line else "the same rows"
                 raise disagreement(
-                    f"{asked.me}: {asked.words}: processes that hold the same rows (processes "
+                    f"{asked.me}: {asked.words}: processes that hold {what} (processes "
                     f"{holders}) have read different ones",
                     [(f"{line}: values {text}", who) for text, who in sides.items()],
                     "local_rows says which rows each process must read; same=False compares none",

@@ -27,17 +27,19 @@ MAPPED_PLACES, MAPPED_PLACE_BYTES = 8, 512
 MAPPED_WHOLE_BYTES = MAPPED_PLACES * MAPPED_PLACE_BYTES
 
 
-def digest(value: HostArray) -> str:
+def digest(value: HostArray, *, whole: bool = False) -> str:
     """Return a text that is equal for equal values of one shape and dtype.
 
-    Arrays over WHOLE_BYTES, and memory-mapped files over eight places of 512 bytes, are sampled;
-    the text says so, for a sample is never equal to another kind of sample. NaNs are equal if
-    their bits are, and -0.0 differs from 0.0.
+    Arrays over WHOLE_BYTES, and memory-mapped files over eight places of 512 bytes, are sampled
+    unless `whole`; the text says so, for a sample is never equal to another kind of sample. NaNs
+    are equal if their bits are, and -0.0 differs from 0.0.
 
     >>> digest(np.arange(3)) == digest(np.arange(6)[::2] // 2)
     True
     """
     array = np.asarray(value)
+    if whole:
+        return _hash(np.ascontiguousarray(array))
     if array.nbytes > MAPPED_WHOLE_BYTES and _is_mapped(array):
         # Each item of a strided array may lie in a page of its own.
         items = MAPPED_PLACE_BYTES // array.itemsize if array.flags.c_contiguous else 1

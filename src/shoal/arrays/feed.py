@@ -20,31 +20,36 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import jax
-import numpy as np
 
 from shoal import settings
 from shoal.arrays.agreed_devices import owners_of
-from shoal.arrays.batch_sources import ByNumber, InTurn, by_number
-from shoal.arrays.batch_verdict import LAST
-from shoal.arrays.digest import digest
+from shoal.arrays.batch_sources import ByNumber, ReaderState
+from shoal.arrays.feed_arguments import (
+    must_be_whole,
+    must_go_on,
+    offences_of,
+    order_text,
+    rows_layout,
+    source_of,
+    spec_of,
+)
+from shoal.arrays.feed_state import mark_of, rows_of_state, state_of
 from shoal.arrays.feed_steps import Given, Meeting, Options, Steps
 from shoal.arrays.feed_wait import Wait
-from shoal.arrays.layouts import Layouts, is_one_layout
+from shoal.arrays.layouts import Layouts
 from shoal.arrays.leave_trail import lane_offences
-from shoal.arrays.local_rows import split_layout
 from shoal.arrays.own_rows import Split
 from shoal.arrays.prefetch import Prefetch
 from shoal.arrays.sharding import sharding
 from shoal.colour import logically_collective
-from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
-from shoal.plan.layout import Layout
-from shoal.plan.rows import must_split_evenly
+from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.failure_words import failure_of
@@ -65,7 +70,8 @@ def feed(
     batch: int | None = None,
     order: Sequence[int] | None = None,
     last: str = "drop",
-    start: int = 0,
+    start: int | Mapping[str, Any] = 0,
+    skip: bool | None = None,
     prefetch: int = 2,
     same: bool = True,
     timeout_s: float | None = None,
@@ -96,20 +102,23 @@ def feed(
       last: what becomes of a batch that has fewer rows, on any process, than the first one: "drop"
         it and end; "pad" it with zeros, and give with every batch a mask [rows] of the rows that
         are real, as (batch, mask); or raise an "error".
-      start: how many rows of all processes were given before: the `rows` of a feed that was
-        saved, on any number of processes. Rows by number begin there; of an iterable so many
-        batches are passed over.
+      start: where another feed stood: its `state()`, saved on any number of processes; or how many
+        rows of all processes were given before. Rows by number begin there; of an iterable so many
+        rows are read and passed over.
+      skip: False: pass over nothing, for the iterable stands there already. An iterable that can
+        be set to where it was (grain's, torchdata's) does not go on without this word.
       prefetch: how many batches may be on devices before they are asked for.
-      same: False: rows that several processes read are not compared.
+      same: False: rows that several processes read, and values without dims, are not compared.
       timeout_s: how long the program waits for a batch; None: SHOAL_TIMEOUT_S (600).
       lane: the line of execution, see `barrier`. None: that of this thread.
 
     Returns:
-      a `Feed`. The thread starts with the first batch that is asked for, and ends with the last
-      one, with `close`, or when the feed is forgotten.
+      a `Feed`. Its thread starts at once, and ends with the last batch, with `close`, or when the
+      feed is forgotten.
 
     Raises:
-      UsageError: on this process: an argument is wrong.
+      UsageError: on this process: an argument is wrong; `start` is the state of a feed that had
+        its rows in another order.
 
     Example:
       >>> import numpy as np, shoal
@@ -120,29 +129,38 @@ def feed(
       ...     print([float(batch.sum()) for batch in batches], batches.rows)
       [6.0, 22.0] 4
     """
-    offences = _offences(batch, order, last, start, prefetch, same)
+    offences = offences_of(batch, order, last, prefetch, same, skip)
     raise_all("feed", [*offences, *lane_offences(lane)])
     limit_s = settings.timeout("feed", timeout_s, "SHOAL_TIMEOUT_S")
     if not limit_s > 0:
         raise UsageError(f"feed: timeout_s={timeout_s!r} must be a positive number of seconds")
-    split = Split(_rows_layout(layouts), jax.process_index())
-    reads = _source(source, batch, order, last, start, split)
-    options = Options(layouts, last, start, batch or 0, same, jax.config.jax_enable_x64)
-    spec = _spec(reads, split, options, prefetch)
-    meeting = _meeting(coordinator(), split, spec, lane, limit_s)
-    steps = Steps(reads, split, options, meeting)
-    line = Prefetch(steps, prefetch, meets=not meeting.is_alone)
-    return Feed(line, meeting, start)
+    split = Split(rows_layout(layouts), jax.process_index())
+    reads = source_of(source, batch, order, split)
+    mark = mark_of(order_text(reads)) if isinstance(reads, ByNumber) else 0
+    rows = rows_of_state(start, mark)
+    must_go_on(source, reads, rows, skip)
+    x64, passes = jax.config.jax_enable_x64, skip is not False
+    options = Options(layouts, last, rows, batch or 0, same, x64, passes)
+    must_be_whole(reads, options)
+    spec = spec_of(reads, split, options, prefetch)
+    meeting = _meeting(coordinator(), split, spec, lane, limit_s)._replace(start=rows)
+    line = Prefetch(Steps(reads, split, options, meeting), prefetch, meets=not meeting.is_alone)
+    made = Feed(line, meeting, mark)
+    line.start()
+    return made
 
 
 class Feed:
     """An iterator of batches on devices; made by `feed`. A context manager."""
 
-    def __init__(self, line: Prefetch[Given], meeting: Meeting, start: int) -> None:
+    def __init__(self, line: Prefetch[Given], meeting: Meeting, mark: int) -> None:
         self._line = line
         self._meeting = meeting
-        self._rows = start
+        self._mark = mark
+        self._rows = meeting.start
+        self._reader: ReaderState | None = None  # as of the last batch that was given
         self._batches = 0
+        self._turn = threading.Lock()  # of several threads of the program
         self._has_ended = False
         self._pid = os.getpid()
         self._forgotten = weakref.finalize(self, line.close, wait_s=_FORGET_S, tells=False)
@@ -151,10 +169,52 @@ class Feed:
     def rows(self) -> int:
         """How many rows of all processes were given, those before `start` included. Local.
 
-        Saved with the state, it is the `start` of the feed that goes on. A batch counts once the
-        program has it: what is only prefetched does not.
+        A batch counts once the program has it: what is only prefetched does not.
         """
         return self._rows
+
+    def state(self) -> dict[str, int]:
+        """Return where the feed stands, for `start=` of one that goes on. Local.
+
+        Two ints, equal on all processes, of the batches that the program has; before the first one,
+        and for `restore`, `{"order": 0, "rows": 0}` will do. "order" stands for the order of rows
+        by number, which must be the same when the feed goes on; for iterables it is 0.
+
+        Example:
+          >>> import numpy as np, shoal
+          >>> rows = shoal.Layout(shoal.make_mesh({"data": 1}, devices=[0]), "data")
+          >>> labels = np.arange(6, dtype=np.int32)
+          >>> with shoal.feed(labels, rows, batch=2) as batches:
+          ...     _ = next(batches)
+          ...     state = batches.state()
+          >>> with shoal.feed(labels, rows, batch=2, start=state) as batches:
+          ...     print([batch.tolist() for batch in batches])
+          [[2, 3], [4, 5]]
+        """
+        return state_of(self._rows, self._mark)
+
+    def reader_state(self) -> Any:
+        """Return the own state of this process's iterable, as of the last batch given. Local.
+
+        Not as of the last one that was read ahead, as the iterable itself would say. It is what
+        `get_state` (grain) or `state_dict` (torchdata) returned right after that batch was read, a
+        value of each process for itself: save it as `shoal.PerProcess`. On as many processes, set
+        an iterable to it, and feed that with `start=` and `skip=False`; on another number of them
+        begin the iterable anew, with `skip=True`.
+
+        Raises:
+          UsageError: there was no batch yet; the iterable has no state of its own.
+        """
+        if self._reader is None:
+            raise UsageError("feed: no batch was given yet, so there is no state of the reader")
+        if not self._reader.is_known:
+            raise UsageError(
+                "feed: this reader has no state of its own (neither get_state nor state_dict); "
+                "state() is enough: start= passes over what was given"
+            )
+        if self._reader.error is not None:
+            raise self._reader.error
+        return self._reader.value
 
     def __iter__(self) -> Iterator[Any]:
         if self._has_ended:
@@ -173,15 +233,20 @@ class Feed:
           DeadlineError: no batch came within `timeout_s`.
           UsageError: the feed was closed, or rows do not make a batch.
         """
+        if self._pid != os.getpid():
+            raise UsageError("feed: this process is a fork of the one that made the feed")
+        with self._turn:
+            return self._next()
+
+    def _next(self) -> Any:
         if self._has_ended:
             raise StopIteration
         if self._line.is_closed:
             raise UsageError("feed: this feed is closed")
-        if self._pid != os.getpid():
-            raise UsageError("feed: this process is a fork of the one that made the feed")
-        self._line.start()
         meeting = self._meeting
         given = self._line.take(Wait(meeting, self._line, self._batches).look)
+        if given is None and self._line.is_closed:
+            raise UsageError("feed: this feed was closed while a batch was waited for")
         if given is None:
             self._has_ended = True
             raise StopIteration
@@ -189,6 +254,7 @@ class Feed:
         meeting.coordinator.trails.record(entry, group=meeting.group)
         self._batches += 1
         self._rows += given.rows
+        self._reader = given.reader
         return given.value
 
     def close(self) -> None:
@@ -205,6 +271,9 @@ class Feed:
                 self._meeting.me, self._meeting.site,
             )  # fmt: skip
 
+    def __reduce__(self) -> Any:
+        raise UsageTypeError("feed: a feed cannot be copied or pickled; save its state()")
+
     def __enter__(self) -> Self:
         return self
 
@@ -215,88 +284,6 @@ class Feed:
         trace: TracebackType | None,
     ) -> None:
         self._close("" if error is None else failure_of(error, self._meeting.site).words)
-
-
-def _offences(
-    batch: object, order: object, last: object, start: object, prefetch: object, same: object
-) -> list[str]:
-    offences: list[str] = []
-    least = {"batch": (batch, 1), "start": (start, 0), "prefetch": (prefetch, 1)}
-    for name, (value, low) in least.items():
-        if value is None and name == "batch":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            offences.append(WrongType(f"{name}={value!r} must be a whole number"))
-        elif value < low:
-            offences.append(f"{name}={value!r} must be at least {low}")
-    if order is not None and batch is None:
-        offences.append("order= is of rows that are read by number: give batch=, too")
-    if not isinstance(last, str) or last not in LAST:
-        offences.append(f"last={last!r} is none of {', '.join(LAST)}{nearest(last, LAST)}")
-    if not isinstance(same, bool):
-        offences.append(WrongType(f"same={same!r} must be True or False"))
-    return offences
-
-
-def _source(
-    source: Any, batch: int | None, order: Any, last: str, start: int, split: Split
-) -> InTurn | ByNumber:
-    if batch is None:
-        if not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
-            what = "a function of row numbers" if callable(source) else f"{source!r}"
-            raise UsageTypeError(
-                f"feed: {what} is no iterable of batches; rows by number need batch="
-            )
-        if isinstance(source, dict | np.ndarray | jax.Array):
-            raise UsageTypeError(
-                f"feed: a {type(source).__name__} is no iterable of batches: give batch=, the rows "
-                "of a batch over all processes, to read it by number"
-            )
-        return InTurn(source)
-    must_split_evenly("feed: batch", split.layout, batch, 0)
-    reads = by_number(source, order)
-    left = max(0, reads.total - start)
-    if left % batch and (last == "error" or (last == "drop" and reads.total < batch)):
-        text = f"{left} rows are {left // batch} batches of {batch}, and {left % batch} more"
-        raise UsageError(f"feed: {text}; last='pad' gives these with a mask")
-    return reads
-
-
-def _rows_layout(layouts: Layouts) -> Layout:
-    """Return how rows are spread: the layout of the first dim."""
-    found: dict[Layout, None] = {}
-    for one in jax.tree.leaves(layouts, is_leaf=is_one_layout):
-        if callable(one) or not is_one_layout(one):
-            raise UsageTypeError(
-                f"feed: {one!r} is no layout that is known before there are leaves: give layouts"
-            )
-        layout = split_layout("feed", one)
-        if layout.rank:
-            found[Layout(layout.mesh, layout.dims[0])] = None
-    if len(found) != 1:
-        raise UsageError(
-            "feed: all leaves of a batch have their rows (dim 0) on the same axes of one mesh, not "
-            + (" and ".join(map(repr, found)) or "none")
-        )
-    (layout,) = found
-    sharding(layout)  # its devices exist
-    return layout
-
-
-def _spec(
-    reads: InTurn | ByNumber, split: Split, options: Options, prefetch: int
-) -> tuple[str, ...]:
-    """Return what must be equal on all processes, a line each."""
-    lines = [
-        f"rows as {split.layout.text}",
-        f"last={options.last!r} start={options.start} prefetch={prefetch} same={options.same}",
-    ]
-    if isinstance(reads, ByNumber):
-        order = str(reads.order)
-        if not isinstance(reads.order, range):
-            order = f"numbers with the digest {digest(np.asarray(reads.order))}"
-        lines.append(f"batch={options.batch} of {reads.total} rows, order={order}")
-    return tuple(lines)
 
 
 def _meeting(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-from shoal.arrays.batch_sources import ByNumber, InTurn
+from shoal.arrays.batch_sources import ByNumber, InTurn, ReaderState
 from shoal.arrays.batch_verdict import Asked, Status, Verdict, judge
 from shoal.arrays.layouts import Layouts
 from shoal.arrays.own_rows import Batch, Split, checked_batch, place_rows
@@ -22,6 +22,8 @@ from shoal.runtime.verdicts import Self
 
 __all__ = ["Given", "Meeting", "Options", "Steps"]
 
+T = TypeVar("T")
+
 
 class Options(NamedTuple):
     """How a feed gives."""
@@ -32,6 +34,7 @@ class Options(NamedTuple):
     batch: int  # rows of all processes; 0: the first batch says
     same: bool
     x64: bool
+    skip: bool = True  # must an iterable pass over the rows before `start`?
 
 
 class Meeting(NamedTuple):
@@ -43,6 +46,7 @@ class Meeting(NamedTuple):
     site: str
     spec: tuple[str, ...]
     timeout_s: float
+    start: int = 0
 
     @property
     def me(self) -> Self:
@@ -54,12 +58,17 @@ class Meeting(NamedTuple):
         """Is this the only process?"""
         return len(self.group or self.coordinator.hosts) == 1
 
+    def batch(self, number: int) -> str:
+        """Return what the batch of a number, counted from 0 in this feed, is called."""
+        return f"batch {number} of feed" + (f" from row {self.start}" if self.start else "")
+
 
 class Given(NamedTuple):
     """One batch for the program."""
 
     value: Any
     rows: int  # of the batch, of all processes
+    reader: ReaderState  # of this process, right after it read the batch
 
 
 class Steps:
@@ -72,14 +81,12 @@ class Steps:
         self._split = split
         self._options = options
         self._meeting = meeting
-        self._number = 0  # of the batch, counted from the first one of all
+        self._number = 0  # of the batch, counted from the first one of this feed
         self._size = options.batch
         self._leaves = ""  # as all agreed, at the batch before
         self._like: Batch | None = None
         self._next_row = options.start
-        self._must_skip = options.start > 0 and isinstance(source, InTurn)
-        if isinstance(source, ByNumber):
-            self._number = options.start // options.batch
+        self._must_skip = options.start > 0 and options.skip and isinstance(source, InTurn)
 
     def step(self, line: Prefetch[Given]) -> Given | None:
         """Make one batch; None at the end.
@@ -91,35 +98,47 @@ class Steps:
             return self._step(line)
 
     def _step(self, line: Prefetch[Given]) -> Given | None:
-        try:
-            batch = self._read() if line.enter(READING) else None
-        except BaseException as error:
-            self._tell_failed(line, error)
-            raise
-        if batch is None or line.is_closed:
-            self.leave(line)
+        batch = self._own(line, READING, self._read)
+        source = self._source
+        if batch is not None and not self._size and (self._must_skip or self._is_padded):
+            # Where the first batch may be short, only its size says which rows are whose; and how
+            # many batches were given before.
+            self._size, self._leaves = self._meet(line, self._status(batch))
+            if self._must_skip and isinstance(source, InTurn):
+                batch = self._own(line, READING, lambda: self._after_skipped(source))
+            elif not self._size:
+                return None
+        if batch is None:
             return None
         verdict = self._meet(line, self._status(batch))
         if not verdict.size:
             return None
-        self._size, self._leaves = verdict.size, verdict.leaves
+        self._size, self._leaves = verdict
         self._number += 1
-        if not line.enter(PLACING):
-            self.leave(line)
+        value = self._own(line, PLACING, lambda: self._placed(batch))
+        if value is None:
             return None
+        self._next_row += self._size
+        reader = source.state if isinstance(source, InTurn) else ReaderState()
+        return Given(value[0], self._size, reader)
+
+    def _own(self, line: Prefetch[Given], phase: str, act: Callable[[], T]) -> T | None:
+        """Do what concerns this process alone; let the others know if it fails, or is closed."""
         try:
-            value = self._placed(batch)
+            result = act() if line.enter(phase) else None
         except BaseException as error:
             self._tell_failed(line, error)
             raise
-        self._next_row += self._size
-        return Given(value, self._size)
+        if result is None or line.is_closed:
+            self.leave(line)
+            return None
+        return result
 
     def leave(self, line: Prefetch[Given]) -> None:
         """See `Work.leave`."""
         line.enter(MEETING)
         kind = "failed" if line.why else "closed"
-        status = Status(kind, words=line.why or str(self._number))
+        status = Status(kind, words=line.why or str(line.taken))
         with contextlib.suppress(ShoalError):
             self._exchange(status)
 
@@ -138,8 +157,6 @@ class Steps:
         """Return what this process brings; without rows at the end."""
         if isinstance(self._source, ByNumber):
             return self._read_by_number(self._source)
-        if self._must_skip:
-            self._skip(self._source)
         read = self._source.read()
         if read is None:
             return Batch([], jax.tree.structure(()), 0) if self._like is None else self._like
@@ -168,23 +185,24 @@ class Steps:
             raise UsageError(f"feed: batch {self._number}: {text}")
         return batch
 
-    def _skip(self, source: InTurn) -> None:
-        """Pass over the batches that were given before."""
+    def _after_skipped(self, source: InTurn) -> Batch:
+        """Pass over the batches that were given before, of which one is read; return the next.
+
+        Where batches are filled up, the reader of a process may have ended before the others'.
+        """
         self._must_skip = False
-        start, passed = self._options.start, 0
+        start, size, passed = self._options.start, self._size, self._size
+        if size and start % size:
+            raise UsageError(
+                f"feed: start={start} is no number of whole batches: these have {size} rows in all"
+            )
         while passed < start:
-            read = source.read()
-            if read is None:
+            if not size or source.read() is None:
+                if size and self._is_padded:
+                    break
                 raise UsageError(f"feed: start={start}, but the reader ended after {passed} rows")
-            if not self._size:
-                batch = checked_batch(read[0], self._options.layouts, self._split)
-                self._size = self._split.size_of(batch.rows)
-                self._like = batch.empty()
-                if not self._size or start % self._size or not self._split.is_exact(batch.rows):
-                    text = f"the first batch has {batch.rows} rows here, of {self._size} in all"
-                    raise UsageError(f"feed: start={start} is no number of whole batches: {text}")
-            passed += self._size
-            self._number += 1
+            passed += size
+        return self._read()
 
     def _status(self, batch: Batch) -> Status:
         """Return what this process says of a batch."""
@@ -206,6 +224,11 @@ class Steps:
         return status
 
     @property
+    def _is_padded(self) -> bool:
+        """Are batches filled up?"""
+        return self._options.last == "pad"
+
+    @property
     def _rows_left(self) -> int:
         """How many rows there are from the beginning of this batch, if they are read by number."""
         return self._source.total - self._next_row if isinstance(self._source, ByNumber) else 0
@@ -215,16 +238,12 @@ class Steps:
         meeting = self._meeting
         asked = Asked(
             meeting.me,
-            f"{self._operation} ({meeting.site})",
+            f"{meeting.batch(self._number)} ({meeting.site})",
             self._options.last,
             self._size,
             self._leaves,
         )
         return judge(asked, self._exchange(status, line))
-
-    @property
-    def _operation(self) -> str:
-        return f"batch {self._number} of feed"
 
     def _exchange(
         self, status: Status, line: Prefetch[Given] | None = None
@@ -237,7 +256,7 @@ class Steps:
         """
         meeting = self._meeting
         size = f"rows of a batch: {self._size or 'as the first one has'}"
-        call = Call(self._operation, None, meeting.site, (*meeting.spec, size))
+        call = Call(meeting.batch(self._number), None, meeting.site, (*meeting.spec, size))
         while True:
             try:
                 answers = agree(
@@ -261,15 +280,15 @@ class Steps:
         with contextlib.suppress(ShoalError):
             self._exchange(Status("failed", words=words), line)
 
-    def _placed(self, batch: Batch) -> Any:
-        own = self._split.own_rows(self._size)
-        value = batch.padded(own).arrays(self._split, self._size)
-        if self._options.last != "pad":
-            return value
-        if isinstance(self._source, ByNumber):
-            there = np.arange(self._size) < self._rows_left
-            slices = self._split.slices(self._size)
-            mask = np.concatenate([there[piece] for piece in slices])
-        else:
-            mask = np.arange(own) < batch.rows
-        return value, place_rows(mask, self._split.layout, self._split, self._size)
+    def _placed(self, batch: Batch) -> tuple[Any]:
+        """Return the batch on devices, in a tuple for itself."""
+        split, size = self._split, self._size
+        own = split.own_rows(size)
+        if not self._is_padded:
+            return (batch.arrays(split, size),)
+        rows = batch.rows
+        if isinstance(self._source, ByNumber):  # past the end it read the last row again
+            ends = [(piece.start, min(piece.stop, self._rows_left)) for piece in split.slices(size)]
+            rows = sum(max(0, stop - start) for start, stop in ends)
+        value = batch.first(rows).padded(own).arrays(split, size)
+        return ((value, place_rows(np.arange(own) < rows, split.layout, split, size)),)

@@ -22,7 +22,7 @@ class Wait:
     def __init__(self, meeting: Meeting, line: Prefetch[Given], number: int) -> None:
         self._meeting = meeting
         self._line = line
-        self._asked = f"batch {number} of feed ({meeting.site})"
+        self._asked = f"{meeting.batch(number)} ({meeting.site})"
         self._has_logged = False
 
     def look(self, since: float) -> None:

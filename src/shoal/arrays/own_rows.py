@@ -6,8 +6,8 @@ other: of 12 rows in 4 shards, of which it holds 0, 1 and 3, it brings 9: 0..6, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from shoal.arrays.digest import digest
 from shoal.arrays.host_values import as_numpy, cannot_hold, is_key, narrowed, native
 from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide, shown
 from shoal.arrays.sharding import sharding
+from shoal.arrays.tree_words import nodes_text
 from shoal.arrays.upload import spread
 from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
@@ -26,6 +27,7 @@ from shoal.plan.rows import row_holders
 __all__ = ["Batch", "Split", "checked_batch"]
 
 HostArray = np.ndarray[Any, Any]
+Path = tuple[Any, ...]
 
 
 class Split:
@@ -60,6 +62,11 @@ class Split:
         return rows % len(self.held) == 0
 
     @cached_property
+    def everyone(self) -> str:
+        """All processes that hold a shard, in words."""
+        return _words({process for one in self._holders.holders for process in one})
+
+    @cached_property
     def shared(self) -> dict[str, tuple[int, ...]]:
         """The processes that hold a shard, in words → which of its own shards they share, by their
         place among these; those that it holds alone are left out."""
@@ -67,8 +74,12 @@ class Split:
         for place, shard in enumerate(self.held):
             holders = self._holders.holders[shard]
             if len(holders) > 1:
-                found.setdefault(",".join(map(str, holders)), []).append(place)
+                found.setdefault(_words(holders), []).append(place)
         return {holders: tuple(places) for holders, places in found.items()}
+
+
+def _words(processes: Iterable[int]) -> str:
+    return ",".join(map(str, sorted(processes)))
 
 
 class Batch(NamedTuple):
@@ -80,30 +91,45 @@ class Batch(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What is equal on all processes: a line for each leaf."""
-        return "\n".join(map(_line, self.leaves))
+        """What is equal on all processes: a line for each leaf, and one for the tree."""
+        if not self.leaves:
+            return ""
+        lines = [
+            _line(one.path, one.value.shape, one.value.dtype, one.layout) for one in self.leaves
+        ]
+        return "\n".join([*lines, f"tree: {nodes_text(self.treedef)}"])
 
     def padded(self, rows: int) -> Batch:
         """Return it with zeros behind, or as it is."""
-        if rows == self.rows:
-            return self
-        leaves = [leaf._replace(value=_padded(leaf.value, self.rows, rows)) for leaf in self.leaves]
-        return Batch(leaves, self.treedef, rows)
+        return self if rows == self.rows else self._filled(self.rows, rows)
+
+    def first(self, rows: int) -> Batch:
+        """Return it with zeros in the place of all but so many rows."""
+        return self if rows >= self.rows else self._filled(rows, self.rows)
 
     def empty(self) -> Batch:
-        """Return one like it without rows."""
-        leaves = [
-            leaf._replace(value=leaf.value[:0]) if leaf.value.ndim else leaf for leaf in self.leaves
-        ]
-        return Batch(leaves, self.treedef, 0)
+        """Return one like it without rows, that keeps no memory of it."""
+        return self._filled(0, 0)
+
+    def _filled(self, rows: int, wanted: int) -> Batch:
+        leaves = [leaf._replace(value=_filled(leaf.value, rows, wanted)) for leaf in self.leaves]
+        return Batch(leaves, self.treedef, wanted)
 
     def digests(self, split: Split, size: int) -> dict[str, list[str]]:
-        """Return, for each set of processes that share rows, a digest of these for each leaf."""
+        """Return, for each set of processes that hold the same, a digest of that for each leaf.
+
+        These are processes that share rows; and all of them for what has no dims.
+        """
         each = size // split.num_shards
-        return {
+        found = {
             holders: [_digest(leaf.value, places, each) for leaf in self.leaves]
             for holders, places in split.shared.items()
         }
+        if "," in split.everyone and any(not leaf.value.ndim for leaf in self.leaves):
+            alone = ["" if leaf.value.ndim else digest(leaf.value) for leaf in self.leaves]
+            rows = found.get(split.everyone, [""] * len(alone))
+            found[split.everyone] = [a + b for a, b in zip(alone, rows, strict=True)]
+        return found
 
     def digest(self) -> str:
         """Return a digest of all that has rows."""
@@ -161,11 +187,13 @@ def checked_batch(tree: Any, layouts: Layouts, split: Split) -> Batch:
         with other rows, or none at all; all of it, by path.
     """
     offences: list[str] = []
-    tree = jax.tree.map(_host, tree)
-    for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree)
+    values = [_host(value, path, offences) for path, value in pairs]
+    for (path, _), value in zip(pairs, values, strict=True):
         if why := cannot_hold(value):
             offences.append(f"{shown(path)}: {why}")
     raise_all("feed", offences)
+    tree = jax.tree.unflatten(treedef, values)
     leaves, treedef = leaf_layouts(tree, layouts, offences)
     narrow = [f"{leaf.path}: {change}" for leaf in leaves if (change := narrowed(leaf.value))]
     offences += [f"{leaf.path}: {why}" for leaf in leaves if (why := _unfit(leaf, split))]
@@ -182,20 +210,27 @@ def checked_batch(tree: Any, layouts: Layouts, split: Split) -> Batch:
     return Batch(leaves, treedef, next(iter(rows.values())))
 
 
-def _host(value: Any) -> Any:
+def _host(value: Any, path: Path, offences: list[str]) -> Any:
     """Return what another library made (a tensor) as a NumPy array; else the value itself."""
     if isinstance(value, jax.Array | np.ndarray | np.generic) or not hasattr(value, "__array__"):
         return value
     try:
         return np.asarray(value)
-    except (TypeError, ValueError, RuntimeError):  # on another device, of a dtype NumPy lacks
-        return value
+    except (TypeError, ValueError, RuntimeError) as error:  # on a device, of a dtype NumPy lacks
+        what = f"is a {type(value).__name__} of {getattr(value, 'dtype', 'no dtype')}"
+        offences.append(
+            f"{shown(path)}: {what} that NumPy cannot read ({error}); convert it in the reader"
+        )
+        return np.zeros(())
 
 
 def _unfit(leaf: Leaf, split: Split) -> str:
     """Return why a leaf cannot be part of a batch, or an empty string."""
     if is_key(leaf.value):
-        return "holds PRNG keys; feed row numbers, and fold them into a key inside jit"
+        return (
+            "holds PRNG keys; feed jax.random.key_data(keys) and call jax.random.wrap_key_data "
+            "inside jit, or feed row numbers and fold_in them there"
+        )
     if isinstance(leaf.value, jax.Array) and not leaf.value.is_fully_addressable:
         return "is spread over processes already; feed takes the rows of this one"
     if leaf.layout.rank and Layout(leaf.layout.mesh, leaf.layout.dims[0]) != split.layout:
@@ -206,25 +241,28 @@ def _unfit(leaf: Leaf, split: Split) -> str:
     return ""
 
 
-def _padded(value: HostArray, rows: int, wanted: int) -> HostArray:
+def _filled(value: HostArray, rows: int, wanted: int) -> HostArray:
+    """Return so many rows of which the first `rows` are the value's, the others zeros."""
     if not value.ndim:
         return value
     whole = np.zeros((wanted, *value.shape[1:]), value.dtype)
-    whole[:rows] = value
+    whole[:rows] = value[:rows]
     return whole
 
 
 def _digest(value: HostArray, places: Sequence[int], each: int) -> str:
-    """Return the digest of the rows of some of a process's shards; of no dims, of the value."""
+    """Return the digest of the rows of some of a process's shards, all of them: they are about to
+    be copied anyway."""
     if not value.ndim:
-        return digest(value)
+        return ""
     pieces = [value[place * each : (place + 1) * each] for place in places]
-    return " ".join(f"{len(piece)}:{digest(piece)}" for piece in pieces)
+    return " ".join(f"{len(piece)}:{digest(piece, whole=True)}" for piece in pieces)
 
 
-def _line(leaf: Leaf) -> str:
+@lru_cache(maxsize=1024)
+def _line(path: str, shape: tuple[int, ...], dtype: np.dtype[Any], layout: Layout) -> str:
     """`['x']: float32[rows,4] as (data, -)`."""
-    sizes = ",".join(["rows", *map(str, leaf.value.shape[1:])] if leaf.value.ndim else [])
-    dims = leaf.layout.text.removesuffix(f" @ {leaf.layout.mesh.text}")
+    sizes = ",".join(["rows", *map(str, shape[1:])] if shape else [])
+    dims = layout.text.removesuffix(f" @ {layout.mesh.text}")
     shown = dims if dims.startswith("(") else f"({dims})"
-    return f"{leaf.path}: {leaf.value.dtype.newbyteorder('=')}[{sizes}] as {shown}"
+    return f"{path}: {dtype.newbyteorder('=')}[{sizes}] as {shown}"

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from shoal.errors import UsageError
+
 __all__ = ["MEETING", "READING", "Prefetch", "Work"]
 
 T = TypeVar("T")
@@ -49,6 +51,7 @@ class Prefetch(Generic[T]):
     def __init__(self, work: Work[T], depth: int, *, meets: bool) -> None:
         self.is_closed = False
         self.why = ""  # it was closed; empty: nothing is wrong
+        self.taken = 0  # how many results were taken
         self._work: Work[T] | None = work
         self._changed = threading.Condition()
         self._ready: deque[T] = deque()
@@ -105,9 +108,12 @@ class Prefetch(Generic[T]):
                 self._await_result(look)
             if self._ready:
                 self._room += 1
+                self.taken += 1
                 self._changed.notify_all()
                 return self._ready.popleft()
         self._thread.join()  # else it would free arrays while the program, and Python, ends
+        if isinstance(self._error, StopIteration):  # which would end the caller's loop in silence
+            raise UsageError("feed: the reader raised StopIteration") from self._error
         if self._error is not None:
             raise self._error
         return None

@@ -10,13 +10,13 @@ What must be equal for that to make sense (the tree, shapes, dtypes) is told by 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from shoal.arrays.tree_words import nodes_text
 from shoal.collectives.leaves import Array, Buffer, Leaf, buffer_of, leaf_of, value_of
 from shoal.errors import ShoalError, UsageError, raise_all
 
@@ -38,7 +38,7 @@ class Spec(NamedTuple):
     @property
     def lines(self) -> tuple[str, ...]:
         """What must be equal on all processes: a line for each leaf, then the nodes."""
-        text = _told(self.treedef)
+        text = nodes_text(self.treedef)
         nodes = [text[at : at + _LINE] for at in range(0, len(text), _LINE)]
         leaves = (leaf.line for leaf in self.leaves)
         return (*leaves, _NO_MORE, *(f"tree: {part}" for part in nodes))
@@ -139,19 +139,3 @@ def inline_bytes(copies: int) -> int:
 
 def _is_none(value: object) -> bool:
     return value is None  # a leaf like others: else a tree with None has another structure
-
-
-def _told(treedef: Any) -> str:
-    """Return the nodes of a tree as text that is the same in every process.
-
-    Addresses (`<function f at 0x7f12…>`) and the order of sets differ between processes.
-    """
-    text = str(treedef)
-    if "0x" not in text and "{" not in text:  # a scalar has neither
-        return text
-    text = _ADDRESS.sub("at 0x", text)
-    return _SET.sub(lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}", text)
-
-
-_ADDRESS = re.compile(r"at 0x[0-9a-fA-F]+")
-_SET = re.compile(r"\{([^{}:]*)\}")

@@ -1,0 +1,144 @@
+"""What a feed is made of: arguments that are checked, and what must be equal of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from shoal.arrays.batch_sources import ByNumber, InTurn, by_number
+from shoal.arrays.batch_verdict import LAST
+from shoal.arrays.digest import digest
+from shoal.arrays.feed_steps import Options
+from shoal.arrays.layouts import Layouts, is_one_layout
+from shoal.arrays.local_rows import split_layout
+from shoal.arrays.own_rows import Split
+from shoal.arrays.sharding import sharding
+from shoal.errors import UsageError, UsageTypeError, WrongType, nearest
+from shoal.plan.layout import Layout
+from shoal.plan.rows import must_split_evenly
+
+__all__ = [
+    "must_be_whole",
+    "must_go_on",
+    "offences_of",
+    "order_text",
+    "rows_layout",
+    "source_of",
+    "spec_of",
+]
+
+
+def offences_of(
+    batch: object, order: object, last: object, prefetch: object, same: object, skip: object
+) -> list[str]:
+    """Return what is wrong with arguments that stand for themselves."""
+    offences: list[str] = []
+    for name, value in {"batch": batch, "prefetch": prefetch}.items():
+        if value is None and name == "batch":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            offences.append(WrongType(f"{name}={value!r} must be a whole number"))
+        elif value < 1:
+            offences.append(f"{name}={value!r} must be at least 1")
+    if order is not None and batch is None:
+        offences.append("order= is of rows that are read by number: give batch=, too")
+    if not isinstance(last, str) or last not in LAST:
+        offences.append(f"last={last!r} is none of {', '.join(LAST)}{nearest(last, LAST)}")
+    if not isinstance(same, bool):
+        offences.append(WrongType(f"same={same!r} must be True or False"))
+    if skip is not None and not isinstance(skip, bool):
+        offences.append(WrongType(f"skip={skip!r} must be True, False or None"))
+    if skip is not None and batch is not None:
+        offences.append("skip= is of iterables; rows by number (batch=) are never passed over")
+    return offences
+
+
+def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTurn | ByNumber:
+    """Return what reads: an iterable in turn, or rows by number.
+
+    Raises:
+      UsageError: it is neither, or no batch is split evenly.
+    """
+    if batch is None:
+        if not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
+            what = "a function of row numbers" if callable(source) else f"{source!r}"
+            raise UsageTypeError(
+                f"feed: {what} is no iterable of batches; rows by number need batch="
+            )
+        if isinstance(source, dict | np.ndarray | jax.Array):
+            raise UsageTypeError(
+                f"feed: a {type(source).__name__} is no iterable of batches: give batch=, the rows "
+                "of a batch over all processes, to read it by number"
+            )
+        return InTurn(source)
+    must_split_evenly("feed: batch", split.layout, batch, 0)
+    return by_number(source, order)
+
+
+def must_be_whole(reads: InTurn | ByNumber, options: Options) -> None:
+    """Refuse rows by number whose last batch is not what `last` says."""
+    if isinstance(reads, InTurn):
+        return
+    batch, left = options.batch, max(0, reads.total - options.start)
+    is_nothing = options.last == "drop" and reads.total < batch
+    if left % batch and (options.last == "error" or is_nothing):
+        text = f"{left} rows are {left // batch} batches of {batch}, and {left % batch} more"
+        raise UsageError(f"feed: {text}; last='pad' gives these with a mask")
+
+
+def must_go_on(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | None) -> None:
+    """Refuse an iterable that may stand behind the rows that it would pass over."""
+    can_be_set = any(hasattr(source, name) for name in ("set_state", "load_state_dict"))
+    if rows and skip is None and can_be_set and isinstance(reads, InTurn):
+        raise UsageError(
+            f"feed: start= is after {rows} rows, and a {type(source).__name__} can be set to where "
+            "it was\n"
+            "skip=False if it was (to reader_state()); skip=True if it begins anew, and "
+            "so many rows are to be passed over"
+        )
+
+
+def rows_layout(layouts: Layouts) -> Layout:
+    """Return how rows are spread: the layout of the first dim."""
+    found: dict[Layout, None] = {}
+    for one in jax.tree.leaves(layouts, is_leaf=is_one_layout):
+        if callable(one) or not is_one_layout(one):
+            raise UsageTypeError(
+                f"feed: {one!r} is no layout that is known before there are leaves: give layouts"
+            )
+        layout = split_layout("feed", one)
+        if layout.rank:
+            found[Layout(layout.mesh, layout.dims[0])] = None
+    if len(found) != 1:
+        raise UsageError(
+            "feed: all leaves of a batch have their rows (dim 0) on the same axes of one mesh, not "
+            + (" and ".join(map(repr, found)) or "none")
+        )
+    (layout,) = found
+    sharding(layout)  # its devices exist
+    return layout
+
+
+def spec_of(
+    reads: InTurn | ByNumber, split: Split, options: Options, prefetch: int
+) -> tuple[str, ...]:
+    """Return what must be equal on all processes, a line each."""
+    lines = [
+        f"rows as {split.layout.text}",
+        f"last={options.last!r} start={options.start} prefetch={prefetch} same={options.same}"
+        + ("" if options.skip else " skip=False"),
+    ]
+    if isinstance(reads, ByNumber):
+        lines.append(f"batch={options.batch} of {order_text(reads)}")
+    return tuple(lines)
+
+
+def order_text(reads: ByNumber) -> str:
+    """Return what stands for an order of rows."""
+    order = str(reads.order)
+    if not isinstance(reads.order, range):
+        order = f"numbers with the digest {digest(np.asarray(reads.order), whole=True)}"
+    return f"{reads.total} rows, order={order}"

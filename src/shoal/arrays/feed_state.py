@@ -1,0 +1,74 @@
+"""Where a feed stands, as it is saved; and whether another feed goes on from there."""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shoal.errors import UsageError, UsageTypeError
+
+__all__ = ["mark_of", "rows_of_state", "state_of"]
+
+_NAMES = ("order", "rows")
+_MOST_MARK = 0x7FFF_FFFF  # a mark is an int32: it may lie on devices
+
+
+def mark_of(order: str) -> int:
+    """Return a positive number that stands for an order of rows."""
+    return (zlib.crc32(order.encode()) & _MOST_MARK) or 1
+
+
+def state_of(rows: int, mark: int) -> dict[str, int]:
+    """Return what is saved.
+
+    Args:
+      rows: how many rows of all processes were given.
+      mark: of the order of rows that are read by number; else 0.
+    """
+    return {"order": mark, "rows": rows}
+
+
+def rows_of_state(start: Any, mark: int) -> int:
+    """Return how many rows were given before, by what `start=` says.
+
+    Args:
+      start: a number of rows, or what `state_of` returned, perhaps from a checkpoint.
+      mark: of the order of the feed that shall go on.
+
+    Raises:
+      UsageError: it is neither, or was saved by a feed of another order.
+    """
+    if not isinstance(start, Mapping):
+        return _index("start", start)
+    if sorted(start) != [*_NAMES]:
+        raise UsageError(
+            f"feed: start={start!r} must be a number of rows, or what the state() of a feed "
+            'returned: {"order": …, "rows": …}'
+        )
+    was, rows = _index("start['order']", start["order"]), _index("start['rows']", start["rows"])
+    if rows and was != mark:
+        raise UsageError(
+            f"feed: start= was saved by a feed of {_words(was)}; this one is of {_words(mark)}\n"
+            f"give it the order of that epoch, or start={rows} to go on all the same"
+        )
+    return rows
+
+
+def _index(name: str, value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool | np.bool_):
+        raise UsageTypeError(f"feed: {name}={value!r} must be a whole number")
+    if number < 0:
+        raise UsageError(f"feed: {name}={value!r} must be at least 0")
+    return number
+
+
+def _words(mark: int) -> str:
+    return f"rows by number in order {mark:08x}" if mark else "an iterable"

@@ -1,0 +1,27 @@
+"""The nodes of a tree as text that is the same in every process."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+__all__ = ["nodes_text"]
+
+_ADDRESS = re.compile(r"at 0x[0-9a-fA-F]+")
+_SET = re.compile(r"\{([^{}:]*)\}")
+
+
+def nodes_text(treedef: Any) -> str:
+    """Return the nodes of a tree, without what differs between processes.
+
+    That is addresses (`<function f at 0x7f12…>`) and the order of sets.
+
+    >>> import jax
+    >>> nodes_text(jax.tree.structure({"x": (1, [2])}))
+    "PyTreeDef({'x': (*, [*])})"
+    """
+    text = str(treedef)
+    if "0x" not in text and "{" not in text:  # a scalar has neither
+        return text
+    text = _ADDRESS.sub("at 0x", text)
+    return _SET.sub(lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}", text)
