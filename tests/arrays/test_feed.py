@@ -134,6 +134,17 @@ def test_a_second_epoch_needs_a_feed_of_its_own():
         list(feed)
 
 
+def test_a_batch_that_cannot_be_placed_comes_after_those_before_it():
+    (part,) = parts(8)
+    wide = part | {"x": np.ones((8, 3), np.float32)}
+    feed = shoal.feed([part, part, wide, part], ROWS, prefetch=4)
+    assert numbers([next(feed), next(feed)]) == [[*range(8)]] * 2
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"dim 1 of \(8, 3\) has size 3"):
+            next(feed)
+    assert feed.rows == 16
+
+
 class Stops:
     """What raises StopIteration where nothing expects it."""
 

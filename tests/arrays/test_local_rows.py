@@ -59,6 +59,8 @@ def test_every_form_of_a_layout():
         (Layout(MESH, "data"), -4, {}, UsageError, "must not be negative"),
         (Layout(MESH, "data"), (8, 4), {}, UsageTypeError, "must be a whole number"),
         (Layout(MESH, "data"), True, {}, UsageTypeError, "must be a whole number"),
+        (Layout(MESH, "data"), np.zeros(2, int), {}, UsageTypeError, "must be a whole number"),
+        (Layout(MESH, "data"), 8, {"process": -1}, UsageError, "process=-1 must not be negative"),
         ([Layout(MESH, "data")], 8, {}, UsageTypeError, "is not one layout"),
         (lambda path, leaf: None, 8, {}, UsageTypeError, "is not one layout"),
         (P("data"), 8, {}, UsageError, "local_rows: .*needs a mesh"),

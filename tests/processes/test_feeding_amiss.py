@@ -78,7 +78,8 @@ def test_an_interrupt_is_told_to_the_others(told):
     first, *others = of(told, "interrupted")
     assert first == "KeyboardInterrupt"
     for count, kind, words, failed in others:
-        assert (count, kind, failed) == (3, "PeerFailedError", [0])
+        assert 2 <= count <= 4, "what was read ahead when it came is given"
+        assert (kind, failed) == ("PeerFailedError", [0])
         assert "process 0" in words
         assert "KeyboardInterrupt" in words
 

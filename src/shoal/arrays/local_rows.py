@@ -66,6 +66,8 @@ def local_rows(
     place %= found.rank
     must_split_evenly(f"local_rows: dim {place}", found, size, place)
     number = jax.process_index() if process is None else _index("process", process)
+    if number < 0:
+        raise UsageError(f"local_rows: process={process!r} must not be negative")
     return row_holders(found, place).slices(size, number)
 
 
@@ -91,6 +93,10 @@ def split_layout(asked: str, given: Any, dim: int = 0) -> Layout:
 
 
 def _index(name: str, value: object) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:  # an array has the method, too
+        number = None
+    if number is None or isinstance(value, bool | np.bool_):
         raise UsageTypeError(f"local_rows: {name}={value!r} must be a whole number")
-    return operator.index(value)
+    return number
