@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from shoal.plan.hlo_instructions import instructions_of
+
 __all__ = ["Flow", "Frame", "flow_of", "frames_of"]
 
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = .*?\b([a-z][a-z0-9-]*)\((.*)$")
-_NAME = re.compile(r"%([\w.-]+)")
 _MOVED = ("copy", "bitcast", "transpose", "reshape", "convert", "all-gather", "get-tuple-element")
 
 
@@ -63,25 +63,19 @@ def flow_of(hlo: str) -> Flow:
       hlo: its text. Names of instructions are unique in a module.
     """
     users: dict[str, list[tuple[str, int]]] = {}
-    opcodes: dict[str, str] = {}
     parameters: dict[str, dict[int, str]] = {}
     fusions: dict[str, str] = {}
-    computation = ""
-    for line in hlo.splitlines():
-        if line.endswith("{") and not line.startswith(" "):
-            computation = line.removeprefix("ENTRY ").lstrip("%").split(" ")[0]
-        elif found := _INSTRUCTION.match(line):
-            name, opcode, rest = found.groups()
-            opcodes[name] = opcode
-            for number, operand in enumerate(_NAME.findall(rest.split(")")[0])):
-                users.setdefault(operand, []).append((name, number))
-            if opcode == "parameter":
-                parameters.setdefault(computation, {})[int(rest.split(")")[0])] = name
-            if called := re.search(r"\bcalls=%?([\w.-]+)", rest):
-                fusions[name] = called[1]
+    instructions = instructions_of(hlo)
+    for name, one in instructions.items():
+        for number, operand in enumerate(one.operands):
+            users.setdefault(operand, []).append((name, number))
+        if one.opcode == "parameter":
+            parameters.setdefault(one.computation, {})[int(one.inside)] = name
+        if called := one.called("calls"):
+            fusions[name] = called
     return Flow(
         {name: tuple(rows) for name, rows in users.items()},
-        opcodes,
+        {name: one.opcode for name, one in instructions.items()},
         {name: parameters.get(body, {}) for name, body in fusions.items()},
     )
 

@@ -2,7 +2,12 @@
 
 XLA prints each instruction as `%name = shape opcode(operands), attribute=…, attribute=…`, and each
 computation as a block in braces. A collective in the body of a loop counts as often as the loop
-runs, where XLA knows how often (`known_trip_count`).
+runs, where XLA knows how often (`known_trip_count`), or the text says so (`hlo_loops`).
+
+XLA's compiler for TPUs writes two things in ways of its own. A reduce-scatter is a fusion named
+`all-reduce-scatter`: an all-reduce, of which a device keeps its part. And a collective that runs
+while a device computes stands in several fusions (*async collective fusion*): in one that begins
+it, in all that go on with it, and in one that ends it; all name the same `chain_id`.
 """
 
 from __future__ import annotations
@@ -16,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.colour import local
+from shoal.plan.hlo_instructions import instructions_of
+from shoal.plan.hlo_loops import trips_of
 
 __all__ = ["Collective", "collectives_of", "received_bytes_of"]
 
@@ -90,12 +97,12 @@ def collectives_of(hlo: str) -> tuple[Collective, ...]:
       [('all-gather', 32, 4)]
     """
     blocks = _blocks(hlo)
-    times = _times(blocks)
+    times = _times(blocks, trips_of(instructions_of(hlo)))
     return tuple(
-        _collective(found, line, times[name])
+        _collective(found, line, times[name], name.startswith("all-reduce-scatter"))
         for name, (_, lines) in blocks.items()
         for line in lines
-        if times[name] and (found := _INSTRUCTION.match(line))
+        if times[name] and (found := _INSTRUCTION.match(line)) and not _is_going_on(line, lines)
     )
 
 
@@ -132,21 +139,26 @@ def _blocks(hlo: str) -> Blocks:
     return found
 
 
-def _times(blocks: Blocks) -> dict[str, int]:
+def _times(blocks: Blocks, trips: Mapping[str, int]) -> dict[str, int]:
     """Return how often each computation runs. What calls another stands after it.
 
-    Of the branches of a conditional all count, and a loop of which XLA does not know how often it
-    runs counts once.
+    Of the branches of a conditional all count, and a loop of which nothing says how often it runs
+    counts once.
+
+    Args:
+      trips: of the bodies of loops, where the text of their conditions says it.
     """
     times = {name: int(is_entry) for name, (is_entry, _) in blocks.items()}
     for name in reversed(list(blocks)):
         for line in blocks[name][1]:
-            trips = _TRIPS.search(line)
+            known = _TRIPS.search(line)
             if "-done(" in line:  # what it ends was counted where it began
                 continue
             for called in _called(line):
                 if called in times:
-                    times[called] += times[name] * (int(trips[1]) if trips else 1)
+                    times[called] += times[name] * (
+                        int(known[1]) if known else trips.get(called, 1)
+                    )
     return times
 
 
@@ -156,7 +168,12 @@ def _called(line: str) -> Iterator[str]:
         yield from (name.strip().lstrip("%") for name in names.split(","))
 
 
-def _collective(found: re.Match[str], line: str, times: int) -> Collective:
+def _is_going_on(line: str, lines: list[str]) -> bool:
+    """Say whether a collective of a computation began in another one."""
+    return "chain_id=" in line and not any("AsyncCollectiveStart" in each for each in lines)
+
+
+def _collective(found: re.Match[str], line: str, times: int, is_scattered: bool) -> Collective:
     name, shapes, opcode, is_start, rest = found.groups()
     parts = [_bytes(*each) for each in _TYPE.findall(shapes)]
     held = sum(parts)
@@ -164,13 +181,16 @@ def _collective(found: re.Match[str], line: str, times: int) -> Collective:
         held = sum(parts[len(parts) // 2 :])
     elif is_start and opcode == "collective-permute":  # (operand, result, …)
         held = parts[1]
+    size = _group_size(rest)
+    if is_scattered and opcode == "all-reduce" and size:
+        opcode, held = "reduce-scatter", held // size
     operation = re.search(r'op_name="([^"]*)"', line)
     pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", rest)
     sends = re.findall(r"\{(\d+),(\d+)\}", pairs[1]) if pairs else []
     receivers = tuple(sorted(int(receiver) for sender, receiver in sends if sender != receiver))
     op_name = operation[1] if operation else ""
     frame = int(at[1]) if (at := re.search(r"\bstack_frame_id=(\d+)", line)) else 0
-    return Collective(name, opcode, held, _group_size(rest), receivers, times, op_name, frame)
+    return Collective(name, opcode, held, size, receivers, times, op_name, frame)
 
 
 def _bytes(dtype: str, dims: str) -> int:
