@@ -149,12 +149,15 @@ def _sent(run: Programs, held: Held, dtype: Any) -> Held:
 
 
 @lru_cache(maxsize=1024)
-def programs_across(plan: Transfer, dtype: Any) -> Programs:
+def programs_across(
+    plan: Transfer, dtype: Any, devices: tuple[jax.Device, ...] | None = None
+) -> Programs:
     """Return the programs of a move; compiled when they first run.
 
     Args:
       plan: between layouts that cut every dim evenly; of rank 1 or more.
       dtype: narrow floats are moved as integers of the same bits: XLA changes those of NaNs.
+      devices: among which the meshes' are found; None: those of this job.
     """
     source, target = plan.source, plan.target
     chunks = _chunks(plan)
@@ -167,8 +170,8 @@ def programs_across(plan: Transfer, dtype: Any) -> Programs:
         raise UsageError(f"programs_across: {plan!r} is between the same devices: it has no sends")
     moves = permutes_of(part.sends, source, target, sizes)
     owner_of = {**_owners(source.mesh), **_owners(target.mesh)}
-    row = _row({device: owner_of[device] for device in moves.devices}, source.mesh.kind)
-    ends = [_row(_owners(layout.mesh), layout.mesh.kind) for layout in (source, target)]
+    row = _row({device: owner_of[device] for device in moves.devices}, source.mesh.kind, devices)
+    ends = [_row(_owners(each.mesh), each.mesh.kind, devices) for each in (source, target)]
     send = _program(partial(_send, moves=moves, tile=gives), row, dtype)
     if chunks is None:
         return Programs(send, row, 1, None, None, takes, gives, *ends)
@@ -284,9 +287,11 @@ def _owners(mesh: Mesh) -> Mapping[int, int]:
     return dict(zip(mesh.device_ids.ravel().tolist(), mesh.processes.ravel().tolist(), strict=True))
 
 
-def _row(owners: Mapping[int, int], kind: str) -> NamedSharding:
+def _row(
+    owners: Mapping[int, int], kind: str, devices: tuple[jax.Device, ...] | None
+) -> NamedSharding:
     mesh = Mesh({_DEVICE: len(owners)}, [*owners], [*owners.values()], kind=kind)
-    return NamedSharding(jax_mesh(mesh), PartitionSpec(_DEVICE))
+    return NamedSharding(jax_mesh(mesh, devices), PartitionSpec(_DEVICE))
 
 
 def _own(sharding: NamedSharding) -> list[jax.Device]:

@@ -31,13 +31,20 @@ from shoal.runtime.verdicts import Self, listed
 __all__ = ["agree_on_move", "obstacle"]
 
 
-def obstacle(leaf: Leaf, array: jax.Array | jax.ShapeDtypeStruct, *, programs: bool) -> str:
+def obstacle(
+    leaf: Leaf,
+    array: jax.Array | jax.ShapeDtypeStruct,
+    *,
+    programs: bool,
+    devices: Sequence[jax.Device] | None = None,
+) -> str:
     """Return why an array cannot move, or an empty string; the same on every process.
 
     Args:
       programs: programs move it within one process, too.
+      devices: among which the layout's are found; None: those of this job.
     """
-    target = sharding(leaf.layout)
+    target = sharding(leaf.layout, devices=devices)
     is_traced = leaf.value is not array
     if not is_apart(array.sharding, target, programs=programs and not is_traced):
         return ""

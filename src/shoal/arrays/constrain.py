@@ -73,7 +73,8 @@ def constrain(
       True
     """
     offences: list[str] = []
-    leaves, treedef = leaf_layouts(tree, layouts, offences, none_clears=True)
+    devices = via.devices if isinstance(via, RelayoutPlan) else None
+    leaves, treedef = leaf_layouts(tree, layouts, offences, none_clears=True, devices=devices)
     for leaf in leaves:
         if why := cannot_hold(leaf.value) or narrowed(leaf.value):
             offences.append(f"{leaf.path}: {why}")
@@ -83,7 +84,7 @@ def constrain(
         offences += why_not_via(via, leaves)
     raise_all("constrain", offences)
     if via is not None:
-        return jax.tree.unflatten(treedef, [moved_inside(leaves[0].value, via.transfer)])
+        return jax.tree.unflatten(treedef, [moved_inside(leaves[0].value, via)])
     return jax.tree.unflatten(treedef, [_constrain(leaf, gradient) for leaf in leaves])
 
 
@@ -102,7 +103,8 @@ def _check(leaf: Leaf, offences: list[str]) -> None:
                 "only Explicit axes, cannot say that; put the Explicit ones first"
             )
     used = {axis for dim in leaf.layout.axes_of_dims for axis in dim}
-    if manual := sorted(used & manual_axes(_mesh_here(leaf))):
+    around = _mesh_around(leaf)
+    if manual := sorted(used & manual_axes(around)) if around is not None else []:
         offences.append(f"{leaf.path}: axes {', '.join(manual)} are Manual inside this shard_map")
     here = jax.sharding.get_abstract_mesh()
     if used and manual_axes(here) and dict(here.shape) != dict(leaf.layout.mesh.axes):
@@ -182,10 +184,15 @@ def _mesh_to_clear() -> AnyMesh | None:
 
 def _mesh_here(leaf: Leaf) -> AnyMesh:
     """Return the mesh to name: inside `shard_map` the one in force there, with its Manual axes."""
+    around = _mesh_around(leaf)
+    return sharding(leaf.layout).mesh if around is None else around
+
+
+def _mesh_around(leaf: Leaf) -> AnyMesh | None:
+    """Return the mesh of the `shard_map` around, if it is of the layout's axes."""
     here = jax.sharding.get_abstract_mesh()
-    if not here.empty and dict(here.shape) == dict(leaf.layout.mesh.axes) and manual_axes(here):
-        return here
-    return sharding(leaf.layout).mesh
+    is_alike = not here.empty and dict(here.shape) == dict(leaf.layout.mesh.axes)
+    return here if is_alike and manual_axes(here) else None
 
 
 def explicit_part(leaf: Leaf) -> NamedSharding | None:

@@ -41,14 +41,15 @@ def why_not_via(plan: RelayoutPlan, leaves: Sequence[Leaf]) -> list[str]:
     return found
 
 
-def moved_inside(x: jax.Array, move: Transfer) -> jax.Array:
+def moved_inside(x: jax.Array, plan: RelayoutPlan) -> jax.Array:
     """Return the value in its new layout, by the steps of a plan; its cotangent goes back by one.
 
     Raises:
       UsageError: under `vmap`, where the steps know no dim of the batch.
     """
+    move = plan.transfer
     back = plan_transfer(move.target, move.source, move.shape, move.item_bytes)
-    there_and_back = [_pinned_move(each) for each in (move, back)]
+    there_and_back = [_pinned_move(each, plan.devices) for each in (move, back)]
     try:
         moved: jax.Array = jax.custom_derivatives.linear_call(
             lambda _, value: there_and_back[0](value),
@@ -64,9 +65,12 @@ def moved_inside(x: jax.Array, move: Transfer) -> jax.Array:
     return moved
 
 
-def _pinned_move(move: Transfer) -> Callable[[jax.Array], jax.Array]:
-    source, target = sharding(move.source), sharding(move.target)
-    found = stages(move.steps, move.source, move.target, move.shape, move.item_bytes)
+def _pinned_move(
+    move: Transfer, devices: Sequence[jax.Device] | None
+) -> Callable[[jax.Array], jax.Array]:
+    ends = move.source, move.target
+    source, target = (sharding(end, devices=devices) for end in ends)
+    found = stages(move.steps, *ends, move.shape, move.item_bytes, devices)
     run = inside_jit(found, source, target)
 
     def pinned(x: jax.Array) -> jax.Array:

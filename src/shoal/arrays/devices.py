@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import jax
@@ -18,7 +18,7 @@ __all__ = ["jax_mesh", "mesh_of", "twins", "twins_needed"]
 
 
 @local
-def jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
+def jax_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
     """Return JAX's mesh over the devices that a mesh names.
 
     Local.
@@ -29,6 +29,9 @@ def jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
 
     Args:
       mesh: the mesh.
+      devices: among which they are found, such as those that
+        `jax.experimental.topologies.get_topology_desc` describes: programs can be compiled for
+        them, but not run. None: those of this job.
 
     Returns:
       the mesh with the same axes and axis types. Equal meshes give the same object.
@@ -39,7 +42,7 @@ def jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
     """
     if not isinstance(mesh, Mesh):
         raise UsageTypeError(f"jax_mesh: {mesh!r} must be a shoal Mesh")
-    return _jax_mesh(mesh)
+    return _jax_mesh(mesh, None if devices is None else tuple(devices))
 
 
 @local
@@ -109,10 +112,10 @@ def twins_needed(devices: Mapping[int, int], accelerators: Mapping[int, int]) ->
 
 
 @lru_cache(maxsize=256)
-def _jax_mesh(mesh: Mesh) -> jax.sharding.Mesh:
+def _jax_mesh(mesh: Mesh, among: tuple[jax.Device, ...] | None) -> jax.sharding.Mesh:
     _check_names(mesh)
     devices = np.empty(mesh.size, dtype=object)
-    devices[:] = _find(mesh)
+    devices[:] = _find(mesh) if among is None else _described(mesh, among)
     types = tuple(
         AxisType.Explicit if kind == "explicit" else AxisType.Auto
         for kind in mesh.axis_types.values()
@@ -169,6 +172,21 @@ def _find(mesh: Mesh) -> list[jax.Device]:
     raise UsageError(_absence(mesh, missing, moved, present))
 
 
+def _described(mesh: Mesh, among: Sequence[jax.Device]) -> list[jax.Device]:
+    """Return the devices of a mesh in mesh order, from a list."""
+    given = {device.id: device for device in among if device.platform == mesh.kind}
+    ids, owners = mesh.device_ids.ravel().tolist(), mesh.processes.ravel().tolist()
+    missing = sorted(device for device in ids if device not in given)
+    moved = [
+        device
+        for device, owner in zip(ids, owners, strict=True)
+        if device in given and given[device].process_index != owner
+    ]
+    if missing or moved:
+        raise UsageError(_absence(mesh, missing, moved, given, "devices="))
+    return [given[device] for device in ids]
+
+
 def _too_few(mesh: Mesh, needed: int, cpus: Mapping[int, int]) -> str:
     """Say which processes have fewer CPU devices than a host mesh needs."""
     counts = dict.fromkeys(mesh.process_indices, 0)
@@ -187,14 +205,18 @@ def _processes(devices: object) -> dict[int, int]:
 
 
 def _absence(
-    mesh: Mesh, missing: list[int], moved: list[int], present: Mapping[int, jax.Device]
+    mesh: Mesh,
+    missing: list[int],
+    moved: list[int],
+    present: Mapping[int, jax.Device],
+    where: str = "JAX",
 ) -> str:
     lines = []
     if missing:
         there = runs_to_text(np.array(sorted(present)))
         lines.append(
             f"{mesh!r}: no {mesh.kind} device has the id {runs_to_text(np.array(missing))}; "
-            f"JAX has {len(present)}: {there}"
+            f"{where} has {len(present)}: {there}"
         )
     if moved:
         shown = ", ".join(f"{device} (process {present[device].process_index})" for device in moved)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -44,12 +44,18 @@ class Leaf(NamedTuple):
 
 
 def leaf_layouts(
-    tree: Any, layouts: Layouts, offences: list[str], *, none_clears: bool = False
+    tree: Any,
+    layouts: Layouts,
+    offences: list[str],
+    *,
+    none_clears: bool = False,
+    devices: Sequence[jax.Device] | None = None,
 ) -> tuple[list[Leaf], PyTreeDef]:
     """Pair every leaf of `tree` with its layout; whatever is wrong is added to `offences`.
 
     PartitionSpecs, tuples and names may leave out trailing dims, as in JAX; Layouts have the rank
     of their leaves. `None` splits nothing, or with `none_clears` stands as the layout None.
+    `devices` are those among which the meshes' are to be found; None: those of this job.
     """
     pairs: list[tuple[Path, Any, Any]] = []
     _pair(tree, layouts, (), pairs, offences)
@@ -61,7 +67,7 @@ def leaf_layouts(
             continue
         try:
             layout = layout_for(given, value, path)
-            sharding(layout)  # its devices exist, and JAX can express it
+            sharding(layout, devices=devices)  # its devices exist, and JAX can express it
             leaves.append(Leaf(shown(path), value, layout))
         except UsageError as error:
             names.setdefault(str(error), []).append(shown(path))
@@ -207,7 +213,10 @@ def _of_sharding(given: Sharding, rank: int) -> Layout:
     layout = layout_of_sharding(given, rank)
     kind = given.memory_kind
     platform = next(iter(given.device_set)).platform
-    own = jax.local_devices(backend=platform)  # all processes must refuse, those without it too
+    try:
+        own = jax.local_devices(backend=platform)  # all processes must refuse, those without it too
+    except RuntimeError:  # none are here: these are described
+        own = list(given.device_set)
     if kind is not None and kind not in {device.default_memory().kind for device in own}:
         raise UsageError(f"memory kind {kind!r}: arrays of shoal live in their devices' memory")
     return layout

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout as MemoryLayout
+from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shoal.arrays.devices import jax_mesh
@@ -44,6 +46,7 @@ def stages(
     target: Layout,
     shape: Sequence[int],
     item_bytes: int,
+    devices: Sequence[jax.Device] | None = None,
 ) -> list[Stage]:
     """Return the stages of a move.
 
@@ -53,6 +56,7 @@ def stages(
     Args:
       steps: as `transfer.collective.shortest` returns them for the layouts and the shape.
       item_bytes: of an element: larger arrays than a chunk go chunk by chunk.
+      devices: among which the meshes' are found; None: those of this job.
     """
     runs = [list(own) for _, own in groupby(steps, key=lambda step: step.before.mesh)]
     found = []
@@ -61,8 +65,8 @@ def stages(
         begin = run[0].before if run is runs[0] and in_one_order(mesh, source.mesh) else None
         last = run[-1].after
         is_end = run is runs[-1] and last.mesh == mesh and in_one_order(mesh, target.mesh)
-        takes = _sharding(mesh, begin, len(shape))
-        gives = _sharding(mesh, last if is_end else None, len(shape))
+        takes = _sharding(mesh, begin, len(shape), devices)
+        gives = _sharding(mesh, last if is_end else None, len(shape), devices)
         local = _by_chunks(run, shape, item_bytes)
         mapped = jax.shard_map(
             local,
@@ -112,12 +116,14 @@ def _in_terms_of(
     return same(x)
 
 
-def _sharding(mesh: Mesh, layout: Layout | None, rank: int) -> NamedSharding:
+def _sharding(
+    mesh: Mesh, layout: Layout | None, rank: int, devices: Sequence[jax.Device] | None
+) -> NamedSharding:
     """Return the sharding of a layout of digits, or of blocks."""
     dims: tuple[Dim, ...] = (mesh.axis_names, *[None] * (rank - 1))
     if layout is not None and not layout.partial:
         dims = layout.dims
-    return NamedSharding(jax_mesh(mesh), PartitionSpec(*dims))
+    return NamedSharding(jax_mesh(mesh, devices), PartitionSpec(*dims))
 
 
 def _by_chunks(run: Sequence[Step], shape: Sequence[int], item_bytes: int) -> OnShard:
@@ -133,6 +139,7 @@ def _by_chunks(run: Sequence[Step], shape: Sequence[int], item_bytes: int) -> On
     )
     on_part = _in_order([_on_shard(step, part) for step in run])
     before, after = run[0].before, run[-1].after
+    is_tpu = before.mesh.kind == "tpu"
 
     def loop(x: jax.Array) -> jax.Array:
         from_rows = _rows(x, chunks.dim, chunks.tiles // before.num_shards(chunks.dim))
@@ -147,13 +154,27 @@ def _by_chunks(run: Sequence[Step], shape: Sequence[int], item_bytes: int) -> On
             at = chunks.dim + 1
             width = from_rows.shape[at] // chunks.parts
             rows = jax.lax.dynamic_slice_in_dim(from_rows, number * width, width, at)
+            if is_tpu:
+                rows = _row_major(rows)
             moved = on_part(rows.reshape(before.shard_shape(part)))
             moved = moved.reshape(*found.shape[:at], width, *found.shape[at + 1 :])
+            if is_tpu:
+                moved = _row_major(moved)
             return jax.lax.dynamic_update_slice_in_dim(found, moved, number * width, at)
 
         return jax.lax.fori_loop(0, chunks.parts, one, to_rows).reshape(tile)
 
     return loop
+
+
+def _row_major(x: jax.Array) -> jax.Array:
+    """Return an array, laid out in memory as arrays are by default.
+
+    Where shards are cut or joined along the last dim, XLA's compiler for TPUs makes that one the
+    slowest, and so in all that a chunk is cut from and written to: it turns the whole first, or
+    afterwards.
+    """
+    return with_layout_constraint(x, MemoryLayout(tuple(range(x.ndim))))
 
 
 def _rows(x: jax.Array, dim: int, tiles: int) -> jax.Array:

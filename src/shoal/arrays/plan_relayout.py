@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -40,6 +41,8 @@ class RelayoutPlan:
     """The devices are CPU devices of one process, and tiles are copied in its memory."""
     by_permutes: bool = False
     """The devices are not the same ones, and permutes bring the array to them."""
+    devices: tuple[jax.Device, ...] | None = field(default=None, compare=False)
+    """Those that a topology describes, for which programs are compiled. None: this job's own."""
 
     @property
     def way(self) -> str:
@@ -158,11 +161,13 @@ class RelayoutPlan:
 
     @property
     def _ends(self) -> tuple[NamedSharding, NamedSharding]:
-        return sharding(self.transfer.source), sharding(self.transfer.target)
+        source, target = self.transfer.source, self.transfer.target
+        return sharding(source, devices=self.devices), sharding(target, devices=self.devices)
 
     @property
     def _across(self) -> Programs:
-        return programs_across(as_rows(self.transfer), travels_as(self.dtype, self._ends[0]))
+        dtype = travels_as(self.dtype, self._ends[0])
+        return programs_across(as_rows(self.transfer), dtype, self.devices)
 
     def _compiled(self) -> list[Any]:
         plan = self.transfer
@@ -177,7 +182,7 @@ class RelayoutPlan:
             return []
         found = []
         shard = plan.source.shard_shape(plan.shape)
-        for run, takes, gives in programs_of(plan, self.dtype):
+        for run, takes, gives in programs_of(plan, self.dtype, self.devices):
             found.append(_compiled(run, whole_shape(shard, takes), self.dtype, takes))
             shard = gives.shard_shape(found[-1].out_info.shape)
         return found
@@ -210,7 +215,8 @@ def plan_relayout(
     Local.
 
     Args:
-      x: an array, or a `jax.ShapeDtypeStruct` with a sharding: of devices that are here.
+      x: an array, or a `jax.ShapeDtypeStruct` with a sharding; its devices may be those of a
+        topology that `jax.experimental.topologies` describes, for hardware that is not here.
       layout: where it is to lie, as `relayout` takes it.
       way: as for `relayout`.
 
@@ -234,19 +240,32 @@ def plan_relayout(
     if why := _why_not(x):
         raise UsageTypeError(f"plan_relayout: {why}")
     offences: list[str] = []
-    leaves, _ = leaf_layouts(x, layout, offences)
+    devices = _described(x.sharding, layout)
+    leaves, _ = leaf_layouts(x, layout, offences, devices=devices)
     source = layout_of(x)
     for leaf in [*leaves, Leaf("the source", x, source)]:
         must_divide(leaf, offences)
     for leaf in leaves:
         cannot_be_pending(leaf, offences)
-        if why := obstacle(leaf, x, programs=way is not None):
+        if why := obstacle(leaf, x, programs=way is not None, devices=devices):
             offences.append(f"{leaf.path}: {why}")
     raise_all("plan_relayout", offences)
     plan = plan_transfer(source, leaves[0].layout, x.shape, x.dtype.itemsize)
     is_copy = way is None and in_one_memory(plan.source, plan.target) and not source.partial
-    permutes = is_apart(x.sharding, sharding(plan.target), programs=way is not None)
-    return RelayoutPlan(plan, x.dtype, is_copy and has_words(x.dtype), permutes)
+    target = sharding(plan.target, devices=devices)
+    permutes = is_apart(x.sharding, target, programs=way is not None)
+    return RelayoutPlan(plan, x.dtype, is_copy and has_words(x.dtype), permutes, devices)
+
+
+def _described(*ends: object) -> tuple[jax.Device, ...] | None:
+    """Return the devices of shardings if some are described ones; None if all are here."""
+    rows = [row_of(end) for end in ends if isinstance(end, NamedSharding)]
+    devices = tuple(dict.fromkeys(device for row in rows for device in row))
+    here: set[jax.Device] = set()
+    for platform in {device.platform for device in devices}:
+        with suppress(RuntimeError):  # there are none of this platform
+            here |= {*jax.devices(platform)}
+    return None if here.issuperset(devices) else devices
 
 
 def _why_not(x: Any) -> str:

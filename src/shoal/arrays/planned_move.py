@@ -83,15 +83,23 @@ def move_as_planned(array: jax.Array, plan: Transfer, target: NamedSharding) -> 
     return bits_as(array, dtype) if by_host else array
 
 
-def programs_of(plan: Transfer, dtype: Any) -> tuple[Stage, ...]:
-    """Return the programs of a move, one after the other; compiled when they first run."""
-    return _programs(plan, is_narrow_float(dtype))
+def programs_of(
+    plan: Transfer, dtype: Any, devices: tuple[jax.Device, ...] | None = None
+) -> tuple[Stage, ...]:
+    """Return the programs of a move, one after the other; compiled when they first run.
+
+    Args:
+      devices: among which those of the meshes are found; None: those of this job.
+    """
+    return _programs(plan, is_narrow_float(dtype), devices)
 
 
 @lru_cache(maxsize=1024)
-def _programs(plan: Transfer, is_narrow: bool) -> tuple[Stage, ...]:
+def _programs(
+    plan: Transfer, is_narrow: bool, devices: tuple[jax.Device, ...] | None
+) -> tuple[Stage, ...]:
     """Narrow floats are moved as integers of the same bits: XLA changes those of NaNs."""
-    found = stages(plan.steps, plan.source, plan.target, plan.shape, plan.item_bytes)
+    found = stages(plan.steps, plan.source, plan.target, plan.shape, plan.item_bytes, devices)
     return tuple(
         Stage(
             jax.jit(in_words(run) if is_narrow else run, in_shardings=takes, out_shardings=gives),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import jax
@@ -17,7 +18,9 @@ __all__ = ["layout_of", "layout_of_sharding", "sharding"]
 
 
 @local
-def sharding(layout: Layout | NamedSharding) -> NamedSharding:
+def sharding(
+    layout: Layout | NamedSharding, *, devices: Sequence[jax.Device] | None = None
+) -> NamedSharding:
     """Return JAX's sharding for a layout.
 
     Local.
@@ -28,6 +31,9 @@ def sharding(layout: Layout | NamedSharding) -> NamedSharding:
     Args:
       layout: the layout; a NamedSharding is returned as it is. A reduction that is still to be
         done must be "sum" over Explicit axes: JAX calls those axes *unreduced*.
+      devices: among which the mesh's are found, such as those of a described TPU slice
+        (`jax.experimental.topologies.get_topology_desc(…).devices`), to compile for hardware that
+        is not here. None: those of this job.
 
     Raises:
       UsageError: devices that do not exist, or pending reductions that JAX cannot express.
@@ -42,7 +48,7 @@ def sharding(layout: Layout | NamedSharding) -> NamedSharding:
         return layout
     if not isinstance(layout, Layout):
         raise UsageTypeError(f"sharding: {layout!r} must be a Layout")
-    return _sharding(layout)
+    return _sharding(layout, None if devices is None else tuple(devices))
 
 
 @local
@@ -95,7 +101,7 @@ def layout_of_sharding(given: jax.sharding.Sharding, rank: int) -> Layout:
 
 
 @lru_cache(maxsize=4096)
-def _sharding(layout: Layout) -> NamedSharding:
+def _sharding(layout: Layout, devices: tuple[jax.Device, ...] | None) -> NamedSharding:
     partial = layout.partial
     other = sorted({reduction for reduction in partial.values() if reduction != "sum"})
     if other:
@@ -110,7 +116,7 @@ def _sharding(layout: Layout) -> NamedSharding:
             "JAX knows them only over Explicit axes: Mesh(…, axis_types='explicit')"
         )
     unreduced = {"unreduced": set(partial)} if partial else {}
-    return NamedSharding(jax_mesh(layout.mesh), PartitionSpec(*layout.dims, **unreduced))
+    return NamedSharding(jax_mesh(layout.mesh, devices), PartitionSpec(*layout.dims, **unreduced))
 
 
 @lru_cache(maxsize=4096)

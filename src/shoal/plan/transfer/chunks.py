@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.plan.transfer.steps import Step
+from shoal.plan.transfer.order import in_one_order
+from shoal.plan.transfer.steps import Step, received_bytes
 
 __all__ = ["CHUNK_BYTES", "Chunks", "chunks_of"]
 
@@ -32,8 +33,9 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
     """Return the chunks of a move; None if nothing is gained by them.
 
     So it is of a small array, of one whose dims have no fitting number of places (too few, or a
-    prime), and of a single slice or permute, which needs no memory beside both shards. The first
-    dim that can be cut is: chunks along a later one XLA may copy to another place at first.
+    prime), and of a single step that sends nothing or is a permute, which needs no memory beside
+    both shards; except for TPUs, where XLA copies what a permute brought. The first dim that can be
+    cut is: chunks along a later one XLA may copy to another place at first.
 
     >>> from shoal.plan.layout import Layout
     >>> from shoal.plan.mesh import Mesh
@@ -45,7 +47,7 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
     """
     layouts = [layout for step in steps for layout in (step.before, step.after)]
     largest = max(math.prod(layout.shard_shape(shape)) for layout in layouts) * item_bytes
-    if largest <= CHUNK_BYTES or (len(steps) == 1 and steps[0].kind in ("slice", "permute")):
+    if largest <= CHUNK_BYTES or (len(steps) == 1 and _is_lean(steps[0], shape)):
         return None
     wanted = -(-largest * _PIECES // CHUNK_BYTES)
     for dim, size in enumerate(shape):
@@ -55,3 +57,11 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
             if places % parts == 0:
                 return Chunks(dim, tiles, parts)
     return None
+
+
+def _is_lean(step: Step, shape: Sequence[int]) -> bool:
+    """Say whether a step needs no memory beside both shards."""
+    if step.kind == "permute":
+        return step.before.mesh.kind != "tpu"
+    is_within = in_one_order(step.before.mesh, step.after.mesh)
+    return is_within and not received_bytes(step, shape, 1).any()
