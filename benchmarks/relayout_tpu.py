@@ -6,7 +6,7 @@ Bytes are counted in the HLO, against the plan's and against the least that the 
 that lacks most; memory beside both shards is what the compiler says, in chunks of 64 MiB. XLA's
 own program stands beside it.
 
-    python benchmarks/relayout_tpu.py [--pairs 60] [--slice v5p:2x2x2]
+    python benchmarks/relayout_tpu.py [--pairs 24] [--slice v5p:2x2x2]
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--pairs", type=int, default=60, help="of each rank and slice")
+    parser.add_argument("--pairs", type=int, default=24, help="of each rank and slice")
     parser.add_argument("--slice", nargs="*", default=SLICES, help="as libtpu names them")
     asked = parser.parse_args()
     if importlib.util.find_spec("libtpu") is None:

@@ -215,9 +215,10 @@ def _of_sharding(given: Sharding, rank: int) -> Layout:
     platform = next(iter(given.device_set)).platform
     try:
         own = jax.local_devices(backend=platform)  # all processes must refuse, those without it too
-    except RuntimeError:  # none are here: these are described
-        own = list(given.device_set)
-    if kind is not None and kind not in {device.default_memory().kind for device in own}:
+        kinds = {device.default_memory().kind for device in own}
+    except RuntimeError:  # none are here: these are described ones, that do not say it
+        kinds = {"device"}
+    if kind is not None and kind not in kinds:
         raise UsageError(f"memory kind {kind!r}: arrays of shoal live in their devices' memory")
     return layout
 

@@ -1,0 +1,31 @@
+"""Which moves go in chunks."""
+
+import pytest
+
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.plan.transfer.chunks import Chunks, chunks_of
+from shoal.plan.transfer.collective import shortest
+
+SHAPE = (1 << 14, 1 << 14)  # float32: 1 GiB
+
+
+def steps_of(kind, source, target):
+    mesh = Mesh({"a": 2, "b": 2}, kind=kind)
+    return shortest(Layout(mesh, *source), Layout(mesh, *target), SHAPE, 4)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "tpu"])
+def test_a_permute_goes_in_chunks_on_tpus(kind):
+    steps = steps_of(kind, ("a", "b"), ("b", "a"))
+    assert [step.kind for step in steps] == ["permute"]
+    wanted = Chunks(dim=0, tiles=2, parts=16) if kind == "tpu" else None
+    assert chunks_of(steps, SHAPE, 4) == wanted
+
+
+@pytest.mark.parametrize("kind", ["cpu", "tpu"])
+def test_what_sends_nothing_goes_at_once(kind):
+    steps = steps_of(kind, ("a", None), ("a", "b"))
+    assert len(steps) == 1
+    assert chunks_of(steps, SHAPE, 4) is None
+    assert chunks_of(steps_of(kind, ("a", None), (None, "a")), SHAPE, 4) is not None
