@@ -64,7 +64,8 @@ def hidden(x):
     return jax.lax.with_sharding_constraint(jnp.sin(x), shoal.sharding(rows, devices=devices)) + 1
 
 reports = [shoal.explain_program(jax.jit(fn), x) for fn in (mended, jax.grad(mended), hidden)]
-print(json.dumps({"moves": moves, "other": [other.way, other.received_bytes], "reports": [
+print(json.dumps({"moves": moves, "other": [
+    other.way, other.received_bytes, received_bytes_of(other.program().as_text(), 8)], "reports": [
     [sorted({one.kind for one in report.movements}), len(report.hidden)] for report in reports]}))
 """
 
@@ -91,7 +92,7 @@ def test_compiled_for_tpus_a_move_receives_what_was_planned_and_needs_a_chunk(de
 
 
 def test_between_described_devices_that_differ(described):
-    assert described["other"] == ["copy", 64 * 64]
+    assert described["other"] == ["permutes", 64 * 64, 64 * 64]
 
 
 def test_programs_for_described_devices_are_planned_and_explained(described):
