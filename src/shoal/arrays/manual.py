@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import wraps
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from shoal.arrays.layouts import (
     must_divide,
 )
 from shoal.arrays.use_mesh import default_mesh, use_mesh
+from shoal.arrays.varying import Hidden, hidden_axes
 from shoal.colour import traced
 from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 from shoal.plan.layout import Layout
@@ -119,8 +120,20 @@ def _program(fn: Callable[..., Any], name: str, out_layouts: Layouts) -> Callabl
             result = fn(*jax.tree.unflatten(treedef, parts))
             return _checked(result, out_layouts, region)
 
+        one = jax.jit(shards, inline=True)  # traced once, here, for the check
+
+        def checked(*parts: jax.Array) -> Any:
+            hidden = hidden_axes(one.trace(*parts).jaxpr)
+            result = one(*parts)
+            leaves, _ = _results(result, out_layouts, region)
+            _refuse_differing(leaves, hidden, region)
+            return result
+
+        # What a region saves for its derivative, JAX says to differ along all axes that are Manual,
+        # those of a region around it too, which may not be named again (jax 0.10 to 0.12). So
+        # inside another region nothing is saved but the arguments, of which the layouts are known.
         mapped = jax.shard_map(
-            shards,
+            jax.checkpoint(checked) if manual_axes(region.here) else checked,
             mesh=region.here,
             in_specs=tuple(_spec(layout, region.axes) for layout in layouts),
             out_specs=specs(region),
@@ -300,19 +313,34 @@ def _checked(result: Any, layouts: Layouts, region: _Region) -> Any:
             f"{said[:200]} for {found[:200]}"
         ) from None
     values = [_array(leaf.value) for leaf in leaves]
-    offences = []
-    for leaf, value in zip(leaves, values, strict=True):
-        split = {axis for dim in leaf.layout.axes_of_dims for axis in dim}
-        varying = jax.typeof(value).manual_axis_type.varying & region.axes
-        if unsaid := [axis for axis in region.mesh.axis_names if axis in varying - split]:
-            names = ", ".join(unsaid)
-            offences.append(
-                f"{leaf.path}: may differ along {names}, and {leaf.layout!r} has one value for "
-                f"all of {names}: split a dim by it, or end with jax.lax.psum, pmean or pmax over "
-                f"it (all_gather(…, to='invarying') for a gathered one)"
-            )
-    raise_all(f"manual: results of {region.name}", offences)
+    typed = [jax.typeof(value).manual_axis_type.varying for value in values]
+    _refuse_differing(leaves, [dict.fromkeys(axes, "") for axes in typed], region)
     return jax.tree.unflatten(treedef, values)
+
+
+def _refuse_differing(leaves: Sequence[Leaf], found: Sequence[Hidden], region: _Region) -> None:
+    """Raise an error for results that may differ along axes of which their layouts have one value.
+
+    Args:
+      found: these axes for each result → the operation that is why, "" where the types say so.
+    """
+    offences = []
+    for leaf, varying in zip(leaves, found, strict=True):
+        split = {axis for dim in leaf.layout.axes_of_dims for axis in dim}
+        unsaid = [
+            axis for axis in region.mesh.axis_names if axis in (region.axes & {*varying}) - split
+        ]
+        if not unsaid:
+            continue
+        names = ", ".join(unsaid)
+        why = varying[unsaid[0]]
+        why = f" (by its {why}, of which an operand differs)" if why else ""
+        offences.append(
+            f"{leaf.path}: may differ along {names}{why}, and {leaf.layout!r} has one value for "
+            f"all of {names}: split a dim by it, or end with jax.lax.psum, pmean or pmax over "
+            f"it (all_gather(…, to='invarying') for a gathered one)"
+        )
+    raise_all(f"manual: results of {region.name}", offences)
 
 
 def _entered(value: jax.Array, layout: Layout, region: _Region) -> jax.Array:
