@@ -24,7 +24,7 @@ from shoal.arrays.layouts import (
     must_divide,
 )
 from shoal.arrays.use_mesh import default_mesh, use_mesh
-from shoal.arrays.varying import Hidden, hidden_axes
+from shoal.arrays.varying import Hidden, Hunt
 from shoal.colour import traced
 from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 from shoal.plan.layout import Layout
@@ -123,7 +123,9 @@ def _program(fn: Callable[..., Any], name: str, out_layouts: Layouts) -> Callabl
         one = jax.jit(shards, inline=True)  # traced once, here, for the check
 
         def checked(*parts: jax.Array) -> Any:
-            hidden = hidden_axes(one.trace(*parts).jaxpr)
+            hunt = Hunt()
+            hidden = hunt.results(one.trace(*parts).jaxpr)
+            raise_all(f"manual: {region.name}", list(hunt.offences))
             result = one(*parts)
             leaves, _ = _results(result, out_layouts, region)
             _refuse_differing(leaves, hidden, region)

@@ -1,9 +1,11 @@
 """What may differ between the devices of a manual region, though JAX's types do not say so.
 
 The types (`check_vma` of `jax.shard_map`) follow the operands of each operation, but not what an
-operation decides by (jax 0.10 to 0.12): which branch a `cond` takes, how often a `while` runs, where
-a `sort` puts the other operands, what a callback was given. Here this is added, operation by
-operation, and taken away again where a collective makes a value one for all.
+operation decides by (jax 0.10 to 0.12): which branch a `cond` takes, how often a `while` runs,
+where a `sort` puts the other operands, what a callback was given. Here this is added, operation by
+operation, and taken away again where a collective makes a value one for all. Where devices decide
+differently, a collective would wait for ever, and a gradient of what they have in common would be
+that of each device's own decision.
 """
 
 from __future__ import annotations
@@ -11,71 +13,123 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["Hidden", "hidden_axes"]
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+__all__ = ["Hidden", "Hunt"]
 
 Hidden = dict[str, str]
 """Axes along which a value may differ, beside those of its type → the operation that is why."""
 
 _ONE_BY_ONE = ("optimization_barrier", "tie", "device_put", "pvary")  # each result is one operand
+_SILENT = ("axis_index", "pvary", "pcast", "vary_unreduced_cast")  # name axes, and wait for nothing
 
 
-def hidden_axes(jaxpr: Any, given: Sequence[Hidden] | None = None) -> list[Hidden]:
-    """Return of each result of a program along which axes it may differ, beside its type's.
+class Hunt:
+    """A walk through a program; what is wrong with it is collected in `offences`."""
 
-    Args:
-      jaxpr: the program, as `jit(f).trace(…).jaxpr` has it.
-      given: the same of its arguments; None: as their types say.
-    """
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    found: dict[int, Hidden] = {}
-    for var, hidden in zip(jaxpr.invars, given or [{}] * len(jaxpr.invars), strict=True):
-        found[id(var)] = hidden
-    for eqn in jaxpr.eqns:
-        operands = [found.get(id(var), {}) for var in eqn.invars]
-        for var, hidden in zip(eqn.outvars, _of_results(eqn, operands), strict=True):
-            typed = _typed(var)
-            found[id(var)] = {axis: why for axis, why in hidden.items() if axis not in typed}
-    return [found.get(id(var), {}) for var in jaxpr.outvars]
+    def __init__(self) -> None:
+        self.offences: dict[str, None] = {}
+        self._constants: set[int] = set()  # variables that depend on no argument
 
+    def results(self, jaxpr: Any, given: Sequence[Hidden] | None = None) -> list[Hidden]:
+        """Return of each result along which axes it may differ, beside those of its type.
 
-def _of_results(eqn: Any, operands: list[Hidden]) -> list[Hidden]:
-    name, results = eqn.primitive.name, len(eqn.outvars)
-    inner = [part for value in eqn.params.values() for part in _programs(value)]
-    if name == "cond":
-        chosen_by = _all(eqn.invars[:1], operands[:1], name)
-        each = [hidden_axes(branch, operands[1:]) for branch in inner]
+        Args:
+          jaxpr: the program, as `jit(f).trace(…).jaxpr` has it.
+          given: the same of its arguments; None: as their types say.
+        """
+        consts = getattr(jaxpr, "consts", ())
+        jaxpr = _program(jaxpr)
+        for var, value in zip(jaxpr.constvars, consts, strict=False):
+            if not isinstance(value, jax.core.Tracer):
+                self._constants.add(id(var))
+        found: dict[int, Hidden] = {}
+        for var, hidden in zip(jaxpr.invars, given or [{}] * len(jaxpr.invars), strict=True):
+            found[id(var)] = hidden
+        for eqn in jaxpr.eqns:
+            if all(map(self._is_constant, eqn.invars)):
+                self._constants.update(map(id, eqn.outvars))
+            operands = [found.get(id(var), {}) for var in eqn.invars]
+            for var, hidden in zip(eqn.outvars, self._of(eqn, operands), strict=True):
+                typed = _typed(var)
+                found[id(var)] = {axis: why for axis, why in hidden.items() if axis not in typed}
+        return [found.get(id(var), {}) for var in jaxpr.outvars]
+
+    def _of(self, eqn: Any, operands: list[Hidden]) -> list[Hidden]:
+        """Return the same of the results of one operation."""
+        name, results = eqn.primitive.name, len(eqn.outvars)
+        inner = _programs(eqn)
+        if name == "cond":
+            return self._of_cond(eqn, operands, inner)
+        if name == "while":
+            return self._of_while(eqn, operands)
+        if len(inner) == 1 and len(inner[0].invars) == len(operands):
+            found = self.results(inner[0], operands)
+            if name != "scan" or not any(found):
+                return found
+            anything = _union([*found, *operands])  # from one round to the next
+            return [
+                _union([anything, *self.results(inner[0], [anything] * len(operands))])
+            ] * results
+        if inner:
+            return [_union(operands)] * results
+        axes = _axes(eqn)
+        if results == len(operands) > 1 and (axes or name in _ONE_BY_ONE):
+            found = operands
+        else:
+            found = [_all(eqn.invars, operands, name)] * results
+        return [{axis: why for axis, why in one.items() if axis not in axes} for one in found]
+
+    def _of_cond(self, eqn: Any, operands: list[Hidden], branches: list[Any]) -> list[Hidden]:
+        chosen_by = _all(eqn.invars[:1], operands[:1], "cond")
+        self._must_not_wait(branches, chosen_by, "a cond")
+        self._compare(eqn.invars[1:], chosen_by)
+        each = [self.results(branch, operands[1:]) for branch in branches]
         return [_union([chosen_by, *of_one]) for of_one in zip(*each, strict=True)]
-    if name == "while":
-        return _of_while(eqn, operands)
-    if len(inner) == 1 and len(inner[0].invars) == len(operands):
-        found = hidden_axes(inner[0], operands)
-        if name != "scan" or not any(found):
-            return found
-        return [
-            _union([*found, *hidden_axes(inner[0], [_union([*found, *operands])] * len(operands))])
-        ] * results
-    if inner:
-        return [_union(operands)] * results
-    named = {axis for key in ("axes", "axis_name") for axis in _names(eqn.params.get(key))}
-    if results == len(operands) > 1 and (named or name in _ONE_BY_ONE):
-        found = operands
-    else:
-        found = [_all(eqn.invars, operands, name)] * results
-    return [{axis: why for axis, why in one.items() if axis not in named} for one in found]
 
+    def _of_while(self, eqn: Any, operands: list[Hidden]) -> list[Hidden]:
+        condition, body = (_program(eqn.params[key]) for key in ("cond_jaxpr", "body_jaxpr"))
+        first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        asked, used = operands[:first], operands[first : first + second]
+        carried = operands[first + second :]
+        while True:
+            going_on = _all(condition.outvars, self.results(condition, [*asked, *carried]), "while")
+            rounds = self.results(body, [*used, *carried])
+            after = [_union([*both, going_on]) for both in zip(carried, rounds, strict=True)]
+            if [set(one) for one in after] == [set(one) for one in carried]:
+                break
+            carried = after
+        self._must_not_wait([condition, body], going_on, "a while loop")
+        return after
 
-def _of_while(eqn: Any, operands: list[Hidden]) -> list[Hidden]:
-    condition, body = (_program(eqn.params[key]) for key in ("cond_jaxpr", "body_jaxpr"))
-    first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    asked, used = operands[:first], operands[first : first + second]
-    carried = operands[first + second :]
-    while True:
-        going_on = _all(condition.outvars, hidden_axes(condition, [*asked, *carried]), "while")
-        rounds = hidden_axes(body, [*used, *carried])
-        after = [_union([*both, going_on]) for both in zip(carried, rounds, strict=True)]
-        if [set(one) for one in after] == [set(one) for one in carried]:
-            return after
-        carried = after
+    def _must_not_wait(self, programs: Iterable[Any], chosen_by: Hidden, what: str) -> None:
+        """Refuse collectives to which only some of their devices come."""
+        for program in programs:
+            for name, axes in _collectives(program):
+                if differ := ", ".join(sorted(axes & {*chosen_by})):
+                    self.offences[
+                        f"{name} over {differ} inside {what} that decides by a value which differs "
+                        f"along {differ}: the devices that do not come to it keep the others "
+                        f"waiting for ever; decide by one value for all (jax.lax.pmax of it), or "
+                        "communicate before or after"
+                    ] = None
+
+    def _is_constant(self, var: Any) -> bool:
+        return isinstance(var, Literal) or id(var) in self._constants
+
+    def _compare(self, operands: Sequence[Any], chosen_by: Hidden) -> None:
+        """Refuse what devices have in common, and of which each decides for itself."""
+        for var in operands:
+            if self._is_constant(var) or not jnp.issubdtype(var.aval.dtype, jnp.inexact):
+                continue
+            if differ := ", ".join(repr(axis) for axis in sorted({*chosen_by} - _typed(var))):
+                self.offences[
+                    f"a cond decides by a value which differs along {differ} over a "
+                    f"{var.aval.dtype}{list(var.aval.shape)} which does not: its gradient would be "
+                    f"wrong; give it jax.lax.pcast(value, ({differ},), to='varying')"
+                ] = None
 
 
 def _all(variables: Iterable[Any], hidden: Iterable[Hidden], name: str) -> Hidden:
@@ -97,16 +151,33 @@ def _typed(var: Any) -> frozenset[str]:
     return frozenset() if kind is None else kind.varying
 
 
-def _programs(value: Any) -> list[Any]:
-    """Return the programs that a parameter of an operation is or lists."""
-    parts = value if isinstance(value, tuple | list) else [value]
-    return [_program(part) for part in parts if hasattr(_program(part), "eqns")]
+def _collectives(program: Any) -> Iterable[tuple[str, frozenset[str]]]:
+    """Yield the collectives of a program and of all in it: name and axes."""
+    for eqn in program.eqns:
+        if (axes := _axes(eqn)) and eqn.primitive.name not in _SILENT:
+            yield eqn.primitive.name.removesuffix("_invariant"), axes
+        for inner in _programs(eqn):
+            yield from _collectives(inner)
+
+
+def _axes(eqn: Any) -> frozenset[str]:
+    """Return the axes that an operation names."""
+    found: set[str] = set()
+    for key in ("axes", "axis_name"):
+        given = eqn.params.get(key)
+        listed = given if isinstance(given, tuple | list | frozenset | set) else (given,)
+        found.update(axis for axis in listed if isinstance(axis, str))
+    return frozenset(found)
+
+
+def _programs(eqn: Any) -> list[Any]:
+    """Return the programs in an operation."""
+    found = []
+    for value in eqn.params.values():
+        parts = value if isinstance(value, tuple | list) else [value]
+        found += [_program(part) for part in parts if hasattr(_program(part), "eqns")]
+    return found
 
 
 def _program(value: Any) -> Any:
     return getattr(value, "jaxpr", value)
-
-
-def _names(axes: Any) -> tuple[str, ...]:
-    listed = axes if isinstance(axes, tuple | list | frozenset | set) else (axes,)
-    return tuple(axis for axis in listed if isinstance(axis, str))
