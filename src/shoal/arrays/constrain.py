@@ -13,8 +13,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from shoal.arrays.constrain_via import moved_inside, why_not_via
 from shoal.arrays.devices import jax_mesh
-from shoal.arrays.host_values import as_numpy, cannot_hold, is_key, narrowed, native
-from shoal.arrays.layouts import Layouts, Leaf, leaf_layouts, must_divide
+from shoal.arrays.host_arguments import is_elsewhere, placed
+from shoal.arrays.host_values import as_numpy, is_key, native, unfit
+from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
 from shoal.arrays.plan_relayout import RelayoutPlan
 from shoal.arrays.sharding import sharding
 from shoal.arrays.upload import is_tracing
@@ -76,7 +77,7 @@ def constrain(
     devices = via.devices if isinstance(via, RelayoutPlan) else None
     leaves, treedef = leaf_layouts(tree, layouts, offences, none_clears=True, devices=devices)
     for leaf in leaves:
-        if why := cannot_hold(leaf.value) or narrowed(leaf.value):
+        if why := unfit(leaf.value):
             offences.append(f"{leaf.path}: {why}")
         else:
             _check(leaf, offences)
@@ -85,6 +86,7 @@ def constrain(
     raise_all("constrain", offences)
     if via is not None:
         return jax.tree.unflatten(treedef, [moved_inside(leaves[0].value, via)])
+    leaves = placed("constrain", leaves)
     return jax.tree.unflatten(treedef, [_constrain(leaf, gradient) for leaf in leaves])
 
 
@@ -113,7 +115,14 @@ def _check(leaf: Leaf, offences: list[str]) -> None:
             f"{leaf.path}: inside this shard_map over {axes} a layout on another mesh "
             f"({leaf.layout.mesh!r}) cannot be named"
         )
-    if is_tracing():  # there the compiler pads what Auto axes split unevenly
+    if not is_tracing():
+        cannot_be_pending(leaf, offences)
+        if is_elsewhere(leaf.value, jax_mesh(leaf.layout.mesh)):
+            offences.append(
+                f"{leaf.path}: lies on other devices than {leaf.layout.mesh!r}, or in another "
+                "order; relayout moves it"
+            )
+    else:  # there the compiler pads what Auto axes split unevenly
         typed = [[a for a in dim if types[a] == "explicit"] for dim in leaf.layout.axes_of_dims]
         leaf = leaf._replace(layout=Layout(leaf.layout.mesh, *map(tuple, typed)))
     must_divide(leaf, offences)
@@ -146,9 +155,12 @@ def _constrain(leaf: Leaf, gradient: bool) -> jax.Array:
     mesh = _mesh_here(leaf)
     types = leaf.layout.mesh.axis_types
     if "explicit" in types.values():
+        if leaf.layout.partial and jax.typeof(value).sharding.mesh.empty:
+            whole = Layout(leaf.layout.mesh, *leaf.layout.dims)  # JAX takes no other way (0.12)
+            value = jax.reshard(value, _only("explicit", leaf._replace(layout=whole), mesh))
         value = jax.reshard(value, _only("explicit", leaf, mesh))
-        if "auto" not in types.values():
-            return value
+    if AxisType.Auto not in mesh.axis_types:
+        return value
     return _pinned(value, _only("auto", leaf, mesh), gradient)
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
-from shoal.arrays.host_values import as_numpy, cannot_hold, narrowed, native
+from shoal.arrays.host_values import as_numpy, native, unfit
 from shoal.arrays.layouts import shown
 from shoal.arrays.upload import is_tracing
 from shoal.colour import traced
@@ -63,7 +63,7 @@ def fence(target: Any, *, backward: bool = False) -> Any:
         [
             f"{shown(path)}: {why}"
             for path, value in leaves
-            if not _is_float0(value) and (why := cannot_hold(value) or narrowed(value))
+            if not _is_float0(value) and (why := unfit(value))
         ],
     )
     return jax.tree.unflatten(treedef, _fenced([value for _, value in leaves], backward))
@@ -116,12 +116,15 @@ def _barrier(values: Values, backward: bool) -> Values:
 
     def derivative(primals: tuple[Values], tangents: tuple[list[Any]]) -> tuple[Values, list[Any]]:
         moving = [n for n, dot in enumerate(tangents[0]) if not isinstance(dot, SymbolicZero)]
-        dots = list(tangents[0])
+        results = passed(*primals)
+        # the zeros that JAX gives do not say along which Manual axes they differ (jax 0.10)
+        dots: list[Any] = [SymbolicZero(jax.typeof(one).to_tangent_aval()) for one in results]
+        given = tangents[0]
         for n, dot in zip(
-            moving, jax.lax.optimization_barrier([dots[n] for n in moving]), strict=True
+            moving, jax.lax.optimization_barrier([given[n] for n in moving]), strict=True
         ):
             dots[n] = dot
-        return passed(*primals), dots
+        return results, dots
 
     passed.defjvp(derivative, symbolic_zeros=True)
     return passed(values)

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["as_numpy", "cannot_hold", "deleted", "is_key", "narrowed", "native"]
+__all__ = ["X64", "as_numpy", "cannot_hold", "deleted", "is_key", "narrowed", "native", "unfit"]
+
+X64 = "turn 64-bit values on: JAX_ENABLE_X64=1 or jax.config.update('jax_enable_x64', True)"
 
 SCALARS = (bool, int, float, complex)
 NO_ARRAYS = (np.longdouble, np.clongdouble)  # JAX has no 80-bit or 128-bit floats
@@ -50,6 +52,13 @@ def narrowed(value: Any) -> str:
     own = value.dtype.newbyteorder("=")  # JAX calls no other byte order too wide
     kept = jax.dtypes.canonicalize_dtype(own)
     return "" if kept == own else f"{own} would become {kept}"
+
+
+def unfit(value: Any) -> str:
+    """Return why a value cannot become an array of its own dtype, or an empty string."""
+    if why := cannot_hold(value):
+        return why
+    return f"{change}; cast, or {X64}" if (change := narrowed(value)) else ""
 
 
 def as_numpy(value: Any) -> np.ndarray[Any, Any]:

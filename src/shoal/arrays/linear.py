@@ -10,8 +10,9 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
 from shoal.arrays.constrain import constrain, explicit_part
-from shoal.arrays.host_values import as_numpy, cannot_hold, narrowed, native
-from shoal.arrays.layouts import Layouts, leaf_layouts, must_divide
+from shoal.arrays.host_values import as_numpy, native, unfit
+from shoal.arrays.layouts import Layouts, cannot_be_pending, leaf_layouts, must_divide
+from shoal.arrays.upload import is_tracing
 from shoal.colour import traced
 from shoal.errors import UsageTypeError, raise_all
 from shoal.plan.layout import Layout
@@ -78,9 +79,7 @@ def linear(
 
 def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
     """Return the arguments as arrays, if they make a linear map."""
-    offences = [
-        f"{name}: {why}" for name, v in given.items() if (why := cannot_hold(v) or narrowed(v))
-    ]
+    offences = [f"{name}: {why}" for name, v in given.items() if (why := unfit(v))]
     raise_all("linear", offences)
     shapes = {name: np.shape(value) for name, value in given.items()}
     asked = {"weight": (2, "[out, in]"), "bias": (1, "[out]")}
@@ -121,6 +120,8 @@ def _check_sums(x: jax.Array, weight: jax.Array, layout: Layouts, dtype: Any) ->
     if (kept := jax.dtypes.canonicalize_dtype(wanted)) != wanted:
         offences.append(f"preferred_element_type: {wanted} would become {kept}")
     split = [spec[-1] for a in (x, weight) if (spec := tuple(jax.typeof(a).sharding.spec))]
+    if layout is None and len(split) == 2 and not all(split):
+        offences += _used_twice(x, weight)
     if layout is None and len(split) == 2 and all(split):
         offences.append(
             f"{split[0]} and {split[1]} split the dim that is summed over, and on Explicit axes "
@@ -129,10 +130,26 @@ def _check_sums(x: jax.Array, weight: jax.Array, layout: Layouts, dtype: Any) ->
     raise_all("linear", offences)
 
 
+def _used_twice(x: jax.Array, weight: jax.Array) -> list[str]:
+    """Name the Explicit axes that split both a leading dim of `x` and the rows of the weight."""
+    dims = [*jax.typeof(x).sharding.spec[:-1], jax.typeof(weight).sharding.spec[0]]
+    used = [axis for dim in dims if dim for axis in ((dim,) if isinstance(dim, str) else dim)]
+    twice = sorted({axis for axis in used if used.count(axis) > 1})
+    if not twice:
+        return []
+    return [
+        f"{', '.join(twice)} would split two dims of the result, one as in x and one as in weight; "
+        "on Explicit axes say which it shall be: layout="
+    ]
+
+
 def _explicit(layout: Layouts, shape: tuple[int, ...]) -> NamedSharding | None:
     """Return where JAX's types shall say that the result lies, if the mesh has such axes."""
     offences: list[str] = []
     leaves, _ = leaf_layouts(jax.ShapeDtypeStruct(shape, np.float32), layout, offences)
+    if leaves and not is_tracing():
+        cannot_be_pending(leaves[0], offences)
+    raise_all("linear: the result", offences)
     where = explicit_part(leaves[0]) if leaves else None
     if where is not None:
         own = Layout(leaves[0].layout.mesh, *where.spec.partitions)

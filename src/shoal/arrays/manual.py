@@ -14,7 +14,8 @@ from jax.tree_util import PyTreeDef
 
 from shoal.arrays.constrain import AnyMesh, constrain, manual_axes
 from shoal.arrays.devices import jax_mesh, mesh_of
-from shoal.arrays.host_values import as_numpy, cannot_hold, narrowed, native
+from shoal.arrays.host_arguments import is_elsewhere, placed
+from shoal.arrays.host_values import as_numpy, native, unfit
 from shoal.arrays.layouts import (
     Layouts,
     Leaf,
@@ -93,6 +94,12 @@ def manual(
     if not callable(fn):
         raise UsageTypeError(f"manual: the first argument must be a function, not {fn!r}")
     name = getattr(fn, "__name__", type(fn).__name__)
+    for asked, layouts in (("in_layouts", in_layouts), ("out_layouts", out_layouts)):
+        for given in jax.tree.leaves(layouts, is_leaf=is_one_layout):
+            if not is_one_layout(given):
+                raise UsageTypeError(
+                    f"manual: {asked}: {given!r} is no layout; give a Layout or a spec"
+                )
     program = _program(fn, name, out_layouts)
 
     @wraps(fn)
@@ -103,6 +110,7 @@ def manual(
             )
         region = _region(name, in_layouts, out_layouts, axes)
         leaves, treedef = _arguments(args, in_layouts, region)
+        leaves = placed("manual", leaves)
         values = [_array(leaf.value) for leaf in leaves]
         return program(region, tuple(leaf.layout for leaf in leaves), treedef, *values)
 
@@ -216,19 +224,17 @@ def _arguments(
     offences: list[str] = []
     with use_mesh(region.mesh):
         leaves, treedef = leaf_layouts(args, layouts, offences)
-    devices = set(jax_mesh(region.mesh).devices.flat)
     for leaf in leaves:
-        if why := cannot_hold(leaf.value) or narrowed(leaf.value):
+        if why := unfit(leaf.value):
             offences.append(f"{leaf.path}: {why}")
             continue
         _check(leaf, region, offences)
         own = Layout(region.mesh, *_spec(leaf.layout, region.axes).partitions)
         must_divide(leaf._replace(layout=own), offences)
-        value = leaf.value
-        is_placed = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
-        if is_placed and value.committed and value.sharding.device_set != devices:
+        if is_elsewhere(leaf.value, jax_mesh(region.mesh)):
             offences.append(
-                f"{leaf.path}: lies on other devices than {region.mesh!r}; relayout moves it"
+                f"{leaf.path}: lies on other devices than {region.mesh!r}, or in another order; "
+                "relayout moves it"
             )
     raise_all(f"manual: arguments of {region.name}", offences)
     return leaves, treedef
@@ -281,9 +287,9 @@ def _specs(out_layouts: Layouts) -> Callable[[_Region], Any]:
         each = [(dim,) if isinstance(dim, str) else dim or () for dim in dims]
         return PartitionSpec(*[tuple(a for a in dim if a in axes) or None for dim in each])
 
-    functions = [g for g in jax.tree.leaves(out_layouts, is_leaf=is_one_layout) if callable(g)]
-    if functions:
-        raise UsageError("manual: out_layouts: give layouts, not functions of paths")
+    for given in jax.tree.leaves(out_layouts, is_leaf=is_one_layout):
+        if is_one_layout(given) and callable(given):
+            raise UsageError("manual: out_layouts: give layouts, not functions of paths")
     return lambda region: jax.tree.map(
         lambda given: spec(given, region.axes), out_layouts, is_leaf=is_one_layout
     )
@@ -294,7 +300,7 @@ def _results(result: Any, layouts: Layouts, region: _Region) -> tuple[list[Leaf]
     with use_mesh(region.mesh):
         leaves, treedef = leaf_layouts(result, layouts, offences)
     for leaf in leaves:
-        if why := cannot_hold(leaf.value) or narrowed(leaf.value):
+        if why := unfit(leaf.value):
             offences.append(f"{leaf.path}: {why}")
         else:
             _check(leaf, region, offences)

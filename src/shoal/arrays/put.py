@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from shoal.arrays.host_values import as_numpy, cannot_hold, is_key, narrowed, native
+from shoal.arrays.host_values import X64, as_numpy, cannot_hold, is_key, narrowed, native
 from shoal.arrays.layouts import (
     Layouts,
     Leaf,
@@ -26,8 +26,6 @@ from shoal.errors import WrongType, raise_all
 from shoal.plan.layout import Layout
 
 __all__ = ["dtype_offences", "put"]
-
-X64 = "turn 64-bit values on: JAX_ENABLE_X64=1 or jax.config.update('jax_enable_x64', True)"
 
 
 @logically_collective("values, shapes, dtypes and layouts")

@@ -13,7 +13,7 @@ from jax.extend.mlir.dialects import sdy
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding
 
-from shoal.arrays.host_values import as_numpy, cannot_hold, is_key, narrowed, native
+from shoal.arrays.host_values import as_numpy, is_key, native, unfit
 from shoal.arrays.layouts import shown
 from shoal.arrays.sharding import layout_of_sharding
 from shoal.arrays.upload import is_tracing
@@ -67,7 +67,8 @@ def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
     offences = []
     for path, first in firsts.items():
         second = seconds[path]
-        whys = [w for value in (first, second) if (w := cannot_hold(value) or narrowed(value))]
+        sides = {"the first": first, "the second": second}
+        whys = [f"in {side} tree: {why}" for side, v in sides.items() if (why := unfit(v))]
         offences += [f"{path}: {why}" for why in whys or _differences(first, second)]
     raise_all("tie", offences)
     pairs = [_tied(_array(firsts[p]), _array(seconds[p]), gradient) for p in firsts]

@@ -167,7 +167,10 @@ class _Filling:
                 "matches nothing; patterns are no regular expressions: '*' stands for part of one "
                 "component, '**' for any number of components, as in '**/kernel'"
             )
-        return f"matches nothing{self._near(pattern)}"
+        return f"matches nothing{self._near(pattern) or self._example()}"
+
+    def _example(self) -> str:
+        return f"; leaves have names such as {self._names[-1]!r}" if self._names else ""
 
     def _near(self, pattern: str) -> str:
         known = {part: None for name in self._names[:_MOST_COMPARED] for part in name.split("/")}
@@ -189,9 +192,19 @@ def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_ru
         return Layout(_mesh_named(given) or mesh)
     if not has_rule:
         raise UsageError("no rule matches; '**': () at the end leaves whole what is left")
+    if callable(given):
+        function, given = given, given(name, value)
+        if given is None:  # as a function does that ends without a word
+            raise UsageError(f"the function {_name(function)} returned None; () splits nothing")
+        if not is_one_layout(given) or callable(given):
+            raise UsageError(f"the function {_name(function)} returned {given!r}: no layout")
     layout = layout_for(given, value, path)
     sharding(layout)  # its devices exist, and JAX can express it
     return layout
+
+
+def _name(function: Any) -> str:
+    return getattr(function, "__qualname__", None) or repr(function)
 
 
 def _is_bare_shape(node: Any) -> bool:

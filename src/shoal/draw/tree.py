@@ -106,8 +106,9 @@ def _sums(leaves: Sequence[Placed], meshes: Sequence[Mesh]) -> list[str]:
     spread = in_bytes(most) if most == least else f"{in_bytes(least)} to {in_bytes(most)}"
     ideal = in_bytes(math.ceil(once / len(held)))
     notes = [f"{spread} per device, {in_bytes(once)} in all; {ideal} if nothing lay twice"]
-    whole = [leaf for leaf in leaves if leaf.layout is not None and leaf.layout.is_replicated]
-    if whole and len(held) > 1:
+    several = [leaf for leaf in leaves if leaf.layout is not None and leaf.layout.mesh.size > 1]
+    whole = [leaf for leaf in several if leaf.layout is not None and leaf.layout.is_replicated]
+    if whole:
         size = in_bytes(sum(leaf.device_bytes for leaf in whole))
         notes.append(f"whole on every device: {size} in {len(whole)} of {len(leaves)} leaves")
     return notes

@@ -11,9 +11,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from shoal.arrays.devices import jax_mesh
-from shoal.arrays.host_values import cannot_hold, narrowed
+from shoal.arrays.host_values import X64, cannot_hold, narrowed
 from shoal.arrays.layouts import Leaf, must_divide
-from shoal.arrays.put import X64
 from shoal.arrays.sharding import layout_of_sharding, sharding
 from shoal.arrays.use_mesh import default_mesh
 from shoal.checkpoint.format import tree
