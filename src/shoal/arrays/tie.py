@@ -33,7 +33,9 @@ def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
     the other too: a pinned value (`constrain`) pins the value that is tied to it, and of two free
     ones the compiler lays out both alike. Values stay as they are, and neither waits for the
     other. A function that is itself under `jit` and called several times is compiled once: there
-    one tie ties the values of all its calls (`jit(…, inline=True)` keeps them apart).
+    one tie ties the values of all its calls (`jit(…, inline=True)` keeps them apart). So a region
+    that is manual over some axes cannot hold one if the program has the region twice (two calls,
+    both branches of a `cond`, a derivative beside the value): XLA refuses that, with an error.
 
     Args:
       a, b: trees of one structure, with leaves of the same shapes; dtypes may differ. None ties
@@ -131,6 +133,9 @@ def _array(value: Any) -> jax.Array:
 
 
 def _tied(a: jax.Array, b: jax.Array, gradient: bool) -> tuple[jax.Array, jax.Array]:
+    here = jax.sharding.get_abstract_mesh()
+    if AxisType.Manual in here.axis_types and AxisType.Auto not in here.axis_types:
+        return a, b  # what each device holds is for no compiler to lay out
     kinds = [jnp.issubdtype(value.dtype, jnp.inexact) for value in (a, b)]
     if not any(kinds):
         return tuple(_ALIKE.bind(a, b))
