@@ -10,8 +10,9 @@ from jax.sharding import PartitionSpec as P
 
 from shoal.arrays.constrain import constrain
 from shoal.arrays.devices import jax_mesh
+from shoal.arrays.manual import manual
 from shoal.arrays.put import put
-from shoal.arrays.sharding import layout_of
+from shoal.arrays.sharding import layout_of, sharding
 from shoal.arrays.use_mesh import use_mesh
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
@@ -319,3 +320,38 @@ def test_an_ordinary_array_has_the_derivative_of_the_identity(gradient):
     np.testing.assert_array_equal(slope, 2 * np.asarray(x))
     batch = jax.vmap(lambda x: constrain(x, None) * 2)(x)
     np.testing.assert_array_equal(batch, 2 * np.asarray(x))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_inside_a_region_over_all_axes_there_is_nothing_to_pin(gradient):
+    rows, whole = Layout(AUTO, "data", None), Layout(AUTO, None, None)
+    run = manual(lambda x: constrain(x, whole, gradient=gradient), rows, rows)
+    batch = np.ones((2, 8, 4), np.float32)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(run))(batch), batch)
+
+
+def test_outside_jit_arrays_on_other_devices_are_for_relayout():
+    rows = Layout(AUTO, "data", None)
+    turned = Mesh(AUTO.axes, AUTO.device_ids[::-1])
+    for array in (
+        jax.device_put(np.ones((8, 4), np.float32), jax.devices()[3]),
+        put(np.ones((8, 4), np.float32), Layout(turned, "data", None)),
+    ):
+        with pytest.raises(UsageError, match=r"the array: lies on other devices .*relayout moves"):
+            constrain(array, rows)
+
+
+def test_pending_sums_are_for_explicit_axes_inside_jit():
+    pending, whole = Layout(EXPLICIT, None, partial={"data": "sum"}), Layout(EXPLICIT, None)
+    value = np.arange(4, dtype=np.float32)
+    with jax.set_mesh(sharding(whole).mesh):
+        for given in (value, put(value, whole)):
+            there_and_back = jax.jit(lambda x: constrain(constrain(x, pending), whole))(given)
+            np.testing.assert_array_equal(there_and_back, value)
+    with pytest.raises(UsageError, match="partial over data; values are whole"):
+        constrain(value, pending)
+
+
+def test_what_jax_would_narrow_names_the_switch():
+    with pytest.raises(UsageError, match=r"float64 would become float32; cast, or .*ENABLE_X64"):
+        constrain(np.ones(4), Layout(AUTO, "data"))

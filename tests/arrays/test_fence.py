@@ -13,6 +13,7 @@ from jax.test_util import check_grads
 
 from shoal.arrays.devices import jax_mesh
 from shoal.arrays.fence import fence
+from shoal.arrays.manual import manual
 from shoal.arrays.put import put
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
@@ -172,3 +173,14 @@ def test_what_is_wrong():
         fence({"a": "text", "b": 1})
     with pytest.raises(UsageError, match="float64 would become float32"):
         jax.jit(lambda: fence(np.ones(2)))()
+
+
+def test_integers_that_differ_between_devices_have_no_slope():
+    rows = Layout(Mesh({"x": 8}), "x")
+
+    def body(x):
+        y, _ = fence((x * 2, jax.lax.axis_index("x")))
+        return y
+
+    slope = jax.jit(jax.grad(lambda x: manual(body, rows, rows)(x).sum()))(np.ones(8, np.float32))
+    np.testing.assert_array_equal(slope, np.full(8, 2))

@@ -12,7 +12,7 @@ import pytest
 from shoal.arrays.devices import jax_mesh
 from shoal.arrays.linear import linear
 from shoal.arrays.put import put
-from shoal.arrays.sharding import layout_of
+from shoal.arrays.sharding import layout_of, sharding
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -159,3 +159,15 @@ def test_a_dtype_of_sums_that_is_none_is_said():
         linear(X, W, preferred_element_type=np.float64)
     with pytest.raises(UsageError, match="'float99' is no dtype"):
         linear(X, W, preferred_element_type="float99")
+
+
+def test_an_axis_cannot_split_two_dims_of_the_result():
+    mesh = MESHES["explicit"]
+    with jax.set_mesh(sharding(Layout(mesh)).mesh):
+        x = put(np.ones((4, 2, 4), np.float32), Layout(mesh, "data", "model", None))
+        w = put(np.ones((8, 4), np.float32), Layout(mesh, "model", None))
+        with pytest.raises(UsageError, match=r"model would split two dims of the result.*layout="):
+            jax.jit(linear)(x, w)
+        layout = Layout(mesh, "data", None, "model")
+        y = jax.jit(lambda x, w: linear(x, w, layout=layout))(x, w)
+    assert layout_of(y) == layout

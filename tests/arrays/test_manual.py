@@ -277,3 +277,11 @@ def test_a_gathered_result_is_one_that_all_have():
     np.testing.assert_array_equal(y, host(8, 8))
     with pytest.raises(UsageError, match="to='invarying'"):
         manual(gather, ROWS, ALL)(host(8, 8))
+
+
+@pytest.mark.parametrize("wrong", [3, Mesh({"x": 2}), jax_mesh(Mesh({"x": 2}))])
+def test_what_is_no_layout_is_shown(wrong):
+    with pytest.raises(UsageTypeError, match=r"manual: in_layouts: .*Mesh.* is no layout|3 is no"):
+        manual(body, wrong, ROWS)
+    with pytest.raises(UsageTypeError, match=r"manual: out_layouts: .* is no layout"):
+        manual(body, ROWS, wrong)

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from shoal.arrays.constrain import constrain
 from shoal.arrays.devices import jax_mesh
+from shoal.arrays.manual import manual
 from shoal.arrays.put import put
 from shoal.arrays.sharding import layout_of
 from shoal.arrays.tie import tie
@@ -196,3 +197,19 @@ def test_without_shardy_nothing_would_be_tied():
             tie(1.0, 2.0)
     finally:
         jax.config.update("jax_use_shardy_partitioner", True)
+
+
+def test_faults_name_the_tree():
+    with pytest.raises(UsageError) as caught:
+        tie({"w": np.ones(3)}, {"w": "a"})
+    assert "['w']: in the first tree: float64 would become float32; cast" in str(caught.value)
+    assert "['w']: in the second tree: is a str" in str(caught.value)
+
+
+def test_in_a_region_over_all_axes_there_is_nothing_to_tie():
+    rows = Layout(Mesh({"x": 8}), "x")
+    run = manual(lambda x: tie(x, 2 * x)[1], rows, rows)
+    twice = jax.jit(lambda x: (run(x), run(x + 1), jax.grad(lambda x: run(x).sum())(x)))
+    value = np.arange(8, dtype=np.float32)
+    for found, wanted in zip(twice(value), (2 * value, 2 * value + 2, 0 * value + 2), strict=True):
+        np.testing.assert_array_equal(found, wanted)

@@ -251,3 +251,16 @@ def test_rules_decide_as_by_hand(one, other, rules):
         assert layout == Layout(MESH, *wanted)
     name = "/".join(one)
     assert all(matches("/".join(r), name) == by_hand(r, one) for r in rules)
+
+
+def test_a_function_that_ends_without_a_word_decides_nothing():
+    shapes = {"w": jax.ShapeDtypeStruct((8, 4), np.float32)}
+    with pytest.raises(UsageError, match=r"w: the function .*<lambda> returned None; \(\) splits"):
+        layouts({"**": lambda path, leaf: None}, shapes, mesh=MESH)
+    assert layouts({"**": lambda path, leaf: ()}, shapes, mesh=MESH)["w"].is_replicated
+
+
+def test_a_rule_in_other_names_is_shown_how_leaves_are_called():
+    shapes = {"a": [jax.ShapeDtypeStruct((8, 4), np.float32)]}
+    with pytest.raises(UsageError, match=r"matches nothing; leaves have names such as 'a/0'"):
+        layouts({"['a'][0]": (), "**": ()}, shapes, mesh=MESH)

@@ -12,6 +12,7 @@ import shoal
 from arrays.grids import placements
 from shoal.draw.page import picture_page
 from shoal.draw.picture_svg import picture_svg
+from shoal.draw.terminal import to_text
 from shoal.draw.tree import Placed, draw_tree
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
@@ -105,3 +106,11 @@ def test_sums_are_those_of_all_devices(pairs):
     low, high = min(held.values()), max(held.values())
     said = f"{high} B per device" if low == high else f"{low} B to {high} B per device"
     assert draw_tree(leaves).notes[0].startswith(said)
+
+
+def test_what_lies_on_one_device_is_not_whole_on_every_device():
+    one = Placed("a", (3,), "float32", 4, Layout(Mesh({}, [5]), None))
+    split = Placed("b", (8,), "float32", 4, Layout(Mesh({"x": 8}), "x"))
+    assert "whole on every device" not in to_text(draw_tree([one, split]))
+    whole = Placed("c", (8,), "float32", 4, Layout(Mesh({"x": 8}), None))
+    assert "whole on every device: 32 B in 1 of 3 leaves" in to_text(draw_tree([one, split, whole]))

@@ -42,7 +42,8 @@ def constrain(
     divide evenly. On Explicit axes, where layouts are part of the type, it changes the type
     (`jax.reshard`), and cotangents follow the types, whatever `gradient` says. One dim may be
     split by both, the Explicit axes first. A function that `jit` has traced keeps the default mesh
-    that it was traced with: Layouts say it themselves. Outside `jit` an array is moved at once.
+    that it was traced with: Layouts say it themselves. Outside `jit` an array is moved at once, and
+    a host value placed as by `put`: equal on all processes, which is found out where they meet.
 
     Args:
       tree: arrays.
@@ -62,7 +63,8 @@ def constrain(
       the tree.
 
     Raises:
-      UsageError: layouts that do not fit, or do not fit `via`; a dim split by an Auto axis
+      UsageError: layouts that do not fit, or do not fit `via`; outside `jit`, arrays on other
+        devices and layouts with pending sums; a dim split by an Auto axis
         before an Explicit one; `None` on Explicit axes inside `jit`, or for an array of several
         processes outside; axes that are Manual here. All leaves at fault by path, while tracing.
 

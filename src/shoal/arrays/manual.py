@@ -59,8 +59,10 @@ def manual(
     with the names of axes (`psum(x, "data")`, `axis_index("data")`). Outside, the function takes
     and gives whole values: arguments are laid out as `in_layouts` say, results are put together
     as `out_layouts` say. It is impossible that a result is said to be equal along an axis and is
-    not: that is checked while tracing. Under `jit`, `grad`, `vmap` and `scan` it is a function as
-    any other; outside `jit` it is compiled on its own, once for each kind of arguments.
+    not (but for what a callback makes up): that is checked while tracing, also what a `cond`, a
+    `while` or a sort decides by, of which JAX's types know nothing. Under `jit`, `grad`, `vmap` and
+    `scan` it is a function as any other; outside `jit` it is compiled on its own, once for each
+    kind of arguments, and host values are compared between processes as those of `put`.
 
     Args:
       fn: a function of arrays, or trees of them, by position.
@@ -78,7 +80,8 @@ def manual(
     Raises:
       UsageError: layouts that do not fit, are on several meshes, or leave a sum pending; dims that
         the Manual axes do not divide evenly; results that may differ where their layout says that
-        they are equal; all leaves at fault by path, while tracing.
+        they are equal; collectives to which only some devices would come; all leaves at fault by
+        path, while tracing.
 
     Example:
       >>> import jax, jax.numpy as jnp, shoal
