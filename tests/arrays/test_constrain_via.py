@@ -43,6 +43,17 @@ def test_the_plan_is_what_runs(is_set):
         assert received_bytes_of(text, 8) == plan.received_bytes
 
 
+@pytest.mark.parametrize("value", [1.5, 3, 2j])
+def test_what_is_weakly_typed_stays_so(value):
+    source, target = GATHERED
+    plan = plan_of(source, target, (16, 16))
+    weak = jax.device_put(jnp.full((16, 16), value), shoal.sharding(source))
+    moved = jax.jit(lambda x: shoal.constrain(x, target, via=plan))(weak)
+    assert weak.weak_type
+    assert moved.weak_type
+    np.testing.assert_array_equal(np.asarray(moved), np.asarray(weak))
+
+
 def test_derivatives_go_the_same_way_and_back():
     source, target = GATHERED
     plan = plan_of(source, target, (16, 16))

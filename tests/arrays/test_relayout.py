@@ -215,3 +215,36 @@ def test_the_mesh_of_jax_set_mesh_does_not_matter(ids):
         assert jax.sharding.get_mesh() is jax_mesh(MESH)
     assert layout_of(moved) == Layout(own, None, "x")
     np.testing.assert_array_equal(moved, 1)
+
+
+WEAK_MOVES = {
+    "planned": Layout(MESH, "model", "data"),
+    "another order": Layout(Mesh({"x": 8}, [3, 1, 4, 0, 5, 2, 7, 6]), "x", None),
+    "XLA": COLUMNS,
+    "the same shards": Layout(Mesh({"a": 4, "b": 2}), "a", None),
+    "other devices": Layout(Mesh({"x": 4}), "x", None),
+    "explicit": Layout(Mesh({"a": 2, "b": 4}, axis_types="explicit"), "b", "a"),
+}
+
+
+@pytest.mark.parametrize("name", WEAK_MOVES)
+@pytest.mark.parametrize("value", [3, 1.5, 2j])
+def test_weakly_typed_arrays_stay_so(name, value):
+    weak = jax.device_put(jnp.full((8, 8), value), sharding(ROWS))
+    assert weak.weak_type
+    moved = relayout(weak, WEAK_MOVES[name])
+    assert (moved.weak_type, moved.dtype) == (True, weak.dtype)
+    assert moved.sharding == sharding(WEAK_MOVES[name])
+    np.testing.assert_array_equal(np.asarray(moved), np.asarray(weak))
+    strong = relayout(jnp.asarray(np.asarray(weak)), WEAK_MOVES[name])
+    assert not strong.weak_type
+
+
+def test_weakly_typed_arrays_with_the_same_shards_are_not_copied():
+    weak = jax.device_put(jnp.full((8, 8), 1.5), sharding(ROWS))
+    moved = relayout(weak, WEAK_MOVES["the same shards"])
+    places = [
+        {s.device: s.data.unsafe_buffer_pointer() for s in array.addressable_shards}
+        for array in (weak, moved)
+    ]
+    assert places[0] == places[1]

@@ -10,6 +10,7 @@ from shoal.arrays.layouts import Leaf
 from shoal.arrays.move_program import inside_jit, stages
 from shoal.arrays.plan_relayout import RelayoutPlan
 from shoal.arrays.sharding import sharding
+from shoal.arrays.weak_type import is_weak, weakened
 from shoal.errors import UsageError, WrongType
 from shoal.plan.transfer.order import in_one_order
 from shoal.plan.transfer.plan import Transfer, plan_transfer
@@ -62,6 +63,8 @@ def moved_inside(x: jax.Array, plan: RelayoutPlan) -> jax.Array:
             "constrain: via= is the plan of one array, and under vmap this is a batch of them: "
             "plan a move of the whole batch, and constrain that outside vmap"
         ) from None
+    if is_weak(x) and not is_weak(moved):
+        return weakened(moved, sharding(move.target))
     return moved
 
 

@@ -17,6 +17,7 @@ from shoal.arrays.host_copy import can_copy, copied
 from shoal.arrays.host_values import is_key
 from shoal.arrays.planned_move import is_better, move_as_planned, plan_of
 from shoal.arrays.upload import upload
+from shoal.arrays.weak_type import as_weak_as, is_weak
 from shoal.arrays.words import as_words, bits_as, must_be_words
 from shoal.plan.transfer.plan import Transfer
 
@@ -37,6 +38,9 @@ def relabelled(array: jax.Array, target: NamedSharding) -> jax.Array | None:
         return array
     if not array.sharding.is_equivalent_to(target, array.ndim):
         return None
+    if is_weak(array):  # JAX makes nothing but strongly typed arrays of shards
+        same: jax.Array = jax.device_put(array, target)
+        return same
     own = [shard.data for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, target, own, dtype=array.dtype)
 
@@ -86,10 +90,11 @@ def move(
             moved[number] = copied(each.array, each.target)
         elif plan is not None:
             with on_row(()):
-                moved[number] = move_as_planned(each.array, plan, each.target)
+                array = move_as_planned(each.array, plan, each.target)
+                moved[number] = as_weak_as(array, each.array)
         elif _is_apart(each, programs=between_devices):
             with on_row(()):
-                moved[number] = move_across(each.array, each.target)
+                moved[number] = as_weak_as(move_across(each.array, each.target), each.array)
         elif row_of(each.array.sharding) == row_of(each.target):
             programs.setdefault(row_of(each.target), []).append(number)
         else:
@@ -202,9 +207,10 @@ def _unshared(array: jax.Array, source: jax.Array) -> jax.Array:
         return array
     for n in shared:
         own[n] = jax.device_put(own[n], own[n].sharding, may_alias=False)
-    return jax.make_array_from_single_device_arrays(
+    copied = jax.make_array_from_single_device_arrays(
         array.shape, array.sharding, own, dtype=array.dtype
     )
+    return as_weak_as(copied, source)
 
 
 def _give_up(moves: Sequence[Move], kept: set[int]) -> None:

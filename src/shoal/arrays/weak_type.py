@@ -1,0 +1,63 @@
+"""Arrays made of shards are *strongly* typed; what was weakly typed before it moved, is again.
+
+A weakly typed array (`jnp.full((8, 8), 3.0)`) takes on the dtype of what it is combined with, and
+XLA's own way keeps it so: with `bfloat16` it gives `bfloat16`, where a strong one gives `float32`.
+Arrays of no items become strong: programs of jax 0.10 give them shards of wrong shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+
+__all__ = ["as_weak_as", "is_weak", "weakened"]
+
+_SCALARS = {"i": 0, "f": 0.0, "c": 0j}  # of their dtypes all weakly typed arrays are
+
+
+def as_weak_as(array: jax.Array, source: jax.Array) -> jax.Array:
+    """Return an array that has moved, weakly typed if its source is. Its memory stays its own.
+
+    Args:
+      array: shares no memory with another one, for it is given up; under a NamedSharding.
+      source: what it was.
+    """
+    if not is_weak(source) or is_weak(array) or not array.addressable_shards:
+        return array
+    weak: jax.Array = _program(array.sharding)(array)
+    return weak
+
+
+def weakened(x: jax.Array, lies: NamedSharding) -> jax.Array:
+    """Return a value inside `jit` weakly typed. On each device by itself: Explicit axes agree."""
+    on_shard = jax.shard_map(
+        _weakened, mesh=lies.mesh, in_specs=lies.spec, out_specs=lies.spec, check_vma=False
+    )
+    weak: jax.Array = on_shard(x)
+    return weak
+
+
+def is_weak(array: jax.Array) -> bool:
+    """True for a weakly typed array."""
+    return bool(getattr(array, "weak_type", False))  # arrays of PRNG keys have none
+
+
+def _weakened(shard: jax.Array) -> jax.Array:
+    """Return a shard weakly typed; only `at[].set` takes the type of what it writes to."""
+    weak = jnp.asarray(_SCALARS[shard.dtype.kind])
+    if weak.dtype != shard.dtype:
+        return shard  # of a process that had 64-bit values switched the other way
+    return jnp.broadcast_to(weak, shard.shape).at[...].set(shard)
+
+
+@lru_cache(maxsize=256)
+def _program(lies: NamedSharding) -> Callable[[Any], Any]:
+    """Return the program that computes nothing: XLA gives back the memory that it was given."""
+    return jax.jit(
+        lambda x: weakened(x, lies), in_shardings=lies, out_shardings=lies, donate_argnums=0
+    )
