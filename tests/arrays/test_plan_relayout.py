@@ -152,3 +152,12 @@ def test_only_a_way_can_be_asked_for():
     for function in (plan_relayout, relayout):
         with pytest.raises(UsageError, match="give 'collectives', or nothing"):
             function(array, COLUMNS, way="fast")
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, jax.vmap])
+def test_of_a_value_inside_jit_grad_or_vmap_one_line_says_what_to_write(transform):
+    array = put(np.ones((64, 64), np.float32), ROWS)
+    with pytest.raises(UsageError, match="is a value inside jit, grad or vmap: plan") as caught:
+        transform(lambda x: (plan_relayout(x, COLUMNS), x.sum())[1])(array)
+    assert len(str(caught.value)) < 250
+    assert "\n" not in str(caught.value)

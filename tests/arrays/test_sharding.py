@@ -185,6 +185,8 @@ def test_what_else_has_no_layout():
         layout_of(jax.ShapeDtypeStruct((3,), jnp.float32))
     with pytest.raises(UsageError, match="inside jit"):
         jax.jit(lambda x: (layout_of(x), x)[1])(jnp.ones(3))
+    with pytest.raises(UsageError, match=r"layout_of: float32\[99,99\] is a value inside jit"):
+        jax.grad(lambda x: (layout_of(x), x.sum())[1])(jnp.ones((99, 99)))
     with pytest.raises(UsageError, match="leaves dims to the compiler"):
         layout_of(
             NamedSharding(jax_mesh(Mesh({"x": 8})), PartitionSpec(PartitionSpec.UNCONSTRAINED))

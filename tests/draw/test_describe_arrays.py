@@ -49,6 +49,8 @@ def test_a_sharding_leaves_out_dims_as_in_jax():
 def test_what_has_no_placement():
     with pytest.raises(UsageError, match="is a value inside jit: the compiler has not placed it"):
         jax.jit(lambda x: describe(x))(jnp.ones(3))
+    with pytest.raises(UsageError, match=r"describe: float32\[99,99\] is a value inside jit"):
+        jax.grad(lambda x: (describe(x), x.sum())[1])(jnp.ones((99, 99)))
     for value, shown in ((np.zeros((99, 99)), "a ndarray"), ("text", "'text'")):
         with pytest.raises(UsageError, match=f"not {shown}"):
             describe(value)

@@ -224,9 +224,9 @@ def plan_relayout(
       a `RelayoutPlan`.
 
     Raises:
-      UsageError: `x` has no layout, is a tree, a PRNG key (XLA moves those as it will) or a deleted
-        array; ranks that do not match, dims that do not divide evenly, on either side; what
-        `relayout` refuses between devices of several processes.
+      UsageError: `x` has no layout, is a tree, a PRNG key (XLA moves those as it will), a deleted
+        array, or a value inside `jit`, `grad` or `vmap`; ranks that do not match, dims that do not
+        divide evenly, on either side; what `relayout` refuses between devices of several processes.
 
     Example:
       >>> import numpy as np, shoal
@@ -274,6 +274,12 @@ def _why_not(x: Any) -> str:
         if len(jax.tree.leaves(x)) > 1 or not hasattr(x, "dtype"):
             return f"a {type(x).__name__} is no array: plan the leaves of a tree one by one"
         return f"a {type(x).__name__} lies nowhere yet: put places host values"
+    if isinstance(x, jax.core.Tracer):
+        return (
+            f"{jax.typeof(x)} is a value inside jit, grad or vmap: plan the array outside, or a "
+            "jax.ShapeDtypeStruct with its sharding; inside jit constrain(x, layout, via=plan) "
+            "runs the plan"
+        )
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         return "PRNG keys go the way that XLA chooses; plan jax.random.key_data(keys) instead"
     return deleted(x) if isinstance(x, jax.Array) else ""

@@ -76,8 +76,8 @@ def layout_of(x: jax.Array | jax.ShapeDtypeStruct | NamedSharding) -> Layout:
         return layout_of_sharding(x, len(x.spec))
     if isinstance(x, jax.core.Tracer):
         raise UsageError(
-            f"layout_of: {x} is a value inside jit: the compiler has not placed it yet; "
-            "constrain it, or ask for the layout of the result"
+            f"layout_of: {jax.typeof(x)} is a value inside jit: the compiler has not placed it "
+            "yet; constrain it, or ask for the layout of the result"
         )
     if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
         raise UsageTypeError(f"layout_of: a {type(x).__name__} has no layout: put it on a mesh")

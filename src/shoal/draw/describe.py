@@ -81,8 +81,8 @@ def _placed(path: str, value: Any, layout: Layout | None) -> Placed:
 
 def _no_placement(x: Any) -> str:
     kind, text = type(x).__name__, repr(x)
-    if "Tracer" in kind:
-        return f"describe: {text} is a value inside jit: the compiler has not placed it yet"
+    if "Tracer" in kind:  # under `grad` its text has all values
+        return f"describe: {x.aval} is a value inside jit: the compiler has not placed it yet"
     shown = text if len(text) <= 60 and "\n" not in text else f"a {kind}"
     return (
         "describe takes arrays on devices, a Layout, a NamedSharding, a Mesh, or a tree of arrays "
