@@ -114,13 +114,15 @@ def test_nothing_passes_through_the_host():
     assert layout_of(moved) == Layout(MESH, None, "model")
 
 
-def test_a_pending_sum_is_carried_out():
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bfloat16", "float16", "int8", "int4"])
+def test_a_pending_sum_is_carried_out(dtype):
     mesh = Mesh({"x": 4, "y": 2}, axis_types="explicit")
-    terms = pack([np.full(2, n, np.float32) for n in range(8)],
+    terms = pack([np.full(2, n % 4 - n // 4).astype(dtype) for n in range(8)],
                  Layout(mesh, "x", partial={"y": "sum"}))  # fmt: skip
     for target in (Layout(mesh, "x"), Layout(mesh, None), Layout(MESH, "model")):
         whole = relayout(terms, target)
-        assert np.asarray(whole).tolist() == [1, 1, 5, 5, 9, 9, 13, 13]
+        assert whole.dtype == dtype
+        assert np.asarray(whole).astype(int).tolist() == [1, 1, 5, 5, -1, -1, 3, 3]
         assert layout_of(whole) == target
 
 

@@ -72,7 +72,7 @@ def move_as_planned(array: jax.Array, plan: Transfer, target: NamedSharding) -> 
       plan: of `plan_of`, whose way is "collectives".
     """
     whole, dtype = array.shape, array.dtype
-    by_host = must_be_words(array) and not is_narrow_float(dtype)
+    by_host = must_be_words(array) and not is_narrow_float(dtype) and not plan.source.partial
     if by_host:
         array = as_words(array)
     shape = plan.source.shard_shape(whole)
@@ -91,7 +91,8 @@ def programs_of(
     Args:
       devices: among which those of the meshes are found; None: those of this job.
     """
-    return _programs(plan, is_narrow_float(dtype), devices)
+    in_words = is_narrow_float(dtype) and not plan.source.partial  # else integers would be added
+    return _programs(plan, in_words, devices)
 
 
 @lru_cache(maxsize=1024)
