@@ -86,8 +86,15 @@ def _too_much(array: jax.Array | jax.ShapeDtypeStruct, wanted: NamedSharding) ->
     )
 
 
-def agree_on_move(leaves: Sequence[Leaf], arrays: Sequence[jax.Array | None]) -> None:
+def agree_on_move(
+    leaves: Sequence[Leaf], arrays: Sequence[jax.Array | None], *, options: tuple[str, ...] = ()
+) -> None:
     """Leave a trail; or, where arrays go to other devices, return once all processes have come.
+
+    Args:
+      leaves: with their layouts.
+      arrays: what moves.
+      options: what else must be equal, a line each.
 
     Raises:
       DivergenceError: on all that came: another call, or other layouts.
@@ -99,7 +106,7 @@ def agree_on_move(leaves: Sequence[Leaf], arrays: Sequence[jax.Array | None]) ->
         if array is not None and is_across(array.sharding, sharding(leaf.layout))
     }
     if not sources:
-        leave_trail("relayout", leaves, lane=None)
+        leave_trail("relayout", leaves, lane=None, options=options)
         return
     coordinator = coordinator_here()
     if coordinator is None or coordinator.num_processes == 1:
@@ -116,7 +123,12 @@ def agree_on_move(leaves: Sequence[Leaf], arrays: Sequence[jax.Array | None]) ->
     lies = [f"{path}: lies as {layout.text}" for path, layout in sources.items()]
     agree(
         coordinator,
-        Call(f"relayout among {listed(owners)}", None, callsite(), (*lies, *lines_of(leaves))),
+        Call(
+            f"relayout among {listed(owners)}",
+            None,
+            callsite(),
+            (*options, *lies, *lines_of(leaves)),
+        ),
         timeout_s=timeout_s,
         group=None if len(owners) == coordinator.num_processes else tuple(sorted(owners)),
         lane=coordinator.trails.lane or "main",

@@ -21,7 +21,16 @@ from shoal.arrays.weak_type import as_weak_as, is_weak
 from shoal.arrays.words import as_words, bits_as, must_be_words
 from shoal.plan.transfer.plan import Transfer
 
-__all__ = ["Move", "move", "on_row", "relabelled", "row_of", "xla_program"]
+__all__ = [
+    "Move",
+    "give_up",
+    "move",
+    "on_row",
+    "relabelled",
+    "row_of",
+    "unmoved",
+    "xla_program",
+]
 
 
 class Move(NamedTuple):
@@ -77,7 +86,7 @@ def move(
         each if plan is not None else _without_pending_sum(each)
         for each, plan in zip(moves, plans, strict=True)
     ]
-    moved = [_unmoved(each) for each in moves]
+    moved = [unmoved(each) for each in moves]
     kept = [each.array for each, done in zip(moves, moved, strict=True) if done is not None]
     uses = Counter(id(each.array) for each in moves if donate)
     programs: dict[tuple[jax.Device, ...], list[int]] = {}
@@ -106,7 +115,7 @@ def move(
     for number, array in zip(others, _put([moves[n] for n in others]), strict=True):
         moved[number] = _unshared(array, moves[number].array)
     if donate:
-        _give_up(asked, {id(array) for array in kept})
+        give_up(asked, {id(array) for array in kept})
     return moved
 
 
@@ -127,7 +136,7 @@ def _plan(each: Move) -> Transfer | None:
     return plan if plan is not None and is_better(plan, each.array.dtype) else None
 
 
-def _unmoved(each: Move) -> jax.Array | None:
+def unmoved(each: Move) -> jax.Array | None:
     """Return the result if no byte must move in this process."""
     value, array, target = each
     if array.sharding == target:
@@ -213,7 +222,7 @@ def _unshared(array: jax.Array, source: jax.Array) -> jax.Array:
     return as_weak_as(copied, source)
 
 
-def _give_up(moves: Sequence[Move], kept: set[int]) -> None:
+def give_up(moves: Sequence[Move], kept: set[int]) -> None:
     """Delete what moved. To donate what fits no result would only warn; tied arrays may stay."""
     for value, array, _ in moves:
         if value is array and id(array) not in kept and not array.is_deleted():

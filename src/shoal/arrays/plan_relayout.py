@@ -19,15 +19,17 @@ from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts,
 from shoal.arrays.move import row_of, xla_program
 from shoal.arrays.planned_move import is_better, programs_of, whole_shape
 from shoal.arrays.sharding import layout_of, sharding
+from shoal.arrays.staged_move import by_host_alone, part_of
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.hlo_traffic import received_bytes_of
 from shoal.plan.links import Links
 from shoal.plan.transfer.plan import Transfer, plan_transfer
+from shoal.plan.transfer.staging import staging_of
 from shoal.plan.transfer.steps import Step
 from shoal.plan.wiring import Topology
 
-__all__ = ["RelayoutPlan", "plan_relayout"]
+__all__ = ["RelayoutPlan", "compiled_programs", "plan_relayout"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,6 +101,32 @@ class RelayoutPlan:
         programs = [] if self.way == "copy" else self._compiled()
         both, held = self.transfer.bounds.peak_bytes, [_peak(each) for each in programs]
         return both + held[0] if self.parts > 1 else max([both, *held])
+
+    def staged_peak_bytes(self, *, donate: bool) -> int:
+        """Return what a device holds at most in `relayout(staged=True)`, where arrays move at all.
+
+        Compiles the program that moves a chunk between processes, if one runs.
+
+        Args:
+          donate: as in `relayout`: the source is freed first, or else stays.
+
+        Raises:
+          UsageError: there are no collectives between the layouts, and several processes.
+        """
+        plan = self.transfer
+        bounds, chunk = plan.bounds, 0
+        if self.way == "none":
+            return bounds.donated_peak_bytes if donate else bounds.peak_bytes
+        if not by_host_alone(*self._ends):
+            if plan.sends is not None:
+                raise UsageError("plan_relayout: no collectives move this array: it is not staged")
+            staging = staging_of(plan)
+            part = part_of(plan, staging.shape_of(next(staging.boxes())))
+            programs = compiled_programs(part, self.dtype, self.devices)
+            chunk = max(map(_peak, programs))
+        if donate:
+            return max(bounds.donated_peak_bytes, chunk)
+        return max(bounds.peak_bytes, plan.shard_bytes[0] + chunk)
 
     def program(self) -> Any:
         """Return the compiled program of the steps (`jax.stages.Compiled`).
@@ -180,12 +208,7 @@ class RelayoutPlan:
             ]
         if self._program_way != "collectives":
             return []
-        found = []
-        shard = plan.source.shard_shape(plan.shape)
-        for run, takes, gives in programs_of(plan, self.dtype, self.devices):
-            found.append(_compiled(run, whole_shape(shard, takes), self.dtype, takes))
-            shard = gives.shard_shape(found[-1].out_info.shape)
-        return found
+        return compiled_programs(plan, self.dtype, self.devices)
 
     def __str__(self) -> str:
         if self.way == "permutes":
@@ -283,6 +306,18 @@ def _why_not(x: Any) -> str:
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         return "PRNG keys go the way that XLA chooses; plan jax.random.key_data(keys) instead"
     return deleted(x) if isinstance(x, jax.Array) else ""
+
+
+def compiled_programs(
+    plan: Transfer, dtype: np.dtype[Any], devices: tuple[jax.Device, ...] | None = None
+) -> list[Any]:
+    """Return the programs of a plan's steps, compiled."""
+    found: list[Any] = []
+    shard = plan.source.shard_shape(plan.shape)
+    for run, takes, gives in programs_of(plan, dtype, devices):
+        found.append(_compiled(run, whole_shape(shard, takes), dtype, takes))
+        shard = gives.shard_shape(found[-1].out_info.shape)
+    return found
 
 
 def _compiled(run: Any, shape: tuple[int, ...], dtype: Any, takes: NamedSharding) -> Any:

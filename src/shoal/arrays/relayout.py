@@ -13,15 +13,21 @@ from shoal.arrays.host_values import deleted
 from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
 from shoal.arrays.move import Move, move
 from shoal.arrays.sharding import sharding
+from shoal.arrays.staged_move import move_staged, why_not_staged
 from shoal.colour import collective
-from shoal.errors import raise_all
+from shoal.errors import UsageError, raise_all
 
 __all__ = ["relayout"]
 
 
 @collective("the processes of both meshes")
 def relayout(
-    tree: Any, layouts: Layouts, *, donate: bool = False, way: Literal["collectives"] | None = None
+    tree: Any,
+    layouts: Layouts,
+    *,
+    donate: bool = False,
+    staged: bool = False,
+    way: Literal["collectives"] | None = None,
 ) -> Any:
     """Return a tree of arrays with the same values in other layouts.
 
@@ -45,6 +51,11 @@ def relayout(
       layouts: one layout, or a prefix tree of them, as for `put`.
       donate: give up the arrays that move, so that their memory can be used again; do not use
         them afterwards.
+      staged: by way of host memory, an array after the other, for devices that lack room for both
+        shards. With `donate` none holds more than the larger of the two and a chunk of 64 MiB;
+        without, the source stays, and the target comes beside it. It costs the way over the host
+        and back, on the host both shards of all devices of the process, and between processes a
+        program for each chunk. PRNG keys go the usual way. All processes must say the same.
       way: "collectives" runs the planned program, or permutes to other devices, within one
         process, too: what a cluster would run can be tried on a laptop. Default: whatever is
         fastest.
@@ -55,8 +66,9 @@ def relayout(
     Raises:
       UsageError: ranks that do not match, dims that do not divide evenly, values that are not on
         devices or are inside `jit`; between several processes, devices of other kinds, and arrays
-        under differentiation that go to other devices. All leaves at fault are named by path. On
-        every process, before anything moves.
+        under differentiation that go to other devices; with `staged` all arrays under
+        differentiation, and other devices of several processes. All leaves at fault are named by
+        path. On every process, before anything moves.
       DivergenceError: on all processes: calls or layouts differ. To other devices, before anything
         moves; else where the processes meet next.
       DeadlineError, ProcessLostError, PeerFailedError: to other devices, before anything moves, on
@@ -70,6 +82,8 @@ def relayout(
       P(None, 'x')
     """
     must_be_a_way("relayout", way)
+    if staged and way is not None:
+        raise UsageError("relayout: staged=True has a way of its own: leave way= out")
     offences: list[str] = []
     leaves, treedef = leaf_layouts(tree, layouts, offences)
     arrays = [_concrete(leaf, offences) for leaf in leaves]
@@ -78,16 +92,21 @@ def relayout(
         cannot_be_pending(leaf, offences)
         if array is not None and (why := obstacle(leaf, array, programs=way is not None)):
             offences.append(f"{leaf.path}: {why}")
+        elif staged and array is not None:
+            why = why_not_staged(leaf.value, array, sharding(leaf.layout))
+            offences.extend([f"{leaf.path}: {why}"] if why else [])
     raise_all("relayout", offences)
-    agree_on_move(leaves, arrays)
+    agree_on_move(leaves, arrays, options=("staged through the host",) * staged)
     moves = [
         Move(leaf.value, array, sharding(leaf.layout))
         for leaf, array in zip(leaves, arrays, strict=True)
         if array is not None
     ]
-    return jax.tree.unflatten(
-        treedef, move(moves, donate=donate, between_devices=way == "collectives")
-    )
+    if staged:
+        moved = move_staged(moves, donate=donate)
+    else:
+        moved = move(moves, donate=donate, between_devices=way == "collectives")
+    return jax.tree.unflatten(treedef, moved)
 
 
 def _concrete(leaf: Leaf, offences: list[str]) -> jax.Array | None:

@@ -1,0 +1,193 @@
+"""Arrays → other layouts by way of host memory: a device holds its old shard or its new one.
+
+One process that owns all devices puts the new shards together on its host. Several processes send
+each other chunks of the array by small programs of collectives, from host memory and back to it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from shoal.arrays.host_values import is_key
+from shoal.arrays.move import Move, give_up, move, on_row, unmoved
+from shoal.arrays.planned_move import move_as_planned, plan_of
+from shoal.arrays.upload import upload
+from shoal.arrays.weak_type import as_weak_as
+from shoal.arrays.words import must_be_words
+from shoal.plan.transfer.plan import Transfer, plan_transfer
+from shoal.plan.transfer.staging import staging_of
+
+__all__ = ["by_host_alone", "move_staged", "part_of", "why_not_staged"]
+
+HostArray = np.ndarray[Any, Any]
+Index = tuple[tuple[int, int], ...]  # begin and end of each dim
+Shards = dict[jax.Device, HostArray]
+
+
+def why_not_staged(value: jax.Array, array: jax.Array, target: NamedSharding) -> str:
+    """Return why an array cannot go by way of the host, or ""; the same on every process."""
+    if value is not array:
+        return "is being differentiated, and staged=True moves nothing but values; leave it out"
+    if is_key(array) or by_host_alone(array.sharding, target):
+        return ""
+    plan = plan_of(array, target)
+    if plan is None or plan.sends is not None:
+        return (
+            "cannot be staged: there are no collectives from its sharding "
+            f"{array.sharding} to {target.spec}; leave staged=True out"
+        )
+    return ""
+
+
+def by_host_alone(source: jax.sharding.Sharding, target: NamedSharding) -> bool:
+    """Say whether this process holds all that it takes; sums are for the devices."""
+    pending = isinstance(source, NamedSharding) and source.spec.unreduced
+    return source.is_fully_addressable and target.is_fully_addressable and not pending
+
+
+def move_staged(moves: Sequence[Move], *, donate: bool = False) -> list[jax.Array]:
+    """Move arrays one after the other by way of the host; PRNG keys go as they always do.
+
+    Args:
+      moves: of which `why_not_staged` knows nothing.
+      donate: free what moves before its new shards are made; what stands twice, in the end.
+    """
+    moved = [unmoved(each) for each in moves]
+    kept = {id(each.array) for each, done in zip(moves, moved, strict=True) if done is not None}
+    uses = Counter(id(each.array) for each in moves)
+    for number, each in enumerate(moves):
+        if moved[number] is not None:
+            continue
+        if is_key(each.array):
+            (moved[number],) = move([each])
+        else:
+            frees = donate and uses[id(each.array)] == 1 and id(each.array) not in kept
+            moved[number] = _staged(each.array, each.target, frees=frees)
+    if donate:
+        give_up(moves, kept)
+    return [array for array in moved if array is not None]
+
+
+def _staged(array: jax.Array, target: NamedSharding, *, frees: bool) -> jax.Array:
+    plan = None if by_host_alone(array.sharding, target) else plan_of(array, target)
+    with jax.transfer_guard("allow"):
+        held = _fetched(array, each_by_itself=plan is not None and bool(plan.source.partial))
+        if frees:
+            array.delete()
+        if plan is None:
+            own = _put_together(array, held, target)
+        else:
+            held = _exchanged(array, held, plan, target) if plan.steps else held
+            own = _upload([*held.values()], [*held])
+    moved = jax.make_array_from_single_device_arrays(array.shape, target, own, dtype=array.dtype)
+    return as_weak_as(moved, array)
+
+
+def _fetched(array: jax.Array, *, each_by_itself: bool) -> Shards:
+    """Return what each device of this process holds; replicas share one host array."""
+    found: dict[Any, HostArray] = {}
+    held: Shards = {}
+    for shard in array.addressable_shards:
+        key = shard.device if each_by_itself else _index(shard.index, array.shape)
+        if key not in found:  # on CPU a view would keep the device's memory
+            found[key] = np.array(shard.data, order="C", copy=True)
+        held[shard.device] = found[key]
+    return held
+
+
+def _index(index: tuple[slice, ...], shape: tuple[int, ...]) -> Index:
+    bounds = (piece.indices(size) for piece, size in zip(index, shape, strict=True))
+    return tuple((begin, end) for begin, end, _ in bounds)
+
+
+def _put_together(array: jax.Array, held: Shards, target: NamedSharding) -> list[jax.Array]:
+    """Return the new shards, made of the old ones on the host, one distinct box at a time."""
+    lies = array.sharding.addressable_devices_indices_map(array.shape)
+    pieces = {_index(lies[device], array.shape): shard for device, shard in held.items()}
+    owners: dict[Index, list[jax.Device]] = {}
+    wanted = target.addressable_devices_indices_map(array.shape)
+    for device, index in wanted.items():
+        owners.setdefault(_index(index, array.shape), []).append(device)
+    found: dict[jax.Device, jax.Array] = {}
+    for box, devices in owners.items():
+        whole = np.empty([end - begin for begin, end in box], array.dtype)
+        for index, piece in pieces.items():
+            _copy_common(piece, index, whole, box)
+        found.update(zip(devices, _upload([whole] * len(devices), devices), strict=True))
+    return [found[device] for device in wanted]
+
+
+def _copy_common(piece: HostArray, index: Index, whole: HostArray, box: Index) -> None:
+    """Copy what two boxes have in common."""
+    common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(index, box, strict=True)]
+    if all(begin < end for begin, end in common):
+        there, here = (
+            tuple(
+                slice(b - first, e - first) for (b, e), (first, _) in zip(common, at, strict=True)
+            )
+            for at in (box, index)
+        )
+        whole[there] = piece[here]
+
+
+def _exchanged(array: jax.Array, held: Shards, plan: Transfer, target: NamedSharding) -> Shards:
+    """Return the new shards of this process's devices on its host, moved chunk by chunk."""
+    dtype = array.dtype
+    if must_be_words(array) and not plan.source.partial:
+        dtype = np.dtype(f"u{dtype.itemsize}")
+    held = {device: shard.view(dtype) for device, shard in held.items()}
+    distinct: dict[Index, HostArray] = {}
+    wanted: Shards = {}
+    for device, index in target.addressable_devices_indices_map(array.shape).items():
+        box = _index(index, array.shape)
+        if box not in distinct:
+            distinct[box] = np.empty([end - begin for begin, end in box], dtype)
+        wanted[device] = distinct[box]
+    staging = staging_of(plan)
+    for places in staging.boxes():
+        part = part_of(plan, staging.shape_of(places))
+        tile = part.source.shard_shape(part.shape)
+        chunk = [
+            np.array(staging.view(shard, plan.source, places), order="C").reshape(tile)
+            for shard in held.values()
+        ]
+        moved = _moved_part(chunk, [*held], array.sharding, part, target)
+        for shard in moved.addressable_shards:
+            there = staging.view(wanted[shard.device], plan.target, places)
+            there[...] = np.asarray(shard.data).reshape(there.shape)
+        moved.delete()
+    return {device: shard.view(array.dtype) for device, shard in wanted.items()}
+
+
+def part_of(plan: Transfer, shape: tuple[int, ...]) -> Transfer:
+    """Return the plan of a chunk: an array of its own with the same layouts."""
+    return plan_transfer(plan.source, plan.target, shape, plan.item_bytes)
+
+
+def _moved_part(
+    chunk: list[HostArray],
+    devices: list[jax.Device],
+    lies: jax.sharding.Sharding,
+    part: Transfer,
+    target: NamedSharding,
+) -> jax.Array:
+    """Return a chunk in its new layout; nothing of the old one is left on the devices."""
+    own = upload(chunk, devices)
+    array = jax.make_array_from_single_device_arrays(part.shape, lies, own)
+    with on_row(()):
+        moved = move_as_planned(array, part, target)
+    jax.block_until_ready(moved)
+    array.delete()
+    return moved
+
+
+def _upload(shards: Sequence[HostArray], devices: Sequence[jax.Device]) -> list[jax.Array]:
+    own = upload(shards, devices)
+    jax.block_until_ready(own)
+    return own
