@@ -12,6 +12,7 @@ from shoal.arrays.plan_relayout import plan_relayout
 from shoal.arrays.put import put
 from shoal.arrays.relayout import relayout
 from shoal.arrays.sharding import sharding
+from shoal.draw.ribbons import ribbons_of
 from shoal.errors import UsageError
 from shoal.plan.hlo_traffic import received_bytes_of
 from shoal.plan.layout import Layout
@@ -98,6 +99,14 @@ def test_what_shares_a_memory_is_copied():
     other = plan_relayout(array, COLUMNS, way="collectives")
     assert plan != other
     assert plan.program().as_text() == other.program().as_text()
+
+
+def test_what_goes_between_hosts():
+    plan = plan_relayout(put(np.ones((64, 64), np.float32), ROWS), COLUMNS)
+    found = plan.traffic(parse("gpu:2 hosts x 4"))
+    assert found.num_bytes == {"same host": 8 * 3 * 256, "other host": 8 * 4 * 256}
+    assert plan.traffic().num_bytes == {"same host": 8 * 7 * 256, "other host": 0}
+    assert "other host 8 KiB" in " ".join(ribbon.words for ribbon in ribbons_of(found))
 
 
 def test_where_nothing_moves_no_program_runs():

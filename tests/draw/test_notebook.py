@@ -15,11 +15,14 @@ from shoal.plan.cost import cost
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import parse
+from shoal.plan.transfer.plan import plan_transfer
+from shoal.plan.transfer.traffic import traffic_of
 
 SHOWN = (
     Mesh({"x": 2}),
     Layout(Mesh({"x": 2}), "x"),
     cost(parse("v5e:2x4"), Mesh({"x": 8}), "all_reduce", "x", 1 << 20),
+    traffic_of(plan_transfer(Layout(Mesh({"x": 2}), "x"), Layout(Mesh({"x": 2}), None), (2,), 4)),
     *map(parse, ("v5e:2x4", "v5e:2x4 x 2 slices", "gpu:2 hosts x 4", "flat:3")),
 )
 
@@ -89,7 +92,7 @@ def test_importing_registers_in_a_shell_alone_and_loads_nothing(kind):
     )
     assert done.returncode == 0, done.stderr
     names, loaded = json.loads(done.stdout)
-    expected = ["Mesh", "Layout", "Torus", "Slices", "Hosts", "Flat", "Cost"]
+    expected = ["Mesh", "Layout", "Torus", "Slices", "Hosts", "Flat", "Cost", "Traffic"]
     assert names == (expected if kind == "notebook" else [])
     assert loaded == (["shoal.draw.notebook"] if kind == "notebook" else [])
 

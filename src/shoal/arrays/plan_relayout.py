@@ -27,6 +27,7 @@ from shoal.plan.links import Links
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.staging import staging_of
 from shoal.plan.transfer.steps import Step
+from shoal.plan.transfer.traffic import Traffic, traffic_of
 from shoal.plan.wiring import Topology
 
 __all__ = ["RelayoutPlan", "compiled_programs", "plan_relayout"]
@@ -175,6 +176,19 @@ class RelayoutPlan:
                 "array, and how long that takes is not modelled; print(plan) shows the bytes"
             )
         return self.transfer.seconds(topology, links)
+
+    def traffic(self, topology: Topology | None = None) -> Traffic:
+        """Return what goes over the links within hosts, between hosts, and between slices.
+
+        A plain value: `print` lists it, `describe` draws a table, a notebook shows ribbons.
+
+        Args:
+          topology: says which devices share a host; None: those of one process do.
+
+        Raises:
+          UsageError: the topology lacks devices of the meshes.
+        """
+        return traffic_of(self.transfer, topology)
 
     @cached_property
     def _default(self) -> Any:

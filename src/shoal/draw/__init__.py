@@ -2,6 +2,6 @@
 
 `mesh`, `layout` and `tree` say what is to be seen as a `picture`, `wires` as a `scene`; `terminal`,
 `picture_svg`, `wires_text` and `wires_svg` draw them, `page` and `notebook` show them; `describe`
-is what programs call. `roll` is the table of a job's processes; `bars` are amounts side by side,
-`amounts` bytes and seconds as text.
+is what programs call. `ribbons` are what a move sends over each class of links, `roll` is the table
+of a job's processes; `bars` are amounts side by side, `amounts` bytes and seconds as text.
 """

@@ -7,11 +7,13 @@ from typing import Any
 from shoal.colour import local
 from shoal.draw.layout import draw_layout
 from shoal.draw.mesh import draw_mesh
+from shoal.draw.ribbons import draw_traffic
 from shoal.draw.terminal import to_text
 from shoal.draw.tree import Placed, draw_tree
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
+from shoal.plan.transfer.traffic import Traffic
 
 __all__ = ["describe"]
 
@@ -28,7 +30,7 @@ def describe(x: Any, shape: Any = None) -> str:
 
     Args:
       x: a `jax.Array`, a `Layout`, a `NamedSharding` with `shape`, or a `Mesh`; a tree of arrays,
-        or with `shape` a (prefix) tree of layouts.
+        or with `shape` a (prefix) tree of layouts; or the `traffic` of a plan.
       shape: for a layout, the shape to show [rank]; default: one index for each shard. For a tree
         of layouts, the tree of what they are of: what `jax.eval_shape` returns, or arrays.
 
@@ -46,6 +48,8 @@ def describe(x: Any, shape: Any = None) -> str:
       └──────────────────────────────────┴─────┴─────┘
       each block on 2 devices
     """
+    if isinstance(x, Traffic):
+        return to_text(draw_traffic(x))
     if isinstance(x, Mesh):
         return to_text(draw_mesh(x))
     if isinstance(x, Layout):

@@ -1,4 +1,4 @@
-"""Pictures in notebooks: what IPython shows of a mesh, a layout, a topology or a cost.
+"""Pictures in notebooks: what IPython shows of meshes, layouts, topologies, costs, traffic.
 
 `plan` knows nothing of it: formatters are registered under the names of the types, and load what
 draws when they are first called.
@@ -29,6 +29,7 @@ def register(ip: Any) -> None:
         ("shoal.plan.hosts", "Hosts"): _topology,
         ("shoal.plan.hosts", "Flat"): _topology,
         ("shoal.plan.cost", "Cost"): _cost,
+        ("shoal.plan.transfer.traffic", "Traffic"): _traffic,
     }
     for (module, name), draw in drawers.items():
         shown.for_type_by_name(module, name, draw)
@@ -62,6 +63,12 @@ def _cost(cost: Any) -> str | None:
     title = f"{cost.collective} of {in_bytes(cost.num_bytes)} over {', '.join(cost.axes)}"
     words = f"{in_seconds(cost.seconds)}, {in_bytes(cost.link_bytes)} over {cost.link}"
     return _unless_too_large(lambda: bars_svg(title, [(f"{cost.steps} steps", 1.0, words)]))
+
+
+def _traffic(traffic: Any) -> str | None:
+    from shoal.draw.ribbons import ribbons_svg
+
+    return _unless_too_large(lambda: ribbons_svg(traffic))
 
 
 def _unless_too_large(draw: Callable[[], str]) -> str | None:
