@@ -119,5 +119,5 @@ def test_two_processes_move_through_their_hosts():
     with Cluster(2, devices=4) as cluster:
         (refused, differs), other = cluster.run(move_in_chunks)
     assert other[0] == refused
-    assert "['w']: lies on 8 devices and shall lie on 4 others" in refused
+    assert "['w']: cannot be staged: there are no collectives from its sharding" in refused
     assert "staged through the host" in differs

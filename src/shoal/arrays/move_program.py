@@ -134,35 +134,30 @@ def _by_chunks(run: Sequence[Step], shape: Sequence[int], item_bytes: int) -> On
     chunks = chunks_of(run, shape, item_bytes)
     if chunks is None:
         return _in_order([_on_shard(step, shape) for step in run])
-    part = tuple(
-        size // chunks.parts if dim == chunks.dim else size for dim, size in enumerate(shape)
-    )
-    on_part = _in_order([_on_shard(step, part) for step in run])
     before, after = run[0].before, run[-1].after
-    is_tpu = before.mesh.kind == "tpu"
+    dim, tile = chunks.dim, after.shard_shape(shape)
+    keep_order = _row_major if before.mesh.kind == "tpu" else _in_order([])
+    tiles_before, tiles_after = (chunks.tiles // end.num_shards(dim) for end in (before, after))
+
+    def move_chunk(x: jax.Array, found: jax.Array, first: Any, width: int) -> jax.Array:
+        """Return the new shard with a chunk of the old one in it."""
+        part = (*shape[:dim], chunks.tiles * width, *shape[dim + 1 :])
+        rows = jax.lax.dynamic_slice_in_dim(x, first, width, dim + (tiles_before > 1))
+        steps = _in_order([_on_shard(step, part) for step in run])
+        moved = steps(keep_order(rows).reshape(before.shard_shape(part)))
+        moved = keep_order(_rows(moved, dim, tiles_after))
+        return jax.lax.dynamic_update_slice_in_dim(found, moved, first, dim + (tiles_after > 1))
 
     def loop(x: jax.Array) -> jax.Array:
-        from_rows = _rows(x, chunks.dim, chunks.tiles // before.num_shards(chunks.dim))
-        tile = after.shard_shape(shape)
-        to_rows = _rows(
-            jax.lax.empty(tile, x.dtype),
-            chunks.dim,
-            chunks.tiles // after.num_shards(chunks.dim),
+        x = _rows(x, dim, tiles_before)
+        found = _rows(jax.lax.empty(tile, x.dtype), dim, tiles_after)
+        width, parts = chunks.width, chunks.parts
+        if chunks.rest:  # before the loop, whose result XLA would copy to change it
+            found = move_chunk(x, found, parts * width, chunks.rest)
+        found = jax.lax.fori_loop(
+            0, parts, lambda n, found: move_chunk(x, found, n * width, width), found
         )
-
-        def one(number: Any, found: jax.Array) -> jax.Array:
-            at = chunks.dim + 1
-            width = from_rows.shape[at] // chunks.parts
-            rows = jax.lax.dynamic_slice_in_dim(from_rows, number * width, width, at)
-            if is_tpu:
-                rows = _row_major(rows)
-            moved = on_part(rows.reshape(before.shard_shape(part)))
-            moved = moved.reshape(*found.shape[:at], width, *found.shape[at + 1 :])
-            if is_tpu:
-                moved = _row_major(moved)
-            return jax.lax.dynamic_update_slice_in_dim(found, moved, number * width, at)
-
-        return jax.lax.fori_loop(0, chunks.parts, one, to_rows).reshape(tile)
+        return found.reshape(tile)
 
     return loop
 
@@ -178,7 +173,12 @@ def _row_major(x: jax.Array) -> jax.Array:
 
 
 def _rows(x: jax.Array, dim: int, tiles: int) -> jax.Array:
-    """Return an array with a dim of its own for the tiles that every chunk has a part of."""
+    """Return an array with a dim of its own for the tiles that every chunk has a part of.
+
+    Of one tile as it is: to a dim of size 1 XLA may give a stride for which it copies everything.
+    """
+    if tiles == 1:
+        return x
     return x.reshape(*x.shape[:dim], tiles, x.shape[dim] // tiles, *x.shape[dim + 1 :])
 
 

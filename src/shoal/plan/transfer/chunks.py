@@ -17,7 +17,7 @@ from shoal.plan.transfer.steps import Step, received_bytes
 __all__ = ["CHUNK_BYTES", "Chunks", "chunks_of"]
 
 CHUNK_BYTES = 64 << 20  # what a move may hold beside both shards
-_MOST_TIMES = 4  # as many chunks as are needed: more only cost time
+_MOST_TIMES = 4  # as many chunks as are needed, for chunks of one size: more only cost time
 _PIECES = 4  # of an array's part, at the same time: cut out, on its way, received, put together
 
 
@@ -26,16 +26,18 @@ class Chunks(NamedTuple):
 
     dim: int
     tiles: int  # L
-    parts: int  # how many chunks; it divides n
+    parts: int  # how many chunks of one size
+    width: int  # how many places of each tile a chunk has
+    rest: int  # what is left for one more
 
 
 def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> Chunks | None:
     """Return the chunks of a move; None if nothing is gained by them.
 
-    So it is of a small array, of one whose dims have no fitting number of places (too few, or a
-    prime), and of a single step that sends nothing or is a permute, which needs no memory beside
-    both shards; except for TPUs, where XLA copies what a permute brought. The first dim that can be
-    cut is: chunks along a later one XLA may copy to another place at first.
+    So it is of a small array, of one whose dims have too few places, and of a single step that
+    sends nothing or is a permute, which needs no memory beside both shards; except for TPUs, where
+    XLA copies what a permute brought. The first dim that can be cut is: chunks along it are
+    rows, which lie in one piece.
 
     >>> from shoal.plan.layout import Layout
     >>> from shoal.plan.mesh import Mesh
@@ -43,7 +45,7 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
     >>> rows, columns = Layout(mesh, "x", None), Layout(mesh, None, "x")
     >>> move = [Step("all_to_all", ("x",), 0, 1, rows, columns)]
     >>> chunks_of(move, (1 << 14, 1 << 14), 4)
-    Chunks(dim=0, tiles=4, parts=16)
+    Chunks(dim=0, tiles=4, parts=16, width=256, rest=0)
     """
     layouts = [layout for step in steps for layout in (step.before, step.after)]
     largest = max(math.prod(layout.shard_shape(shape)) for layout in layouts) * item_bytes
@@ -53,9 +55,10 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
     for dim, size in enumerate(shape):
         tiles = math.lcm(*(layout.num_shards(dim) for layout in layouts))
         places = size // tiles if size % tiles == 0 else 1
-        for parts in range(wanted, min(places, _MOST_TIMES * wanted) + 1):
-            if places % parts == 0:
-                return Chunks(dim, tiles, parts)
+        if places >= wanted:
+            even = range(wanted, min(places, _MOST_TIMES * wanted) + 1)
+            parts = next((parts for parts in even if places % parts == 0), wanted)
+            return Chunks(dim, tiles, parts, places // parts, places % parts)
     return None
 
 
