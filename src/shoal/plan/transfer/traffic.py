@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,16 +115,20 @@ def _sent(step: Step, plan: Transfer, where: Places) -> list[_Messages]:
     mesh = step.before.mesh
     at = where.at(mesh.device_ids.ravel())
     held = math.prod(step.before.shard_shape(plan.shape)) * plan.item_bytes
-    if step.kind in ("permute", "exchange"):
-        ends, size = pairs(step.before, step.after), held
-        if step.kind == "exchange":
-            rounds = exchange_rounds(step.before, step.after)
-            ends = tuple((sender, receiver) for sends in rounds for sender, receiver, _ in sends)
-            counts = tiles_of(step.before).counts, tiles_of(step.after, mesh).counts
-            size = math.prod(plan.shape) * plan.item_bytes // math.prod(map(max, *counts))
-        sent = np.array(ends, np.int64).reshape(-1, 2)
-        return [(at[sent[:, 0]], at[sent[:, 1]], np.full(len(sent), size))]
+    if step.kind == "permute":
+        return [_single(pairs(step.before, step.after), at, held)]
+    if step.kind == "exchange":
+        rounds = exchange_rounds(step.before, step.after)
+        ends = [(sender, receiver) for sends in rounds for sender, receiver, _ in sends]
+        counts = tiles_of(step.before).counts, tiles_of(step.after, mesh).counts
+        block = math.prod(plan.shape) * plan.item_bytes // math.prod(map(max, *counts))
+        return [_single(ends, at, block)]
     return list(_within_groups(step, at, held))
+
+
+def _single(ends: Sequence[tuple[int, int]], at: IntArray, size: int) -> _Messages:
+    sent = np.array(ends, np.int64).reshape(-1, 2)
+    return at[sent[:, 0]], at[sent[:, 1]], np.full(len(sent), size)
 
 
 def _within_groups(step: Step, at: IntArray, held: int) -> Iterator[_Messages]:
