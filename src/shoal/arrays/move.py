@@ -97,13 +97,9 @@ def move(
         plan = plans[number]
         if by_copy[number]:
             moved[number] = copied(each.array, each.target)
-        elif plan is not None:
+        elif plan is not None or _is_apart(each, programs=between_devices):
             with on_row(()):
-                array = move_as_planned(each.array, plan, each.target)
-                moved[number] = as_weak_as(array, each.array)
-        elif _is_apart(each, programs=between_devices):
-            with on_row(()):
-                moved[number] = as_weak_as(move_across(each.array, each.target), each.array)
+                moved[number] = _by_programs(each, plan)
         elif row_of(each.array.sharding) == row_of(each.target):
             programs.setdefault(row_of(each.target), []).append(number)
         else:
@@ -126,6 +122,13 @@ def _can_copy(each: Move) -> bool:
 def _is_apart(each: Move, *, programs: bool) -> bool:
     lies = each.array.sharding
     return each.value is each.array and is_apart(lies, each.target, programs=programs)
+
+
+def _by_programs(each: Move, plan: Transfer | None) -> jax.Array:
+    """Move an array by a plan; by permutes to other devices, if there is none."""
+    array, target = each.array, each.target
+    moved = move_across(array, target) if plan is None else move_as_planned(array, plan, target)
+    return as_weak_as(moved, array)
 
 
 def _plan(each: Move) -> Transfer | None:
