@@ -76,6 +76,7 @@ def test_a_large_array_needs_no_more_than_a_chunk_beside_both_shards(source, tar
         ((56, 56, 85600), (None, None, ("b", "a")), (("c", "a"), None, None)),
         ((56, 56, 85528), (None, "b", "c"), (("a", "b"), "c", None)),
         ((8, 8, 1 << 22), ("a", "b", "c"), (("a", "b"), None, "c")),
+        ((104, 1608, 1592), ("b", "a", None), (("b", "c"), None, None)),  # one row each, else
     ],
 )
 def test_whatever_can_be_cut_into_chunks_is(shape, source, target):

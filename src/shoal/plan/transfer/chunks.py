@@ -37,7 +37,8 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
     So it is of a small array, of one whose dims have too few places, and of a single step that
     sends nothing or is a permute, which needs no memory beside both shards; except for TPUs, where
     XLA copies what a permute brought. The first dim that can be cut is: chunks along it are
-    rows, which lie in one piece.
+    rows, which lie in one piece; but rather one of which a chunk has more than one place of each
+    tile: to have one alone XLA may copy the whole shard into another order.
 
     >>> from shoal.plan.layout import Layout
     >>> from shoal.plan.mesh import Mesh
@@ -52,14 +53,15 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
     if largest <= CHUNK_BYTES or (len(steps) == 1 and _is_lean(steps[0], shape)):
         return None
     wanted = -(-largest * _PIECES // CHUNK_BYTES)
+    found = []
     for dim, size in enumerate(shape):
         tiles = math.lcm(*(layout.num_shards(dim) for layout in layouts))
         places = size // tiles if size % tiles == 0 else 1
         if places >= wanted:
             even = range(wanted, min(places, _MOST_TIMES * wanted) + 1)
             parts = next((parts for parts in even if places % parts == 0), wanted)
-            return Chunks(dim, tiles, parts, places // parts, places % parts)
-    return None
+            found.append(Chunks(dim, tiles, parts, places // parts, places % parts))
+    return next((chunks for chunks in found if chunks.width > 1), found[0] if found else None)
 
 
 def _is_lean(step: Step, shape: Sequence[int]) -> bool:
