@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from collectives.jobs import PATIENCE_S, run_all
@@ -113,6 +113,52 @@ def test_two_sources_are_an_error_on_every_process():
     assert [type(result) for result in results] == [DivergenceError] * 2
     assert "source=0" in str(results[0])
     assert "source=1" in str(results[0])
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=4), st.sampled_from([1, LARGE]))
+@example([False, True, False], 1)
+@example([True, False], LARGE)
+def test_the_source_need_not_be_known_to_the_others(flags, size):
+    def go(coordinator):
+        process = coordinator.process
+        tree = {"a": np.full(size, process, np.uint8), "b": str(process)}
+        return broadcast_with(coordinator, tree, is_source=flags[process], timeout_s=PATIENCE_S)
+
+    sources = tuple(process for process, flag in enumerate(flags) if flag)
+    others = tuple(process for process, flag in enumerate(flags) if not flag)
+    for result in run_all(LocalJob(len(flags)), go):
+        if len(sources) == 1:
+            assert result["b"] == str(sources[0])
+            assert (result["a"] == sources[0]).all()
+            continue
+        assert isinstance(result, DivergenceError)
+        sides = {"is_source=True": sources, "is_source=False": others}
+        assert result.sides == {words: held for words, held in sides.items() if held}
+        assert ("several processes are" if sources else "no process is") in str(result)
+
+
+def test_after_wrong_sources_the_next_call_is_one_call_again():
+    def go(coordinator):
+        with pytest.raises(DivergenceError, match=r"processes 0-1: is_source=True"):
+            broadcast_with(coordinator, 1, is_source=True, timeout_s=PATIENCE_S)
+        mine = coordinator.process == 1
+        return broadcast_with(
+            coordinator, coordinator.process, is_source=mine, timeout_s=PATIENCE_S
+        )
+
+    assert run_all(LocalJob(2), go) == [1, 1]
+
+
+def test_is_source_is_given_on_all_and_is_true_or_false():
+    with pytest.raises(UsageTypeError, match="is_source=1 must be True or False"):
+        broadcast(1, is_source=1)
+    assert broadcast(1, is_source=True) == 1
+
+    def go(coordinator):
+        flag = None if coordinator.process else True
+        return broadcast_with(coordinator, 1, is_source=flag, timeout_s=PATIENCE_S)
+
+    assert [type(result) for result in run_all(LocalJob(2), go)] == [DivergenceError] * 2
 
 
 def test_two_places_are_an_error_unless_a_name_says_that_they_are_one():

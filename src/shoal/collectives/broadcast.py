@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,13 @@ from shoal.collectives.arguments import deadline_of, meet, process_of
 from shoal.collectives.leaves import Buffer, is_global
 from shoal.collectives.wire import inline_bytes
 from shoal.colour import collective
-from shoal.errors import raise_all
+from shoal.errors import UsageTypeError, raise_all
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.group import group_in
 from shoal.runtime.lanes import one_call
+from shoal.runtime.verdicts import Self, disagreement
 
 __all__ = ["broadcast", "broadcast_with"]
 
@@ -31,6 +32,7 @@ def broadcast(
     tree: Any,
     source: int = 0,
     *,
+    is_source: bool | None = None,
     processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
@@ -55,6 +57,8 @@ def broadcast(
         scalars of any size, str, bytes, None. Only the values of `source` count; elsewhere
         `jax.ShapeDtypeStruct`s may stand for arrays, and str and bytes may have any length.
       source: the process that has the values, one of `processes`; equal on all.
+      is_source: instead of `source`, given on all: True on the one process that has the values,
+        False on the others, which need not know which one that is.
       processes: who calls it, this process among them; equal on all. None: all of the job.
       name: declares that calls at different places are one and the same; None: the place counts.
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
@@ -67,7 +71,8 @@ def broadcast(
       on the default device, all other leaves as they were. At one process too.
 
     Raises:
-      DivergenceError: on all that came: trees, shapes, dtypes, `source` or the calls differ.
+      DivergenceError: on all that came: trees, shapes, dtypes, `source` or the calls differ; no
+        process, or several, have `is_source`.
       DeadlineError: on all that came: somebody did not come in time.
       ProcessLostError: on all that came: a process is dead or unreachable.
       PeerFailedError: on all that came: a process raised an exception, in this call or
@@ -85,6 +90,7 @@ def broadcast(
         coordinator(),
         tree,
         source,
+        is_source=is_source,
         processes=processes,
         name=name,
         timeout_s=timeout_s,
@@ -98,6 +104,7 @@ def broadcast_with(
     tree: Any,
     source: int = 0,
     *,
+    is_source: bool | None = None,
     processes: Iterable[int] | None = None,
     name: str | None = None,
     timeout_s: float | None = None,
@@ -106,17 +113,22 @@ def broadcast_with(
     """Do what `broadcast` does, with the coordinator given."""
     deadline = deadline_of("broadcast", name, timeout_s, lane)
     group = group_in(coordinator, "broadcast", processes)
-    source = process_of("broadcast", "source", source, group, coordinator.num_processes)
+    if is_source is None:
+        source = process_of("broadcast", "source", source, group, coordinator.num_processes)
+    elif not isinstance(is_source, bool):
+        raise UsageTypeError(f"broadcast: is_source={is_source!r} must be True or False")
     spec, values = wire.flatten(tree, "broadcast")
     _refuse_parts(spec, values)
     buffers: list[Buffer] = []
     payload = b""
-    if source == coordinator.process:
+    if source == coordinator.process if is_source is None else is_source:
         buffers, num_bytes = wire.pack(spec, values, "broadcast")
         is_small = num_bytes <= inline_bytes(group.count)
         payload = _INLINE + b"".join(buffers) if is_small else _LARGE + _SIZE.pack(num_bytes)
-    call = Call("broadcast", name, callsite(), (f"source={source}", *spec.lines))
+    named = f"source={source}" if is_source is None else "is_source"
+    call = Call("broadcast", name, callsite(), (named, *spec.lines))
     answers = meet(coordinator, call, payload, deadline, lane, group)
+    source = source if is_source is None else _found(coordinator, call, answers)
     told = answers[source]
     if told[:1] == _INLINE:
         data = np.frombuffer(bytearray(memoryview(told)[1:]), np.uint8)
@@ -128,6 +140,21 @@ def broadcast_with(
             timeout_s=deadline.left_s, lane=lane, name=name or "broadcast", group=group.named,
         )  # fmt: skip
     return wire.unpack(spec, data)
+
+
+def _found(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -> int:
+    """Return the one process that brought values; all processes know the same."""
+    sources = [process for process, brought in answers.items() if brought]
+    if len(sources) == 1:
+        return sources[0]
+    others = [process for process in answers if process not in sources]
+    sides = {"is_source=True": sources, "is_source=False": others}
+    told = "several processes are the source" if sources else "no process is the source"
+    raise disagreement(
+        f"{Self(coordinator.process, coordinator.hosts)}: broadcast ({call.site}): {told}",
+        [(words, processes) for words, processes in sides.items() if processes],
+        "give is_source=True on exactly one process",
+    )
 
 
 def _refuse_parts(spec: wire.Spec, values: list[Any]) -> None:
