@@ -47,7 +47,7 @@ def owners_of(
     if devices[0].platform != "tpu":
         return tuple(sorted(owners))
     try:
-        return jax_runtime.processes_of(owners, coordinator.process, timeout_s=timeout_s)
+        numbers = jax_runtime.processes_of(owners, coordinator.process, timeout_s=timeout_s)
     except TimeoutError as error:
         me = Self(coordinator.process, coordinator.hosts)
         raise DeadlineError(
@@ -56,6 +56,7 @@ def owners_of(
             name="make_mesh",
             waited_s=timeout_s,
         ) from None
+    return tuple(sorted(numbers.values()))
 
 
 class View(NamedTuple):

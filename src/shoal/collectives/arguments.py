@@ -38,6 +38,11 @@ class Deadline(NamedTuple):
             return self.timeout_s
         return Allowance(max(self.timeout_s - past_s, 0.001), self.timeout_s)
 
+    @property
+    def is_over(self) -> bool:
+        """Is it past?"""
+        return time.monotonic() - self.began >= self.timeout_s
+
 
 def deadline_of(asked: str, name: object, timeout_s: object, lane: object) -> Deadline:
     """Check `name` and `lane`, and return the deadline.

@@ -15,10 +15,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from shoal.arrays.devices import jax_mesh, mesh_of
 from shoal.collectives.arguments import deadline_of
 from shoal.collectives.flow import Flow
+from shoal.collectives.owners import owner_numbers
 from shoal.colour import collective
 from shoal.errors import DivergenceError, UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
-from shoal.runtime import fault_points, jax_runtime
+from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
@@ -103,7 +104,7 @@ def drain_with(
     mesh = mesh if isinstance(mesh, Mesh) else mesh_of(mesh)
     devices = tuple(jax_mesh(mesh).devices.flat)
     own = [device for device in devices if device.process_index == jax.process_index()]
-    group = _processes(coordinator, devices, deadline.left_s)
+    group = tuple(sorted(owner_numbers(coordinator, devices, deadline.left_s).values()))
     if coordinator.process not in group:
         raise UsageError(
             f"drain({name!r}): process {coordinator.process} has no device in {mesh!r}: "
@@ -124,16 +125,6 @@ def drain_with(
             f"which has {len(devices)}"
         )
     _LOG.info("%s: leaves drain %r after %.3f s", flow.me, name, time.monotonic() - began)
-
-
-def _processes(
-    coordinator: Coordinator, devices: Sequence[jax.Device], timeout_s: float
-) -> tuple[int, ...]:
-    """Return which processes own devices. On TPUs JAX may count processes in its own order."""
-    owners = {device.process_index for device in devices}
-    if devices[0].platform != "tpu" or coordinator.num_processes == 1:
-        return tuple(sorted(owners))
-    return jax_runtime.processes_of(owners, coordinator.process, timeout_s=timeout_s)
 
 
 def _finish(own: Sequence[jax.Device]) -> None:

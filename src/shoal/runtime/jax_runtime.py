@@ -303,8 +303,8 @@ def look_up(key: str, *, timeout_s: float) -> str:
         raise TimeoutError(str(error)) from None
 
 
-def processes_of(owners: Iterable[int], process: int, *, timeout_s: float) -> tuple[int, ...]:
-    """Return the processes of the job that JAX counts as `owners`; all of them ask.
+def processes_of(owners: Iterable[int], process: int, *, timeout_s: float) -> dict[int, int]:
+    """Return the process of the job that JAX counts as each of `owners`; all of them ask.
 
     Args:
       process: what this one is called in the job, told to the others.
@@ -315,9 +315,7 @@ def processes_of(owners: Iterable[int], process: int, *, timeout_s: float) -> tu
     import jax
 
     publish(f"{_PROCESS}/{jax.process_index()}", str(process))
-    return tuple(
-        sorted(int(look_up(f"{_PROCESS}/{owner}", timeout_s=timeout_s)) for owner in owners)
-    )
+    return {owner: int(look_up(f"{_PROCESS}/{owner}", timeout_s=timeout_s)) for owner in owners}
 
 
 def serve_unmodified_scripts(on_initialize: Callable[[], None] = lambda: None) -> None:

@@ -1,0 +1,95 @@
+"""A block of code that the living enter together and leave in one way: all return, or all raise."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+
+from shoal.collectives.arguments import Deadline, deadline_of
+from shoal.collectives.live import live_with
+from shoal.errors import DivergenceError, PeerFailedError, ProcessLostError
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator, Point
+from shoal.runtime.failure_words import failure_of
+from shoal.runtime.verdicts import Self, gone_error, listed
+
+__all__ = ["LiveBlock"]
+
+
+class LiveBlock:
+    """A context of the living among `processes`, which gives them as `live` does.
+
+    At its end they meet again. It is impossible that one of them leaves it without an exception
+    while another one died inside or leaves it with an exception: the others then raise, too.
+
+    Args:
+      name: what the messages call it.
+      processes: who is asked about, as in `live`.
+      timeout_s: deadline in seconds of its beginning, and of its end; None: SHOAL_TIMEOUT_S (600).
+
+    Raises (besides the errors of `live`, at both ends):
+      ProcessLostError: on all that live: processes died inside; `lost` names them.
+      PeerFailedError: on those whose own code did not raise: that of another process did.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        name: str,
+        processes: Iterable[int] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._coordinator = coordinator
+        self._name = name
+        self._processes = None if processes is None else tuple(processes)
+        self._timeout_s = deadline_of(name, name, timeout_s, "main").timeout_s
+        self._living: tuple[int, ...] = ()
+
+    def __enter__(self) -> tuple[int, ...]:
+        self._living = live_with(self._coordinator, self._processes, timeout_s=self._timeout_s)
+        return self._living
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        words = "" if error is None else failure_of(error, callsite()).text
+        told = self._meet(words.encode(errors="replace"))
+        me = Self(self._coordinator.process, self._coordinator.hosts)
+        what = f"{me}: {self._name} ({callsite()}) has failed"
+        if lost := [process for process in self._living if process not in told]:
+            names = f"{listed(lost)} died or left inside"
+            raise ProcessLostError(f"{what}: {names}", lost=dict.fromkeys(lost, names)) from error
+        failed = {process: text.decode() for process, text in told.items() if text}
+        if error is None and failed:
+            raise gone_error("failed", failed, me, what)
+
+    def _meet(self, words: bytes) -> Mapping[int, bytes]:
+        """Return what each that still lives says of its exception.
+
+        One that waits elsewhere inside the block gets an error there, and comes; so does this one,
+        once more. It comes once more, too, if one dies between the two meetings.
+        """
+        deadline = Deadline(time.monotonic(), self._timeout_s)
+        while True:
+            try:
+                left = live_with(self._coordinator, self._living, timeout_s=deadline.left_s)
+            except (DivergenceError, PeerFailedError):
+                if deadline.is_over:
+                    raise
+                continue
+            if left != self._living:
+                return dict.fromkeys(left, b"")
+            with contextlib.suppress(ProcessLostError, DivergenceError, PeerFailedError):
+                return self._tell(words, deadline.left_s)
+
+    def _tell(self, words: bytes, timeout_s: float) -> Mapping[int, bytes]:
+        name = f"{self._name}, its end"
+        with self._coordinator.call(name, "main", self._living):
+            point = Point(name, self._living, fingerprint=name, site=callsite())
+            return self._coordinator.arrive(point, words, timeout_s=timeout_s)
