@@ -41,10 +41,14 @@ BAD = (
      "plan/mesh_utils.py: 'utils' says nothing about what is inside"),
     ({"common/mesh.py": ""}, house.file_names,
      "common/mesh.py: 'common' says nothing about what is inside"),
+    ({"compat/multihost_utils/utils.py": ""}, house.file_names,
+     "compat/multihost_utils/utils.py: 'utils' says nothing about what is inside"),
     ({"plan/__init__.py": "'''Plan.'''\nfrom shoal.plan.mesh import Mesh"}, house.inner_doors,
      "plan/__init__.py: an inner __init__.py holds a docstring and nothing else"),
     ({"plan/__init__.py": ""}, house.inner_doors,
      "plan/__init__.py: an inner __init__.py holds a docstring and nothing else"),
+    ({"compat/theirs/__init__.py": "'''Theirs.'''\nx = 1"}, house.inner_doors,
+     "compat/theirs/__init__.py: an inner __init__.py holds a docstring and nothing else"),
     ({"a.py": "def f(x):\n    assert x"}, house.asserts, "a.py:2: assert"),
     ({"a.py": "def f(x):\n    raise ValueError('bad')"}, house.nameless_errors,
      "a.py:2: raises ValueError"),
@@ -90,6 +94,7 @@ def test_a_good_tree_passes_every_check():
     good = {
         "__init__.py": "from shoal.plan.mesh import Mesh as Mesh\n__all__ = ['Mesh']",
         "plan/__init__.py": "'''Decides.'''",
+        "compat/theirs/__init__.py": "'''Theirs.'''\nfrom shoal.a import Mesh\n__all__ = ['Mesh']",
         "runtime/jax_runtime.py": "def get_process_count(client): ...",
         "runtime/process.py": "class R: ...\n_RECORD = R()",
         "plan/mesh.py": LONG.replace("x = 1\n", "x = 1\n", 1).rsplit("    x = 1\n", 1)[0]

@@ -8,7 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["X64", "as_numpy", "cannot_hold", "deleted", "is_key", "narrowed", "native", "unfit"]
+__all__ = [
+    "X64",
+    "as_numpy",
+    "cannot_hold",
+    "deleted",
+    "fitted",
+    "is_key",
+    "narrowed",
+    "native",
+    "unfit",
+]
 
 X64 = "turn 64-bit values on: JAX_ENABLE_X64=1 or jax.config.update('jax_enable_x64', True)"
 
@@ -59,6 +69,23 @@ def unfit(value: Any) -> str:
     if why := cannot_hold(value):
         return why
     return f"{change}; cast, or {X64}" if (change := narrowed(value)) else ""
+
+
+def fitted(value: Any) -> Any:
+    """Return a value in the dtype that JAX keeps, if that changes no element of it; else as it is.
+
+    What has no bits, the tangents of whole numbers, becomes zeros of bool.
+
+    >>> fitted(np.array([1.5, np.nan])).dtype, fitted(np.array(0.1)).dtype
+    (dtype('float32'), dtype('float64'))
+    """
+    if getattr(value, "dtype", None) == jax.dtypes.float0:
+        return np.zeros(value.shape, np.bool_)
+    if cannot_hold(value) or not narrowed(value):
+        return value
+    with np.errstate(all="ignore"):
+        fits = value.astype(jax.dtypes.canonicalize_dtype(value.dtype.newbyteorder("=")))
+        return fits if np.array_equal(fits.astype(value.dtype), value, equal_nan=True) else value
 
 
 def as_numpy(value: Any) -> np.ndarray[Any, Any]:

@@ -1,0 +1,71 @@
+"""`live_devices`: a block of code of those devices whose processes are alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import jax
+
+from shoal import settings
+from shoal.collectives.live_block import LiveBlock
+from shoal.collectives.owners import owner_numbers
+from shoal.colour import collective
+from shoal.compat.multihost_utils.errors import ProcessFailureError
+from shoal.errors import ProcessLostError, UsageError
+from shoal.runtime import process
+
+__all__ = ["live_devices"]
+
+
+@collective("the devices' processes")
+@contextmanager
+def live_devices(devices: Iterable[jax.Device]) -> Iterator[list[jax.Device]]:
+    """Give a block of code those of the devices whose processes are alive.
+
+    Collective over the devices' processes.
+
+    The living enter the block together, with the same devices, and leave it together. It is
+    impossible that one of them leaves it without an exception while another died inside or leaves
+    it with an exception.
+
+    Args:
+      devices: some of this process among them; equal on all. Each call asks about its own.
+
+    Returns:
+      a context manager that gives the devices of the living, in the order of their ids.
+
+    Raises:
+      ProcessFailureError: on all that live, at the end: processes died inside.
+      PeerFailedError: at the end, on those whose own code did not raise: another's did.
+      UsageError: there are no devices, or none of this process.
+      DeadlineError, DivergenceError, ProcessLostError: as `shoal.live`.
+
+    >>> with live_devices(jax.devices()) as alive:
+    ...     alive == jax.devices()
+    True
+    """
+    devices = tuple(dict.fromkeys(devices))
+    owners = _owners(devices)
+    alive: list[jax.Device] = []
+    try:
+        with LiveBlock(process.coordinator(), "live_devices", sorted({*owners.values()})) as living:
+            alive += (device for device in devices if owners[device.process_index] in living)
+            yield sorted(alive, key=lambda device: device.id)
+    except ProcessLostError as error:
+        failed = {device for device in alive if owners[device.process_index] in error.lost}
+        if not failed:
+            raise
+        failure = ProcessFailureError(failed, f"{error}: devices {sorted(map(str, failed))}")
+        failure.lost = error.lost
+        raise failure from error
+
+
+def _owners(devices: tuple[jax.Device, ...]) -> dict[int, int]:
+    """Return the process of the job for each number by which JAX counts the devices' owners."""
+    if not devices:
+        raise UsageError("live_devices: No devices provided.")
+    if jax.process_index() not in {device.process_index for device in devices}:
+        raise UsageError("live_devices: Provided devices do not have any local devices.")
+    timeout_s = settings.timeout("live_devices", None, "SHOAL_TIMEOUT_S")
+    return owner_numbers(process.coordinator(), devices, timeout_s)

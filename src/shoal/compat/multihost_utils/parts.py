@@ -1,0 +1,158 @@
+"""Per-process arrays to global ones and back, by a mesh and PartitionSpecs."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from shoal.arrays.host_local import from_host_local, to_host_local
+from shoal.arrays.host_values import fitted
+from shoal.arrays.layouts import Leaf, leaf_layouts
+from shoal.arrays.move import relabelled
+from shoal.arrays.parts import lies_elsewhere, seen
+from shoal.arrays.relayout import relayout
+from shoal.arrays.sharding import sharding
+from shoal.arrays.use_mesh import use_mesh
+from shoal.collectives.leaves import is_global
+from shoal.colour import collective, logically_collective
+from shoal.compat.wording import errors_named
+from shoal.errors import UsageError
+
+__all__ = ["global_array_to_host_local_array", "host_local_array_to_global_array"]
+
+
+Tree = Any
+PSpecs = Any
+"""A `jax.sharding.PartitionSpec`, or a prefix tree of them."""
+
+_NO_NONE = (
+    "`None` is not a valid input to the pspecs argument. Please use jax.sharding.PartitionSpec() "
+    "if you wanted to replicate your input."
+)
+
+
+@logically_collective("shapes, dtypes, pspecs and what processes hold in common")
+def host_local_array_to_global_array(
+    local_inputs: Tree, global_mesh: jax.sharding.Mesh, pspecs: PSpecs
+) -> Tree:
+    """Return global arrays of which each process gives its own part: `shoal.from_host_local`.
+
+    Logically collective: shapes, dtypes, pspecs and what processes hold in common must be equal.
+
+    Differentiable and batched, outside `jit`.
+
+    Args:
+      local_inputs: this process's parts: NumPy arrays, numbers, PRNG keys, jax.Arrays on its own
+        devices. Arrays that are global already pass through, however they lie.
+      global_mesh: of JAX or of shoal; the devices of each process are one block of it.
+      pspecs: PartitionSpecs; dims that they leave out are split by no axis.
+
+    Returns:
+      the tree, with global jax.Arrays. 64-bit values that 32 bits hold exactly are narrowed where
+      JAX has 32 bits.
+
+    Raises:
+      UsageError: a pspec is None; other 64-bit values where JAX has 32 bits; a call inside `jit`;
+        and as `shoal.from_host_local`. All leaves at fault are named by path.
+
+    >>> import numpy as np
+    >>> mesh = jax.sharding.Mesh(jax.devices(), "x")
+    >>> host_local_array_to_global_array(np.arange(8), mesh, jax.P("x")).sharding.spec
+    P('x',)
+    """
+    with errors_named("host_local_array_to_global_array"), use_mesh(global_mesh):
+        whole = from_host_local(jax.tree.map(fitted, local_inputs), _layouts(pspecs))
+    return jax.tree.map(_spelled, pspecs, local_inputs, whole, is_leaf=_is_none)
+
+
+@collective("the processes of arrays that lie otherwise than pspecs say")
+def global_array_to_host_local_array(
+    global_inputs: Tree, global_mesh: jax.sharding.Mesh, pspecs: PSpecs
+) -> Tree:
+    """Return this process's parts of global arrays: `shoal.to_host_local`.
+
+    Collective over the processes of arrays that lie otherwise than pspecs say.
+
+    These are moved first, by `shoal.relayout`. Of the others nothing is sent or copied.
+    Differentiable and batched, outside `jit`.
+
+    Args:
+      global_inputs: global jax.Arrays. What is local already passes through.
+      global_mesh: of JAX or of shoal; the devices of each process are one block of it.
+      pspecs: PartitionSpecs; dims that they leave out are split by no axis.
+
+    Returns:
+      the tree, with jax.Arrays on this process's devices.
+
+    Raises:
+      UsageError: a pspec is None; a call inside `jit`; as `shoal.to_host_local`, and as
+        `shoal.relayout`. All leaves at fault are named by path.
+
+    >>> import numpy as np
+    >>> mesh = jax.sharding.Mesh(jax.devices(), "x")
+    >>> whole = host_local_array_to_global_array(np.arange(8), mesh, jax.P("x"))
+    >>> global_array_to_host_local_array(whole, mesh, jax.P("x")).is_fully_addressable
+    True
+    """
+    with errors_named("global_array_to_host_local_array"), use_mesh(global_mesh):
+        layouts = _layouts(pspecs, is_global_kept=False)
+        own = to_host_local(_in_place(global_inputs, layouts), layouts)
+    return jax.tree.map(_spelled, pspecs, global_inputs, own, is_leaf=_is_none)
+
+
+def _layouts(pspecs: PSpecs, *, is_global_kept: bool = True) -> Any:
+    """Return what gives each leaf its layout; None is refused as there."""
+    return jax.tree.map(
+        lambda spec: partial(_layout, spec, is_global_kept), pspecs, is_leaf=_is_none
+    )
+
+
+def _is_none(spec: Any) -> bool:
+    return spec is None
+
+
+def _layout(spec: Any, is_global_kept: bool, path: str, leaf: Any) -> Any:
+    if spec is None:
+        raise UsageError(_NO_NONE)
+    value = seen(leaf)
+    return value.sharding if is_global_kept and is_global(value) else spec
+
+
+def _spelled(spec: Any, given: Tree, made: Tree) -> Tree:
+    """Return what was made, with the PartitionSpec in the caller's words, as JAX does."""
+    return jax.tree.map(partial(_spelled_leaf, spec), given, made)
+
+
+def _spelled_leaf(spec: Any, given: Any, made: Any) -> Any:
+    if not isinstance(made, jax.Array) or isinstance(made, jax.core.Tracer) or made is given:
+        return made
+    if isinstance(given, jax.Array) and made.shape == given.shape:
+        if made.sharding.is_equivalent_to(given.sharding, made.ndim):
+            return given  # it has passed through
+    if not isinstance(spec, PartitionSpec):
+        return made
+    return relabelled(made, NamedSharding(made.sharding.mesh, spec))
+
+
+def _in_place(tree: Tree, layouts: Any) -> Tree:
+    """Return the tree, with the arrays that lie otherwise moved."""
+    offences: list[str] = []
+    leaves, treedef = leaf_layouts(tree, layouts, offences)
+    if offences:  # which to_host_local names
+        return tree
+    values = {number: leaf.value for number, leaf in enumerate(leaves)}
+    moving = {number: leaf.layout for number, leaf in enumerate(leaves) if _must_move(leaf)}
+    if moving:
+        values |= relayout({number: values[number] for number in moving}, moving)
+    return jax.tree.unflatten(treedef, [values[number] for number in range(len(leaves))])
+
+
+def _must_move(leaf: Leaf) -> bool:
+    value = seen(leaf.value)
+    if not isinstance(value, jax.Array) or value.is_deleted():
+        return False
+    is_here = value.sharding.device_set == sharding(leaf.layout).device_set
+    return (is_here or is_global(value)) and bool(lies_elsewhere(value, leaf.layout))

@@ -1,0 +1,58 @@
+"""`sync_global_devices`, `reached_preemption_sync_point`: where processes meet, and stop."""
+
+from __future__ import annotations
+
+from shoal.colour import collective
+from shoal.compat.multihost_utils.errors import UnequalError
+from shoal.compat.wording import errors_named
+from shoal.runtime import process
+from shoal.runtime.barrier import barrier
+from shoal.runtime.preemption import preempted
+
+__all__ = ["reached_preemption_sync_point", "sync_global_devices"]
+
+
+@collective()
+def sync_global_devices(name: str) -> None:
+    """Wait until all processes have come to this point: `shoal.barrier`.
+
+    Collective over all processes.
+
+    No device takes part; `shoal.drain` waits for the devices' work, too.
+
+    Args:
+      name: what the point is called, equal on all. It may be used again.
+
+    Raises:
+      UnequalError: on all: names differ. Also an AssertionError.
+      DeadlineError, ProcessLostError, PeerFailedError, UsageError: as `shoal.barrier`.
+
+    >>> sync_global_devices("data is ready")
+    """
+    with errors_named("sync_global_devices", UnequalError):
+        barrier(f"sync_global_devices({name!r})" if isinstance(name, str) else name)
+
+
+@collective("processes")
+def reached_preemption_sync_point(step_id: int) -> bool:
+    """Say whether to save and stop at this step: `shoal.preempted`.
+
+    Collective over processes.
+
+    False until some process has a notice, then True on all from one agreed step on, also at the
+    steps after it, at any stride. A program of one process that neither called
+    `shoal.initialize` nor `shoal.watch_notices` is never told of its end: False.
+
+    Args:
+      step_id: the number of the step, 0 or greater, of any size.
+
+    Raises:
+      UsageError, DeadlineError, ProcessLostError, PeerFailedError, DivergenceError: as
+        `shoal.preempted`.
+
+    >>> reached_preemption_sync_point(0)
+    False
+    """
+    has_service = process.process_count() > 1 or process.has_joined() or process.is_watching()
+    with errors_named("reached_preemption_sync_point"):
+        return preempted(step_id) if has_service else False

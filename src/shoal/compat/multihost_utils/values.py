@@ -1,0 +1,136 @@
+"""`broadcast_one_to_all`, `process_allgather`, `assert_equal`: values between processes."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from shoal.collectives.allgather import allgather
+from shoal.collectives.broadcast import broadcast
+from shoal.collectives.leaves import is_global
+from shoal.collectives.same import assert_same
+from shoal.colour import collective
+from shoal.compat.multihost_utils.errors import SpreadArrayError, UnequalError
+from shoal.compat.wording import errors_named
+from shoal.runtime import process
+
+__all__ = ["assert_equal", "broadcast_one_to_all", "process_allgather"]
+
+
+Tree = Any
+
+
+@collective()
+def broadcast_one_to_all(in_tree: Tree, is_source: bool | None = None) -> Tree:
+    """Return the values of one process on all: `shoal.broadcast`.
+
+    Collective over all processes.
+
+    Every bit arrives as it was given, whatever the dtype.
+
+    Args:
+      in_tree: arrays, numbers, PRNG keys, str, bytes; of equal structure, shapes and dtypes.
+      is_source: True on the one process whose values count. None: process 0 is it.
+
+    Returns:
+      The tree, with arrays and numbers as NumPy arrays. At one process too.
+
+    Raises:
+      DivergenceError: on all: no process is the source, or several are, which are named; or
+        trees, shapes or dtypes differ.
+      SpreadArrayError: an array lies in parts on several processes. Also a RuntimeError.
+      UsageError, DeadlineError, ProcessLostError, PeerFailedError: as `shoal.broadcast`.
+
+    >>> broadcast_one_to_all({"lr": 0.5})
+    {'lr': array(0.5)}
+    """
+    is_mine = process.process_index() == 0 if is_source is None else bool(is_source)
+    also = [SpreadArrayError] if any(map(_is_spread, jax.tree.leaves(in_tree))) else []
+    with errors_named("broadcast_one_to_all", *also):
+        tree = broadcast(
+            jax.tree.map(_array, in_tree), is_source=is_mine, name="broadcast_one_to_all"
+        )
+    return jax.tree.map(_array, tree)
+
+
+@collective()
+def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
+    """Return the values of all processes, side by side, on every one: `shoal.allgather`.
+
+    Collective over all processes.
+
+    Args:
+      in_tree: leaves as for `broadcast_one_to_all`; with `tiled` dim 0 may differ.
+      tiled: False: a new dim 0, of size N at N processes. True: concatenated in dim 0; what has
+        no dims is stacked. An array on devices of several processes becomes its global value.
+
+    Returns:
+      The tree, with NumPy arrays of the same rank at one process and at many.
+
+    Raises:
+      UsageError: an array lies in parts on several processes, without `tiled`.
+      DivergenceError, DeadlineError, ProcessLostError, PeerFailedError: as `shoal.allgather`.
+
+    >>> process_allgather(3.0), process_allgather(np.zeros((2, 3)), tiled=True).shape
+    (array([3.]), (2, 3))
+    """
+    spread = any(map(_is_spread, jax.tree.leaves(in_tree)))
+    only = "Gathering global non-fully-addressable arrays only supports tiled=True: "
+    told = only if spread and not tiled else ""
+    with errors_named(f"process_allgather: {told}".removesuffix(": ")):
+        gathered = allgather(jax.tree.map(_array, in_tree), bool(tiled), name="process_allgather")
+    return jax.tree.map(partial(_as_there, tiled), in_tree, gathered, is_leaf=lambda x: x is None)
+
+
+@collective()
+def assert_equal(in_tree: Tree, fail_message: str = "") -> None:
+    """Return if all processes hold equal bits, else raise on all of them: `shoal.assert_same`.
+
+    Collective over all processes.
+
+    Args:
+      in_tree: leaves as for `broadcast_one_to_all`. Of an array on devices of several processes
+        each region is compared among those that hold it.
+      fail_message: how the message of the error begins.
+
+    Raises:
+      UnequalError: on all: values differ; the first difference is shown, and who holds what. Or
+        trees, shapes or dtypes differ. Also an AssertionError.
+      UsageError, DeadlineError, ProcessLostError, PeerFailedError: as `shoal.assert_same`.
+
+    >>> assert_equal({"seed": 7, "w": np.zeros(3)}, fail_message="at the start")
+    """
+    begin = f"{fail_message}. assert_equal" if fail_message else "assert_equal"
+    with errors_named(begin, UnequalError):
+        assert_same(jax.tree.map(_array, in_tree), name="assert_equal")
+
+
+def _array(leaf: Any) -> Any:
+    """Return what NumPy makes of a number, or of what is like an array; all else as it is."""
+    if isinstance(leaf, str | bytes | np.ndarray | jax.Array | jax.ShapeDtypeStruct):
+        return leaf
+    array = np.asarray(leaf)
+    return leaf if array.dtype.hasobject else array
+
+
+def _is_spread(leaf: Any) -> bool:
+    """Does it lie in parts on several processes?"""
+    return is_global(leaf) and not leaf.is_fully_replicated
+
+
+def _as_there(tiled: bool, given: Any, gathered: Any) -> Any:
+    """Return None for None, and the one value of an array without dims over a mesh, as JAX does."""
+    if given is None:
+        return None
+    is_scalar = isinstance(given, jax.Array) and given.ndim == 0
+    is_one = is_scalar and isinstance(given.sharding, NamedSharding) and _spans(given.sharding)
+    return gathered[0, ...] if tiled and is_one else gathered
+
+
+def _spans(lies: NamedSharding) -> bool:
+    """Does it lie on other processes, too? At one process: would it, if there were others?"""
+    return not lies.is_fully_addressable or process.process_count() == 1

@@ -1,0 +1,31 @@
+"""Errors of ours under a predecessor's name, and as what the predecessor raised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shoal.errors import ShoalError
+
+__all__ = ["errors_named"]
+
+
+@contextmanager
+def errors_named(name: str, *also: type[ShoalError]) -> Iterator[None]:
+    """Let the errors of a block begin with a predecessor's name, before ours.
+
+    Args:
+      also: classes that are an error of ours and one that the predecessor raised. An error of
+        ours becomes the first of them that derives from its class.
+    """
+    try:
+        yield
+    except ShoalError as error:
+        said = f"{name}: {error}"
+        kind = next((kind for kind in also if type(error) in kind.__mro__), None)
+        if kind is None:
+            error.args = (said, *error.args[1:])
+            raise
+        new = kind(said)
+        vars(new).update(vars(error))
+        raise new.with_traceback(error.__traceback__) from error.__cause__

@@ -1,0 +1,290 @@
+"""`shoal.compat.multihost_utils` in two processes of two devices each, beside JAX's own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import multihost_utils as theirs
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import shoal
+from meta import documents
+from meta.source import ROOT
+from shoal.compat import multihost_utils as ours
+from shoal.errors import DivergenceError, PeerFailedError, UsageError
+from shoal.testing.cluster import Cluster
+
+BOTH = (ours, theirs)
+
+
+def mesh():
+    return Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
+
+
+def whole(spec, shape=(4, 6)):
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    sharding = NamedSharding(mesh(), spec)
+    return jax.make_array_from_callback(shape, sharding, lambda where: values[where])
+
+
+def said(error, call):
+    with pytest.raises(error) as caught:
+        call()
+    return caught.value
+
+
+def values_go_from_one_to_all(me):
+    value = {"a": np.arange(4, dtype=np.float32) + 10 * me, "b": np.uint8(me), "c": 3.5 + me}
+    for module in BOTH:
+        for source in (None, 1):
+            flag = None if source is None else me == source
+            came = module.broadcast_one_to_all(value, is_source=flag)
+            assert came["a"].tolist() == [10.0 * (source or 0) + n for n in range(4)]
+            assert (came["b"].dtype, came["b"].shape, int(came["b"])) == (np.uint8, (), source or 0)
+            assert float(came["c"]) == 3.5 + (source or 0)
+    bits = np.array([-0.0, 1e-42], np.float32)
+    assert ours.broadcast_one_to_all(bits).tobytes() == bits.tobytes()
+    assert theirs.broadcast_one_to_all(bits).tobytes() != bits.tobytes()  # its defect
+    far = np.array([1 << 40]) + me
+    assert ours.broadcast_one_to_all(far).tolist() == [1 << 40]
+    if me == 0:  # calls at different places are one
+        ours.broadcast_one_to_all(1)
+    else:
+        assert ours.broadcast_one_to_all(0) == 1
+    none = said(DivergenceError, lambda: ours.broadcast_one_to_all(value, is_source=False))
+    two = said(DivergenceError, lambda: ours.broadcast_one_to_all(value, is_source=True))
+    assert [error.sides for error in (none, two)] == [
+        {"is_source=False": (0, 1)}, {"is_source=True": (0, 1)}
+    ]  # fmt: skip
+    assert ours.broadcast_one_to_all(whole(P())).shape == (4, 6)
+    for module in BOTH:
+        error = said(RuntimeError, lambda m=module: m.broadcast_one_to_all(whole(P("x"))))
+        assert isinstance(error, UsageError) == (module is ours)
+
+
+def values_are_gathered(me):
+    value = {"a": jnp.ones((2, 3)) * me, "b": np.arange(3) + me, "n": np.array(me), "s": 1.5}
+    for tiled in (False, True):
+        mine, yours = (module.process_allgather(value, tiled) for module in BOTH)
+        jax.tree.map(np.testing.assert_array_equal, mine, yours)
+        assert jax.tree.map(np.shape, mine) == jax.tree.map(np.shape, yours)
+    rows = np.ones((1 + me, 2), np.float32)
+    assert ours.process_allgather(rows, tiled=True).shape == (3, 2)
+    for spec in (P("x"), P("y", "x"), P(), P(("y", "x"))):
+        mine, yours = (module.process_allgather(whole(spec), tiled=True) for module in BOTH)
+        np.testing.assert_array_equal(mine, yours)
+    for module in BOTH:
+        with pytest.raises(ValueError, match="Gathering global non-fully-addressable arrays only "):
+            module.process_allgather(whole(P("x")))
+        loss = jax.jit(lambda x: x.sum())(whole(P("x")))
+        assert module.process_allgather(loss, tiled=True).shape == ()
+    assert ours.process_allgather(loss).shape == (2,)
+
+
+def points_and_equality(me):
+    for module in BOTH:
+        module.sync_global_devices("again")
+        module.sync_global_devices("again")
+        with pytest.raises(AssertionError):
+            module.sync_global_devices(f"test message {me}")
+        module.assert_equal({"w": np.ones(3), "n": 4, "global": whole(P())})
+        with pytest.raises(AssertionError, match=r"at the start\. "):
+            module.assert_equal({"w": np.float32([1, 2 + me])}, "at the start")
+    error = said(ours.UnequalError, lambda: ours.assert_equal({"w": np.float32([1, 2 + me])}))
+    assert isinstance(error, DivergenceError)
+    assert error.sides == {"['w'][1] = 2.0": (0,), "['w'][1] = 3.0": (1,)}
+    assert str(error).startswith("assert_equal: process ")
+    assert "assert_same" in str(error)
+    ours.assert_equal(np.float32([np.nan]))
+    ours.assert_equal(whole(P("x", "y")))
+    far = np.array([(1 << 40) + me])  # JAX passes on process 0 and raises on 1
+    said(AssertionError, lambda: ours.assert_equal(far))
+    said(AssertionError, lambda: ours.assert_equal({"w": 1} if me else {"v": 1}))
+    error = said(AssertionError, lambda: ours.sync_global_devices(f"{me}"))
+    assert "sync_global_devices('0')" in str(error)
+    assert "sync_global_devices('1')" in str(error)
+
+
+def parts_become_whole_and_back(me):
+    mine = np.arange(8, dtype=np.float32).reshape(4, 2) + 8 * me
+    for spec in (P("x"), P(None, "x"), P(("x", "y")), P("x", "y"), P("y", "x")):
+        made = [module.host_local_array_to_global_array(mine, mesh(), spec) for module in BOTH]
+        assert made[0].sharding == made[1].sharding
+        assert made[0].shape == made[1].shape
+        for one, other in zip(*(array.addressable_shards for array in made), strict=True):
+            np.testing.assert_array_equal(np.asarray(one.data), np.asarray(other.data))
+        back = [m.global_array_to_host_local_array(made[0], mesh(), spec) for m in BOTH]
+        assert back[0].sharding == back[1].sharding
+        np.testing.assert_array_equal(np.asarray(back[0]), mine)
+        again = ours.host_local_array_to_global_array(back[0], mesh(), spec)
+        for one, other in zip(again.addressable_shards, made[0].addressable_shards, strict=True):
+            assert one.data.unsafe_buffer_pointer() == other.data.unsafe_buffer_pointer()
+    for module in BOTH:
+        given = whole(P("x"))
+        for spec in (P("x"), P("y"), P(None, "x")):  # global already
+            assert module.host_local_array_to_global_array(given, mesh(), spec) is given
+        own = module.global_array_to_host_local_array(whole(P("x", "y")), mesh(), P("x"))
+        assert own.sharding == NamedSharding(mesh().local_mesh, P("x"))
+        np.testing.assert_array_equal(own, np.arange(24).reshape(4, 6)[2 * me : 2 * me + 2])
+    crossed = Mesh(np.array(jax.devices())[[0, 2, 3, 1]].reshape(2, 2), ("x", "y"))
+    with pytest.raises(UsageError, match=r"host_local_array_to_global_array: .*one block of it"):
+        ours.host_local_array_to_global_array(mine, crossed, P("x", "y"))
+
+
+def slopes_are_right(me):
+    mine = jnp.arange(4.0, dtype="float32") + 4 * me
+
+    def loss(x):
+        total = jax.jit(lambda g: (g**3).sum())(
+            ours.host_local_array_to_global_array(x, mesh(), P("x"))
+        )
+        return ours.global_array_to_host_local_array(total, mesh(), P())
+
+    np.testing.assert_allclose(jax.grad(loss)(mine), 3 * mine**2)
+    rows = jnp.stack([mine, 2 * mine, 3 * mine])
+    batch = jax.vmap(lambda x: ours.host_local_array_to_global_array(x, mesh(), P("x")))(rows)
+    assert batch.shape == (3, 8)
+    back = jax.vmap(lambda x: ours.global_array_to_host_local_array(x, mesh(), P("x")))(batch)
+    np.testing.assert_array_equal(back, rows)
+    odd = ours.host_local_array_to_global_array(np.float32([me]), mesh(), P())  # not one value
+    assert odd.shape == (1,)
+    said(DivergenceError, lambda: shoal.barrier("replicas are compared here"))
+
+
+def blocks_are_left_in_one_way(me):
+    for _ in range(2):
+        with ours.live_devices(jax.devices()) as alive:
+            assert alive == jax.devices()
+    with ours.live_devices(jax.local_devices()) as alive:
+        assert alive == jax.local_devices()
+    others = ours.live_devices([device for device in jax.devices() if device.process_index != me])
+    with pytest.raises(UsageError, match="do not have any local devices"), others:
+        pytest.fail("entered")
+
+    def one_raises():
+        with ours.live_devices(jax.devices()):
+            if me == 0:
+                raise KeyError("mine")
+            ours.sync_global_devices("to which process 0 does not come")
+
+    said((DivergenceError, PeerFailedError) if me else KeyError, one_raises)
+
+    def one_raises_and_nobody_waits():
+        with ours.live_devices(jax.devices()):
+            if me == 0:
+                raise KeyError("mine")
+
+    error = said(PeerFailedError if me else KeyError, one_raises_and_nobody_waits)
+    assert not me or [*error.failed] == [0]
+
+
+def examples_of_jax_hold(me):
+    """What the docstrings of JAX's functions show, as they show it."""
+    global_mesh = Mesh(jax.devices(), "x")
+    arr = ours.host_local_array_to_global_array(np.arange(4) * me, global_mesh, P("x"))
+    assert ours.process_allgather(arr, tiled=True).tolist() == [0, 0, 0, 0, 0, 1, 2, 3]
+    devices = np.array(jax.devices()).reshape(jax.process_count(), jax.local_device_count())
+    hosts = Mesh(devices, ["host", "dev"])
+    arr = ours.host_local_array_to_global_array(np.arange(4) * me, hosts, P("host"))
+    assert ours.process_allgather(arr, tiled=True).tolist() == [0, 0, 0, 0, 0, 1, 2, 3]
+    assert {shard.data.shape for shard in arr.addressable_shards} == {(4,)}
+    arr = ours.host_local_array_to_global_array(np.arange(4), hosts, P())
+    assert np.asarray(arr).tolist() == [0, 1, 2, 3]
+    local = {"x": np.arange(4.0, dtype="f4") + me}
+    global_inputs = ours.host_local_array_to_global_array(local, hosts, P("host"))
+    doubled = jax.jit(lambda tree: jax.tree.map(lambda x: 2 * x, tree))(global_inputs)
+    host_local_output = ours.global_array_to_host_local_array(doubled, hosts, P("host"))
+    assert host_local_output["x"].tolist() == (2 * local["x"]).tolist()
+
+
+def program_of_the_page(number):
+    """Return the losses that the program before (0) or after (1) prints."""
+    page = (ROOT / "docs" / "coming-from" / "multihost_utils.md").read_text(encoding="utf-8")
+    programs = [b.code for b in documents.blocks("page", page) if "losses" in b.code]
+    assert ["shoal" in program for program in programs] == [False, True]
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(compile(programs[number], "program", "exec"), {"__name__": "__main__"})
+    return out.getvalue()
+
+
+def before(address):
+    """Run as a program that knows nothing of shoal."""
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.distributed.initialize(address, 2, int(os.environ["SHOAL_PROCESS_ID"]))
+    return program_of_the_page(0)
+
+
+def all_stop_at_one_step(me):
+    told = [ours.reached_preemption_sync_point(step) for step in range(3)]
+    assert told == [False] * 3
+    if me == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    step = 3
+    while not ours.reached_preemption_sync_point(step):
+        step += 10
+    assert ours.reached_preemption_sync_point(step + 1)
+    return shoal.notice().step
+
+
+def everything():
+    """Run in both processes."""
+    me = shoal.process_index()
+    values_go_from_one_to_all(me)
+    values_are_gathered(me)
+    points_and_equality(me)
+    parts_become_whole_and_back(me)
+    slopes_are_right(me)
+    examples_of_jax_hold(me)
+    blocks_are_left_in_one_way(me)
+    return program_of_the_page(1), all_stop_at_one_step(me)
+
+
+def one_dies():
+    """Process 1 dies inside a block; process 0 says what it learns of that, and goes on."""
+    me = shoal.process_index()
+    try:
+        with ours.live_devices(jax.devices()) as alive:
+            assert alive == jax.devices()
+            if me == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+    except ours.ProcessFailureError as error:
+        failed = sorted(device.id for device in error.failed_devices)
+        told = [failed, [*error.lost], str(error)]
+    with ours.live_devices(jax.devices()) as alive:
+        return [*told, alive == jax.local_devices()]
+
+
+def test_two_processes():
+    with Cluster(2, devices=2, start_method="fork") as cluster:
+        results = cluster.run(everything)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{probe.getsockname()[1]}"
+        printed = cluster.run(before, address, initialize=False)
+    assert results[0] == results[1]
+    assert printed == [results[0][0]] * 2
+    losses = json.loads(printed[0])
+    assert len(losses) == 10
+    assert losses[-1] < losses[0]
+
+
+def test_one_dies_inside_a_block():
+    with Cluster(2, devices=2, start_method="fork") as cluster:
+        cluster.start(one_dies)
+        first, second = cluster.wait()
+    assert second.code == -signal.SIGKILL
+    assert not first.error, first.error
+    failed, lost, told, goes_on = first.value
+    assert (len(failed), lost, goes_on) == (2, [1], True)
+    assert "live_devices" in told
+    assert "process 1 died or left inside" in told
