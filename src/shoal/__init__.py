@@ -9,6 +9,7 @@ imports only go down:
 * `arrays`: device arrays.
 * `collectives`: values between processes.
 * `checkpoint`: sharded state on disk.
+* `compat`: the predecessors' own names, imported by name.
 * `draw`, `testing`, `cli`: pictures, tools for tests, the command.
 
 What needs NumPy or JAX is loaded when it is first used: the services of a job need neither.
@@ -221,7 +222,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+        import shoal.compat.names as names
+
+        told = f"module 'shoal' has no attribute {name!r}"
+        raise AttributeError("; ".join(filter(None, [told, names.facades_of(name)])))
     import importlib
 
     value = getattr(importlib.import_module(_LAZY[name]), name)
