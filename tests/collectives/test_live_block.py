@@ -5,6 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from collectives.jobs import PATIENCE_S, run_all
+from shoal.collectives.live import live_with
 from shoal.collectives.live_block import LiveBlock
 from shoal.errors import (
     DeadlineError,
@@ -77,6 +78,25 @@ def test_one_that_waits_inside_for_one_that_has_raised_comes_too():
             return living
 
     assert run_all(LocalJob(3), twice) == [(0, 1, 2)] * 3
+
+
+def test_one_that_dies_between_the_two_meetings_of_the_end_is_lost():
+    job = LocalJob(3)
+
+    def go(coordinator):
+        if coordinator.process == 1:
+            living = block_in(coordinator).__enter__()
+            assert live_with(coordinator, living, timeout_s=PATIENCE_S) == (0, 1, 2)
+            job.lose(1, "killed")
+        else:
+            with block_in(coordinator):
+                pass
+
+    first, _, last = run_all(job, go)
+    for error in (first, last):
+        assert isinstance(error, ProcessLostError)
+        assert [*error.lost] == [1]
+        assert "process 1 died or left inside" in str(error)
 
 
 def test_who_died_before_is_not_in_it_and_who_was_not_asked_about_is_not_looked_at():
