@@ -45,7 +45,7 @@ def _member_offences(owner: str, member: Mapping[str, Any], ours: type) -> list[
     declared = {*fields, *(key for base in ours.__mro__ for key in _annotations(base))}
     if not hasattr(ours, name) and name not in declared:
         return [f"{owner}.{name}: missing"]
-    if member["kind"] in ("value", "property"):
+    if member["kind"] in ("value", "property") or isinstance(getattr(ours, name), property):
         return []
     return _differences(f"{owner}.{name}", member, getattr(ours, name))
 
@@ -81,7 +81,7 @@ def _differences(name: str, case: Mapping[str, Any], ours: Any) -> list[str]:
         if one is None:
             if kind != "variable" and inspect.Parameter.VAR_KEYWORD not in is_open:
                 found.append(f"{name}: has no parameter {parameter}")
-        elif is_optional and one.default is one.empty:
+        elif is_optional and kind != "variable" and one.default is one.empty:
             found.append(f"{name}: {parameter} cannot be left out")
     known = {parameter for parameter, _, _ in theirs}
     found += [

@@ -18,7 +18,10 @@ from meta.source import ROOT
 from shoal.compat import names
 
 # facade → the modules of the predecessor whose names it has
-FACADES = {"shoal.compat.multihost_utils": ("jax.experimental.multihost_utils ",)}
+FACADES = {
+    "shoal.compat.multihost_utils": ("jax.experimental.multihost_utils ",),
+    "shoal.compat.torch_xla": ("torch_xla.",),
+}
 
 
 def test_the_table_of_names_is_of_these_facades():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["FACADES", "MULTIHOST_UTILS", "facades_of"]
+__all__ = ["FACADES", "MULTIHOST_UTILS", "TORCH_XLA", "facades_of"]
 
 MULTIHOST_UTILS: Mapping[str, str] = {
     "ProcessFailureError": "ProcessLostError",
@@ -19,7 +19,51 @@ MULTIHOST_UTILS: Mapping[str, str] = {
 }
 """Name in `shoal.compat.multihost_utils` → our own name in `shoal`."""
 
-FACADES: Mapping[str, Mapping[str, str]] = {"shoal.compat.multihost_utils": MULTIHOST_UTILS}
+TORCH_XLA: Mapping[str, str] = {
+    "CheckpointManager": "Checkpoints",
+    "EinsumLinear": "linear",
+    "HybridMesh": "make_mesh",
+    "MarkShardingFunction": "constrain",
+    "Mesh": "Mesh",
+    "Replicate": "Layout",
+    "Shard": "Layout",
+    "ShardingSpec": "Layout",
+    "ShardingType": "Layout",
+    "XLAPatchedLinear": "linear",
+    "XLAShard": "unpack",
+    "XLAShardedTensor": "layout_of",
+    "_mark_manual_sharding": "manual",
+    "annotate_custom_sharding": "constrain",
+    "apply_backward_optimization_barrier": "fence",
+    "apply_xla_patch_to_nn_linear": "linear",
+    "auto_policy": "layouts",
+    "clear_sharding": "constrain",
+    "convert_to_xla_mesh": "Mesh",
+    "convert_to_xla_partition_spec": "Layout",
+    "disable_manual_sharding": "leave_manual",
+    "enable_manual_sharding": "enter_manual",
+    "get_1d_mesh": "make_mesh",
+    "get_global_mesh": "use_mesh",
+    "mark_sharding": "put",
+    "mark_sharding_with_gradients": "constrain",
+    "set_global_mesh": "use_mesh",
+    "shard_as": "tie",
+    "unwrap_sharded_tensor": "layout_of",
+    "visualize_sharding": "describe",
+    "visualize_tensor_sharding": "describe",
+    "with_xla": "initialize",
+    "wrap_as_sharded_tensor": "layout_of",
+    "wrap_if_sharded": "layout_of",
+    "xla_distribute_module": "layouts",
+    "xla_distribute_tensor": "put",
+    "xla_patched_nn_linear_forward": "linear",
+}
+"""Name in `shoal.compat.torch_xla` → our own name in `shoal`."""
+
+FACADES: Mapping[str, Mapping[str, str]] = {
+    "shoal.compat.multihost_utils": MULTIHOST_UTILS,
+    "shoal.compat.torch_xla": TORCH_XLA,
+}
 
 
 def facades_of(name: str) -> str:

@@ -33,6 +33,7 @@ class Meshes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[Mesh, Registered] = {}
+        self.held: dict[str, object] = {}  # of facades: a mesh for the whole process, and the like
 
     def register(self, mesh: Mesh) -> Registered:
         """Return the entry of a mesh: the same one for equal meshes."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "coordinator",
+    "held",
     "initialize",
     "is_watching",
     "last_coordinator",
@@ -185,7 +186,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
 
     >>> shutdown()
     """
-    joined, guard = _RECORD.joined, _RECORD.guard
+    joined, guard, _RECORD.meshes = _RECORD.joined, _RECORD.guard, Meshes()
     if joined is None or guard is None or _RECORD.pid != os.getpid():
         return
     deadline = _deadline("shutdown", timeout_s, "SHOAL_TIMEOUT_S")
@@ -204,7 +205,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         joined.close()
         guard.release()
     finally:
-        _RECORD.joined, _RECORD.left, _RECORD.meshes = None, joined, Meshes()
+        _RECORD.joined, _RECORD.left = None, joined
         if _RECORD.sources is not None:
             _RECORD.sources.close()
             _RECORD.sources = None
@@ -310,6 +311,11 @@ def meshes() -> tuple[Registered, ...]:
     (True, 'cpu')
     """
     return _RECORD.meshes.all()
+
+
+def held() -> dict[str, object]:
+    """Return what facades keep for all threads of this process, until `shutdown`; by name."""
+    return _RECORD.meshes.held
 
 
 def registered(mesh: Mesh) -> Mesh:

@@ -1,0 +1,101 @@
+"""`torch_xla.distributed.spmd` on `jax.Array`s: its names, our guarantees."""
+
+from shoal.compat.torch_xla.annotate import (
+    MarkShardingFunction,
+    annotate_custom_sharding,
+    clear_sharding,
+    mark_sharding,
+    mark_sharding_with_gradients,
+    shard_as,
+)
+from shoal.compat.torch_xla.api import (
+    auto_policy,
+    convert_to_xla_mesh,
+    convert_to_xla_partition_spec,
+    with_xla,
+    xla_distribute_module,
+    xla_distribute_tensor,
+)
+from shoal.compat.torch_xla.checkpoints import (
+    CheckpointManager,
+)
+from shoal.compat.torch_xla.debugging import (
+    visualize_sharding,
+    visualize_tensor_sharding,
+)
+from shoal.compat.torch_xla.hybrid import (
+    HybridMesh,
+)
+from shoal.compat.torch_xla.linear import (
+    EinsumLinear,
+    XLAPatchedLinear,
+    apply_backward_optimization_barrier,
+    apply_xla_patch_to_nn_linear,
+    xla_patched_nn_linear_forward,
+)
+from shoal.compat.torch_xla.manual import (
+    _mark_manual_sharding,
+    disable_manual_sharding,
+    enable_manual_sharding,
+)
+from shoal.compat.torch_xla.mesh import (
+    Mesh,
+    get_1d_mesh,
+    get_global_mesh,
+    set_global_mesh,
+)
+from shoal.compat.torch_xla.placements import (
+    Replicate,
+    Shard,
+)
+from shoal.compat.torch_xla.sharded import (
+    XLAShard,
+    XLAShardedTensor,
+    unwrap_sharded_tensor,
+    wrap_as_sharded_tensor,
+    wrap_if_sharded,
+)
+from shoal.compat.torch_xla.sharding_spec import (
+    ShardingSpec,
+)
+from shoal.plan.hlo import ShardingType
+
+__all__ = [
+    "CheckpointManager",
+    "EinsumLinear",
+    "HybridMesh",
+    "MarkShardingFunction",
+    "Mesh",
+    "Replicate",
+    "Shard",
+    "ShardingSpec",
+    "ShardingType",
+    "XLAPatchedLinear",
+    "XLAShard",
+    "XLAShardedTensor",
+    "_mark_manual_sharding",
+    "annotate_custom_sharding",
+    "apply_backward_optimization_barrier",
+    "apply_xla_patch_to_nn_linear",
+    "auto_policy",
+    "clear_sharding",
+    "convert_to_xla_mesh",
+    "convert_to_xla_partition_spec",
+    "disable_manual_sharding",
+    "enable_manual_sharding",
+    "get_1d_mesh",
+    "get_global_mesh",
+    "mark_sharding",
+    "mark_sharding_with_gradients",
+    "set_global_mesh",
+    "shard_as",
+    "unwrap_sharded_tensor",
+    "visualize_sharding",
+    "visualize_tensor_sharding",
+    "with_xla",
+    "wrap_as_sharded_tensor",
+    "wrap_if_sharded",
+    "xla_distribute_module",
+    "xla_distribute_tensor",
+    "xla_patched_nn_linear_forward",
+]

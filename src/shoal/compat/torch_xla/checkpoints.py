@@ -1,0 +1,210 @@
+"""torch_xla's checkpoint manager."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from typing import Any
+
+from shoal.checkpoint.history import Checkpoints
+from shoal.colour import collective, local
+from shoal.compat.torch_xla.errors import (
+    NoMeaningHere,
+    SpmdError,
+    UntrackedStep,
+    stands_for,
+)
+from shoal.errors import NotCommitted, raise_all
+from shoal.runtime.preemption import preempted
+
+__all__ = ["CheckpointManager"]
+
+
+@collective("all processes")
+class CheckpointManager:
+    """The checkpoints of a run (`shoal.Checkpoints`).
+
+    Collective over all processes.
+
+    A step is committed or absent, every byte is checked when it is restored, and what went wrong in
+    the background is raised by the next call. It is impossible that a step is overwritten.
+
+    Args:
+      path: of the folder, which all processes see.
+      save_interval: steps that it divides are saved.
+      max_to_keep: how many stay, the newest; 0: all.
+      max_pending_async: positive; there is one save in the background at a time.
+      num_of_threads: nothing.
+      process_group: None; processes meet through `shoal.initialize`.
+      chkpt_on_preemption: also save once a process has notice of its end.
+
+    Raises:
+      UsageError: an argument is wrong. Also an AssertionError.
+
+    >>> import tempfile, jax.numpy as jnp
+    >>> manager = CheckpointManager(tempfile.mkdtemp(), save_interval=10)
+    >>> state = {"w": jnp.ones(3)}
+    >>> manager.save(9, state), manager.save(10, state), manager.all_steps()
+    (False, True, [10])
+    """
+
+    base_path: str
+    save_interval: int
+    max_to_keep: int
+    chkpt_on_preemption: bool
+
+    @stands_for("shoal.Checkpoints")
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        save_interval: int,
+        max_to_keep: int | None = 0,
+        max_pending_async: int | None = 1,
+        num_of_threads: int | None = 1,
+        process_group: Any = None,
+        chkpt_on_preemption: bool = True,
+    ) -> None:
+        _check(process_group, save_interval, max_to_keep, max_pending_async)
+        self.base_path, self.save_interval = os.fspath(path), save_interval
+        self.max_to_keep, self.chkpt_on_preemption = max_to_keep or 0, chkpt_on_preemption
+        self._kept = Checkpoints(path, keep=max_to_keep or None)
+
+    @collective("all processes")
+    def should_save(self, step: int) -> bool:
+        """Return whether `save` would save this step without `force`.
+
+        Collective over all processes.
+        """
+        is_ending = self.chkpt_on_preemption and self.reached_preemption(step)
+        return step % self.save_interval == 0 or is_ending
+
+    @collective("all processes")
+    def save(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
+        """Save a step, if it is due, and return when it is committed.
+
+        Collective over all processes.
+
+        Args:
+          step: its number.
+          state_dict: any tree of arrays and values.
+          force: save it in any case.
+
+        Returns:
+          whether it was saved.
+
+        Raises:
+          StepAlreadyCommitted: on all: it is saved already, and stays as it is.
+          SaveAborted, StorageError, …: as `shoal.Checkpoints.save`, on all.
+        """
+        is_saved = self.save_async(step, state_dict, force)
+        if is_saved:
+            self._kept.wait()
+        return is_saved
+
+    @collective("all processes")
+    def save_async(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
+        """Save a step, if it is due; return when it is copied.
+
+        Collective over all processes.
+
+        Args:
+          step, state_dict, force: as for `save`.
+
+        Raises:
+          StepAlreadyCommitted: as for `save`.
+          SaveAborted, StorageError, …: on all: the save before this one failed.
+        """
+        if not (force or self.should_save(step)):
+            return False
+        return self._kept.save(step, state_dict, force=True)
+
+    @collective("all processes")
+    def restore(self, step: int, state_dict: Any) -> Any:
+        """Return a step in the layouts of a tree; a dict gets the values as well.
+
+        Collective over all processes.
+
+        Args:
+          step: its number.
+          state_dict: a tree of arrays: shapes, dtypes and layouts to restore to, on any mesh.
+
+        Raises:
+          NotCommitted: on all: no such step. Also an AssertionError.
+          CorruptCheckpoint, RestoreMismatch, …: as `shoal.restore`, on all.
+        """
+        try:
+            restored = self._kept.restore(step, state_dict)
+        except NotCommitted as error:
+            raise UntrackedStep(
+                f"torch_xla CheckpointManager.restore (shoal.Checkpoints.restore): Cannot restore "
+                f"from untracked step {step}. Valid steps are: {self.all_steps()}",
+                path=error.path,
+            ) from error
+        if isinstance(state_dict, MutableMapping):
+            state_dict.update(restored)
+        return restored
+
+    @local
+    def all_steps(self) -> list[int]:
+        """Return the committed steps, as storage lists them now, the same on all processes.
+
+        Local.
+        """
+        return list(self._kept.all_steps())
+
+    @collective("all processes")
+    def join(self) -> None:
+        """Wait for the save in the background; if it failed, this raises.
+
+        Collective over all processes.
+        """
+        self._kept.wait()
+
+    @collective("all processes")
+    def reached_preemption(self, step: int) -> bool:
+        """Return whether to stop: True from one agreed step on (`shoal.preempted`).
+
+        Collective over all processes.
+
+        Raises:
+          UsageError: `chkpt_on_preemption` is off. Also an AssertionError.
+        """
+        if not self.chkpt_on_preemption:
+            raise SpmdError(
+                "torch_xla CheckpointManager.reached_preemption (shoal.preempted): Preemption "
+                "detection not enabled: make the manager with chkpt_on_preemption=True"
+            )
+        return preempted(step)
+
+    def _load_tracked_chkpts(self) -> list[int]:
+        return self.all_steps()
+
+    def _get_path(self, step: int) -> str:
+        return self._kept.path_of(step)
+
+    def _delete_chkpt_at_step(self, step: int) -> None:
+        self._kept.delete(step)
+
+    def _release_oldest_checkpoints(self) -> None:
+        """Do nothing: a save that commits deletes what `max_to_keep` does not keep."""
+
+    def _wait_for_data(self) -> None:
+        """Do nothing: `Checkpoints.save` waits for the arrays that it copies."""
+
+    def _save(self, step: int, state_dict: Any) -> None:
+        self.save(step, state_dict, force=True)
+
+
+def _check(process_group: Any, *numbers: int | None) -> None:
+    if process_group is not None:
+        raise NoMeaningHere(
+            "torch_xla CheckpointManager (shoal.Checkpoints): processes meet through "
+            "shoal.initialize(); leave process_group out"
+        )
+    least = {"save_interval": 1, "max_to_keep": 0, "max_pending_async": 1}
+    offences = [
+        f"{name} must be {'positive' if least[name] else 'non-negative'}, not {number!r}"
+        for name, number in zip(least, numbers, strict=True)
+        if not isinstance(number or 0, int) or (number or 0) < least[name]
+    ]
+    raise_all("Checkpoints", offences)

@@ -1,0 +1,70 @@
+"""Errors of shoal that `except` clauses written for torch_xla catch, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+from shoal.errors import NotCommitted, UsageError, UsageTypeError
+
+__all__ = [
+    "NoMeaningHere",
+    "NoSuchDim",
+    "SpmdError",
+    "SpmdTypeError",
+    "UntrackedStep",
+    "stands_for",
+]
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class SpmdError(UsageError, AssertionError, RuntimeError):
+    """A value that you passed is wrong: torch_xla asserts, or raises a ValueError or a RuntimeError
+    out of C++. Nothing was changed."""
+
+
+class SpmdTypeError(UsageTypeError, AssertionError, RuntimeError):
+    """A value that you passed has the wrong type. Nothing was changed."""
+
+
+class NoSuchDim(SpmdError, IndexError):
+    """A placement splits a dim that the array does not have."""
+
+
+class NoMeaningHere(UsageError, NotImplementedError):
+    """What torch_xla does there has no counterpart on JAX; the message says the way to go."""
+
+
+class UntrackedStep(NotCommitted, AssertionError):
+    """No checkpoint of that step is committed."""
+
+
+def stands_for(ours: str) -> Callable[[T], T]:
+    """Make errors of shoal's functions those of the name that stands for them here.
+
+    Args:
+      ours: the function of shoal that the name is, as "shoal.put".
+    """
+
+    def mark(function: T) -> T:
+        @wraps(function)
+        def facade(*args: Any, **options: Any) -> Any:
+            try:
+                return function(*args, **options)
+            except UsageError as error:
+                if type(error) not in (UsageError, UsageTypeError):
+                    raise
+                raise _translated(error, function.__qualname__, ours) from error
+
+        return facade  # type: ignore[return-value]
+
+    return mark
+
+
+def _translated(error: UsageError, name: str, ours: str) -> UsageError:
+    kind = SpmdTypeError if isinstance(error, UsageTypeError) else SpmdError
+    words = str(error).removeprefix(ours.rpartition(".")[2] + ": ")
+    said = f"torch_xla {name.removesuffix('.__init__')} ({ours}): {words}"
+    return kind(said, offences=error.offences)

@@ -1,0 +1,28 @@
+"""Which dim of a parameter torch_xla's `SpmdFullyShardedDataParallel` splits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["_prepare_spmd_partition_spec"]
+
+
+def _prepare_spmd_partition_spec(
+    param: Any, extra_data_axis: str | None = None, shard_maximal: bool = False
+) -> tuple[Any, ...]:
+    """Return the partition spec of a parameter: one dim over the axis "fsdp".
+
+    Args:
+      param: an array, or what has a shape.
+      extra_data_axis: an axis that splits the same dim, before "fsdp".
+      shard_maximal: the first of the largest dims; False: dim 0.
+
+    >>> _prepare_spmd_partition_spec(np.zeros((64, 128)), "data", shard_maximal=True)
+    (None, ('data', 'fsdp'))
+    """
+    shape = np.shape(param)
+    split = shape.index(max(shape)) if shape and shard_maximal else 0
+    axis = "fsdp" if extra_data_axis is None else (extra_data_axis, "fsdp")
+    return tuple(axis if dim == split else None for dim in range(len(shape)))

@@ -1,0 +1,212 @@
+"""Linear maps that leave leading dims as they are, and barriers for the backward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shoal.arrays.fence import fence
+from shoal.arrays.linear import linear
+from shoal.colour import traced
+from shoal.compat.torch_xla.errors import SpmdTypeError, stands_for
+
+__all__ = [
+    "EinsumLinear",
+    "XLAPatchedLinear",
+    "apply_backward_optimization_barrier",
+    "apply_xla_patch_to_nn_linear",
+    "xla_patched_nn_linear_forward",
+]
+
+
+class XLAPatchedLinear:
+    """`shoal.linear` in the form of torch's `autograd.Function`.
+
+    >>> XLAPatchedLinear.apply(jnp.ones((2, 3, 4)), jnp.ones((5, 4))).shape
+    (2, 3, 5)
+    """
+
+    @staticmethod
+    @stands_for("shoal.linear")
+    def apply(input: Any, weight: Any, bias: Any = None) -> jax.Array:
+        """Return `input @ weight.T + bias` over the last dim; its derivatives are JAX's."""
+        return linear(input, weight, bias)
+
+    @staticmethod
+    @stands_for("shoal.linear")
+    def forward(ctx: SimpleNamespace, input: Any, weight: Any, bias: Any = None) -> jax.Array:
+        """Return the same, and keep in `ctx` what `backward` needs."""
+        given = (input, weight) if bias is None else (input, weight, bias)
+        y, ctx.back = jax.vjp(linear, *given)
+        return y
+
+    @staticmethod
+    def backward(ctx: SimpleNamespace, grad_output: Any) -> tuple[Any, Any, Any]:
+        """Return the cotangents of input, weight and bias."""
+        found = ctx.back(grad_output)
+        return found if len(found) == 3 else (*found, None)
+
+
+@traced
+@stands_for("shoal.linear")
+def xla_patched_nn_linear_forward(m: Any, input: Any) -> jax.Array:
+    """Return the linear map of a module's `weight` and `bias` (`shoal.linear`).
+
+    Traced.
+
+    Args:
+      m: what has `weight` [out, in] and `bias` [out] or None.
+      input: [..., in].
+
+    Raises:
+      UsageError: ranks, sizes or dtypes do not fit.
+    """
+    return linear(input, m.weight, m.bias)
+
+
+@jax.tree_util.register_pytree_node_class
+class EinsumLinear:
+    """A linear map with parameters of its own; a pytree of `weight` [out, in] and `bias` [out].
+
+    Args:
+      in_features, out_features: the sizes.
+      bias: whether it has one.
+      device: None; `mark_sharding` places parameters.
+      dtype: None: float32.
+      key: draws the parameters, as torch's layer does; None: NumPy's global generator gives a seed,
+        which processes must have set alike, as `torch.manual_seed`.
+
+    >>> layer = EinsumLinear(4, 2, key=jax.random.key(0))
+    >>> jax.grad(lambda layer: layer(jnp.ones((3, 4))).sum())(layer).bias.tolist()
+    [3.0, 3.0]
+    """
+
+    in_features: int
+    out_features: int
+    weight: Any
+    bias: Any
+
+    def __init__(self, *args: Any, key: Any = None, **kwargs: Any) -> None:
+        self._draw(key, *args, **kwargs)
+
+    def _draw(
+        self, key: Any, in_features: int, out_features: int, bias: bool = True,
+        device: None = None, dtype: Any = None,
+    ) -> None:  # fmt: skip
+        if device is not None:
+            raise SpmdTypeError("torch_xla EinsumLinear (shoal.linear): no device; put places")
+        key = jax.random.key(np.random.randint(1 << 31)) if key is None else key
+        keys, bound = jax.random.split(key), 1 / math.sqrt(max(in_features, 1))
+        draw = partial(jax.random.uniform, dtype=dtype or jnp.float32, minval=-bound, maxval=bound)
+        self.in_features, self.out_features = in_features, out_features
+        self.weight = draw(keys[0], (out_features, in_features))
+        self.bias = draw(keys[1], (out_features,)) if bias else None
+
+    def forward(self, input: Any) -> jax.Array:
+        """Return the linear map of [..., in]."""
+        return xla_patched_nn_linear_forward(self, input)
+
+    __call__ = forward
+
+    def tree_flatten(self) -> tuple[tuple[Any, Any], tuple[int, int]]:
+        """Return the parameters and the sizes."""
+        return (self.weight, self.bias), (self.in_features, self.out_features)
+
+    @classmethod
+    def tree_unflatten(cls, sizes: tuple[int, int], leaves: tuple[Any, Any]) -> EinsumLinear:
+        """Return a layer of these parameters."""
+        layer = object.__new__(cls)
+        layer.in_features, layer.out_features = sizes
+        layer.weight, layer.bias = leaves
+        return layer
+
+
+def apply_xla_patch_to_nn_linear(module: Any) -> Any:
+    """Give every linear layer of a module, itself included, the `forward` of `EinsumLinear`.
+
+    Modules stay the objects that they are, with their parameters. A layer is an object of a class
+    named `Linear` that has `weight` [out, in], `bias` and `forward`; a subclass of another name
+    keeps its own `forward`.
+
+    Args:
+      module: an object whose `named_children()`, or else whose attributes, lists, tuples and dicts
+        hold its parts.
+
+    Returns:
+      the module.
+    """
+    for part in _parts(module, set()):
+        if type(part).__name__ == "Linear" and all(
+            hasattr(part, name) for name in ("weight", "bias", "forward")
+        ):
+            part.forward = MethodType(xla_patched_nn_linear_forward, part)
+    return module
+
+
+def apply_backward_optimization_barrier(m: Any) -> Any:
+    """Have the backward pass wait, behind a layer, for all gradients of it (`shoal.fence`).
+
+    Args:
+      m: a function, whose parameters are arguments; a callable pytree; or a module with `forward`,
+        whose parameters are its attributes, and which is changed in place.
+
+    Returns:
+      what to call instead: a function, a pytree with the same leaves, or the module.
+
+    >>> layer = apply_backward_optimization_barrier(EinsumLinear(4, 2, key=jax.random.key(0)))
+    >>> "optimization_barrier" in jax.jit(jax.grad(lambda layer: layer(jnp.ones((3, 4))).sum())
+    ...                                   ).lower(layer).as_text()
+    True
+    """
+    if not jax.tree_util.all_leaves([m]):
+        return jax.tree_util.Partial(fence(_call, backward=True), m)
+    if not hasattr(m, "forward"):
+        return fence(m, backward=True)
+    m.forward = MethodType(_fenced(type(m).forward), m)
+    return m
+
+
+def _call(m: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return m(*args, **options)
+
+
+def _fenced(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that computes with parameters of which the cotangents are fenced."""
+
+    def with_parameters(held: dict[str, Any], m: Any, *args: Any, **options: Any) -> Any:
+        clone = object.__new__(type(m))
+        vars(clone).update(vars(m) | held)
+        return forward(clone, *args, **options)
+
+    def fenced(m: Any, *args: Any, **options: Any) -> Any:
+        held = {name: value for name, value in vars(m).items() if isinstance(value, jax.Array)}
+        return fence(with_parameters, backward=True)(held, m, *args, **options)
+
+    return fenced
+
+
+def _parts(module: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield a module and all that it is made of, each once."""
+    if id(module) in seen or isinstance(module, jax.Array | np.ndarray | str | type):
+        return
+    seen.add(id(module))
+    yield module
+    for part in _inner(module):
+        yield from _parts(part, seen)
+
+
+def _inner(module: Any) -> list[Any]:
+    if isinstance(module, Mapping):
+        return list(module.values())
+    if isinstance(module, list | tuple):
+        return list(module)
+    if hasattr(module, "named_children"):
+        return [child for _, child in module.named_children()]
+    return list(getattr(module, "__dict__", {}).values())

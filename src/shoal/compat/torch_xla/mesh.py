@@ -1,0 +1,248 @@
+"""torch_xla's meshes, on shoal's: device numbers in an order, a shape, perhaps names."""
+
+from __future__ import annotations
+
+import ast
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.arrays.devices import jax_mesh
+from shoal.colour import local
+from shoal.compat.torch_xla.errors import SpmdTypeError, stands_for
+from shoal.compat.torch_xla.specs import OpSharding, layout_of_spec, op_sharding
+from shoal.errors import UsageError
+from shoal.plan import mesh as plan_mesh
+from shoal.plan.layout import Layout
+from shoal.runtime import process
+
+__all__ = [
+    "Mesh",
+    "get_1d_mesh",
+    "get_global_mesh",
+    "mesh_or_global",
+    "numbered_devices",
+    "on_numbers",
+    "set_global_mesh",
+]
+
+IntArray = NDArray[np.int64]
+
+_GLOBAL = "torch_xla: global mesh"
+
+
+@local
+class Mesh:
+    """A logical mesh: device numbers reshaped to a shape (`shoal.Mesh`).
+
+    Local.
+
+    Devices count from 0 in the order of JAX's ids. A mesh may have some of them only; that they
+    exist is asked when an array is placed. Equal by content, hashable.
+
+    Args:
+      device_ids: the number of the device at each position, row-major.
+      mesh_shape: the sizes.
+      axis_names: a name for each axis; None: the axes go by index.
+
+    Raises:
+      UsageError: all that is wrong with them, also an AssertionError.
+
+    >>> mesh = Mesh(np.arange(8), (4, 2), ("x", "y"))
+    >>> dict(mesh.shape())
+    {'x': 4, 'y': 2}
+    >>> str(mesh.get_op_sharding(("x", None)))
+    '{devices=[4,1,2]0,1,2,3,4,5,6,7 last_tile_dim_replicate}'
+    """
+
+    device_ids: IntArray
+    mesh_shape: tuple[int, ...]
+    axis_names: tuple[str, ...] | None
+
+    @stands_for("shoal.Mesh")
+    def __init__(
+        self,
+        device_ids: NDArray[Any] | Sequence[int],
+        mesh_shape: Sequence[int],
+        axis_names: Sequence[str] | None = None,
+    ) -> None:
+        names = None if axis_names is None else tuple(axis_names)
+        flat = np.ravel(device_ids) if isinstance(device_ids, np.ndarray) else device_ids
+        self._mesh = plan_mesh.Mesh(_named(tuple(mesh_shape), names), flat)
+        self.device_ids = self._mesh.device_ids.ravel()
+        self.mesh_shape = self._mesh.shape
+        self.axis_names = names
+
+    def size(self) -> int:
+        """Return how many devices. Local."""
+        return self._mesh.size
+
+    def shape(self) -> OrderedDict[str | int, int]:
+        """Return name → size, or index → size if the axes have no names. Local."""
+        keys = range(len(self.mesh_shape)) if self.axis_names is None else self.axis_names
+        return OrderedDict(zip(keys, self.mesh_shape, strict=True))
+
+    def get_logical_mesh(self) -> IntArray:
+        """Return the device numbers [mesh shape]. Local."""
+        return self._mesh.device_ids
+
+    def get_axis_name_idx(self, name: str) -> int | None:
+        """Return the index of an axis, or None if none has that name. Local."""
+        names = self.axis_names or ()
+        return names.index(name) if name in names else None
+
+    @stands_for("shoal.Layout")
+    def get_op_sharding(self, partition_spec: Any) -> OpSharding:
+        """Return XLA's words for a spec; the same object for equal meshes and specs. Local."""
+        return op_sharding(layout_of_spec(self._mesh, partition_spec))
+
+    @stands_for("shoal.Layout")
+    def _get_op_sharding_args(
+        self, partition_spec: Any
+    ) -> tuple[list[Any], list[Any], list[Any], int]:
+        words = op_sharding(layout_of_spec(self._mesh, partition_spec))
+        fields = (words.tile_assignment, words.group_assignment, words.replication_groups)
+        return (*(field.tolist() for field in fields), int(words.requested_type))
+
+    def __str__(self) -> str:
+        ids, names = self.device_ids.tolist(), self.axis_names
+        return str({"device_ids": ids, "mesh_shape": self.mesh_shape, "axis_names": names})
+
+    @classmethod
+    def from_str(cls, mesh_str: str) -> Mesh | None:
+        """Read what `str` gives; None if it is no such text. Local.
+
+        >>> mesh = Mesh(np.arange(2), (2,), ("MeshX",))
+        >>> Mesh.from_str(str(mesh)) == mesh, Mesh.from_str("garbage")
+        (True, None)
+        """
+        try:
+            said = ast.literal_eval(mesh_str.removeprefix("Mesh"))
+            facts = said["device_ids"], said["mesh_shape"], said["axis_names"]
+        except (
+            AttributeError,
+            KeyError,
+            MemoryError,
+            RecursionError,
+            SyntaxError,
+            TypeError,
+            ValueError,
+        ):
+            return None
+        return Mesh(*facts)
+
+    @stands_for("shoal.Mesh")
+    def get_jax_mesh(self) -> jax.sharding.Mesh:
+        """Return JAX's mesh over these devices. Local."""
+        return jax_mesh(self.on_devices())
+
+    def on_devices(self) -> plan_mesh.Mesh:
+        """Return shoal's mesh over the devices that the numbers stand for. Local.
+
+        Raises:
+          UsageError: there are fewer devices.
+        """
+        present = numbered_devices()
+        missing = [n for n in self.device_ids.tolist() if n >= len(present)]
+        if missing:
+            raise UsageError(f"{self!r}: no device {missing}; JAX has {len(present)} devices")
+        chosen = [present[number] for number in self.device_ids]
+        ids, owners = ([getattr(d, what) for d in chosen] for what in ("id", "process_index"))
+        return plan_mesh.Mesh(self._mesh.axes, ids, owners, kind=chosen[0].platform)
+
+    def __repr__(self) -> str:
+        return f"Mesh({self})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mesh):
+            return NotImplemented
+        return self._mesh == other._mesh and self.axis_names == other.axis_names
+
+    def __hash__(self) -> int:
+        return hash((self._mesh, self.axis_names))
+
+
+@local
+def get_1d_mesh(axis_name: str | None = None) -> Mesh:
+    """Return a mesh of all devices along one axis.
+
+    Local.
+
+    Args:
+      axis_name: its name; None: none.
+
+    >>> get_1d_mesh("data").mesh_shape == (jax.device_count(),)
+    True
+    """
+    count = jax.device_count()
+    return Mesh(np.arange(count), (count,), None if axis_name is None else (axis_name,))
+
+
+@local
+def set_global_mesh(mesh: Mesh | None) -> None:
+    """Keep a mesh for calls that name none, in all threads, until `shoal.shutdown`.
+
+    Local.
+
+    Args:
+      mesh: the mesh; None: none any more.
+
+    Raises:
+      UsageError: it is no mesh of this module; also an AssertionError.
+    """
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise SpmdTypeError(
+            f"torch_xla set_global_mesh (shoal.use_mesh): {mesh!r} must be a "
+            "shoal.compat.torch_xla.Mesh"
+        )
+    process.held()[_GLOBAL] = mesh
+
+
+@local
+def get_global_mesh() -> Mesh | None:
+    """Return the mesh that `set_global_mesh` keeps, or None.
+
+    Local.
+    """
+    mesh = process.held().get(_GLOBAL)
+    return mesh if isinstance(mesh, Mesh) else None
+
+
+def mesh_or_global(mesh: Mesh | None) -> Mesh:
+    """Return a mesh, or the global one.
+
+    Raises:
+      UsageError: there is neither.
+    """
+    found = get_global_mesh() if mesh is None else mesh
+    if found is None:
+        raise UsageError(
+            "no mesh is given and no global mesh is set: pass mesh=, or set_global_mesh"
+        )
+    return found
+
+
+def numbered_devices() -> list[jax.Device]:
+    """Return all devices; each is known by its place in this list."""
+    return sorted(jax.devices(), key=lambda device: device.id)
+
+
+def on_numbers(layout: Layout) -> Layout:
+    """Return a layout over the numbers of devices instead of JAX's ids."""
+    numbers = {device.id: number for number, device in enumerate(numbered_devices())}
+    mesh = layout.mesh
+    ids = [numbers[device] for device in mesh.device_ids.ravel().tolist()]
+    return layout.with_mesh(plan_mesh.Mesh(mesh.axes, ids))
+
+
+def _named(shape: tuple[int, ...], names: tuple[str, ...] | None) -> list[tuple[str, int]]:
+    if names is not None and len(names) != len(shape):
+        raise UsageError(
+            f"number of axis names ({len(names)}) must match mesh dimensions ({len(shape)})"
+        )
+    called = [f"axis{number}" for number in range(len(shape))] if names is None else names
+    return list(zip(called, shape, strict=True))

@@ -1,0 +1,83 @@
+"""torch_xla's `runtime`, of which programs use the numbers of processes and devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from shoal.colour import local
+from shoal.compat.torch_xla.errors import NoMeaningHere
+from shoal.compat.torch_xla.mesh import numbered_devices
+from shoal.runtime.process import process_count, process_index
+
+__all__ = [
+    "addressable_runtime_device_count",
+    "global_runtime_device_attributes",
+    "global_runtime_device_count",
+    "is_spmd",
+    "process_count",
+    "process_index",
+    "use_spmd",
+]
+
+
+@local
+def use_spmd(auto: bool = False) -> None:
+    """Do nothing: on JAX every program is SPMD.
+
+    Local.
+
+    Raises:
+      NotImplementedError: `auto`; it is a UsageError as well.
+    """
+    if auto:
+        raise NoMeaningHere(
+            "torch_xla use_spmd (jax.jit): no search chooses layouts for a whole program; inside "
+            "jit the compiler lays out what no layout is given for, and shoal.layouts has rules "
+            "for parameters"
+        )
+
+
+@local
+def is_spmd() -> bool:
+    """Return True.
+
+    Local.
+    """
+    return True
+
+
+@local
+def global_runtime_device_count() -> int:
+    """Return how many devices the job has.
+
+    Local.
+    """
+    return int(jax.device_count())
+
+
+@local
+def addressable_runtime_device_count() -> int:
+    """Return how many devices this process has.
+
+    Local.
+    """
+    return int(jax.local_device_count())
+
+
+@local
+def global_runtime_device_attributes() -> list[dict[str, Any]]:
+    """Return what is known of each device, by its number: `name`, and on TPUs `coords`, …
+
+    Local.
+
+    >>> global_runtime_device_attributes()[0]["name"]
+    'CPU:0'
+    """
+    wanted = ("coords", "core_on_chip", "slice_index")
+    return [
+        {"name": f"{device.platform.upper()}:{number}"}
+        | {name: getattr(device, name) for name in wanted if hasattr(device, name)}
+        for number, device in enumerate(numbered_devices())
+    ]

@@ -1,0 +1,131 @@
+"""Partition specs in layouts, and layouts in XLA's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import UsageTypeError, WrongType, raise_all
+from shoal.plan.hlo import (
+    ShardingType,
+    group_assignment,
+    hlo_text,
+    replication_groups,
+    sharding_type,
+    tile_assignment,
+)
+from shoal.plan.layout import Dim, Layout
+from shoal.plan.mesh import Mesh
+
+__all__ = ["OpSharding", "layout_of_spec", "op_sharding"]
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class OpSharding:
+    """A sharding in XLA's words, of a layout over the numbers of devices. Equal by content.
+
+    Where torch_xla's is opaque, this one has fields, and `str` gives the HLO text.
+
+    >>> from shoal.plan.mesh import Mesh
+    >>> str(OpSharding(Layout(Mesh({"x": 2, "y": 2}), "y", None)))
+    '{devices=[2,1,2]0,2,1,3 last_tile_dim_replicate}'
+    """
+
+    layout: Layout
+
+    @cached_property
+    def type(self) -> ShardingType:
+        """The kind, as XLA keeps it."""
+        return sharding_type(self.layout)
+
+    @cached_property
+    def requested_type(self) -> ShardingType:
+        """The kind that torch_xla asks for, before XLA canonicalises."""
+        return sharding_type(self.layout, requested=True)
+
+    @cached_property
+    def tile_assignment(self) -> IntArray:
+        """The devices, with an axis for each split dim, then one for each other mesh axis."""
+        return tile_assignment(self.layout)
+
+    @cached_property
+    def group_assignment(self) -> IntArray:
+        """The number of the replication group of each tile; empty unless PARTIAL is asked for."""
+        return group_assignment(self.layout)
+
+    @cached_property
+    def replication_groups(self) -> IntArray:
+        """The devices of each tile; empty unless PARTIAL is asked for."""
+        return replication_groups(self.layout)
+
+    @cached_property
+    def text(self) -> str:
+        """The HLO text that lists devices."""
+        return hlo_text(self.layout)
+
+    @cached_property
+    def iota_text(self) -> str:
+        """The HLO text over positions in the mesh, as JAX prints it."""
+        return hlo_text(self.layout, version=2)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@lru_cache(maxsize=4096)
+def op_sharding(layout: Layout) -> OpSharding:
+    """Return the sharding of a layout: the same object for equal ones."""
+    return OpSharding(layout)
+
+
+def layout_of_spec(mesh: Mesh, spec: object) -> Layout:
+    """Return the layout that a partition spec means.
+
+    Args:
+      mesh: the mesh.
+      spec: for each dim None, the name or the index of an axis, or a tuple of these.
+
+    Raises:
+      UsageError: all that is wrong with the spec, in the words that it was written in.
+
+    >>> layout_of_spec(Mesh({"x": 4, "y": 2}), (("x", 1), None)).dims
+    (('x', 'y'), None)
+    """
+    if isinstance(spec, str) or not isinstance(spec, Iterable):
+        raise UsageTypeError(f"partition_spec {spec!r} must be a tuple with an entry for each dim")
+    offences: list[str] = []
+    dims = [_dim(mesh, number, entry, offences) for number, entry in enumerate(spec)]
+    raise_all(f"partition_spec {tuple(spec)!r} on {mesh!r}", offences)
+    return Layout(mesh, *dims)
+
+
+def _dim(mesh: Mesh, number: int, entry: Any, offences: list[str]) -> Dim:
+    many = isinstance(entry, tuple | list)
+    axes = [
+        _axis(mesh, number, axis, offences, is_inner=many) for axis in (entry if many else (entry,))
+    ]
+    return tuple(axes) if many else axes[0]  # type: ignore[arg-type]
+
+
+def _axis(mesh: Mesh, number: int, axis: Any, offences: list[str], *, is_inner: bool) -> str | None:
+    """Return the name of one axis."""
+    if isinstance(axis, str) or (axis is None and not is_inner):
+        return axis
+    is_index = hasattr(axis, "__index__") and not isinstance(axis, bool | np.bool_)
+    if is_index and 0 <= int(axis) < len(mesh.shape):
+        return mesh.axis_names[int(axis)]
+    if is_index:
+        offences.append(f"dim {number}: index {axis} is out of bounds of mesh_shape {mesh.shape}")
+    elif isinstance(axis, tuple | list):
+        offences.append(f"dim {number}: {axis!r}: a partition spec cannot contain nested tuples")
+    else:
+        kinds = "an axis name or index" if is_inner else "None, an axis name or index, or a tuple"
+        offences.append(WrongType(f"dim {number}: {axis!r} must be {kinds}"))
+    return None

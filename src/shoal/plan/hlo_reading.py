@@ -1,0 +1,87 @@
+"""HLO text of a sharding → a layout."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.colour import local
+from shoal.errors import UsageError, UsageTypeError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+
+__all__ = ["layout_of_text"]
+
+_NUMBERS = r"\d+(?:,\d+)*"
+_TILED = re.compile(
+    rf"\{{devices=\[(?P<tiles>{_NUMBERS})\]"
+    rf"(?:(?P<listed>{_NUMBERS})|<=\[(?P<iota>{_NUMBERS})\](?:T\((?P<turn>{_NUMBERS})\))?)"
+    r"(?P<whole> last_tile_dim_replicate| last_tile_dims=\{replicated\})?\}"
+)
+_MOST_DEVICES = 1 << 24
+
+
+@local
+def layout_of_text(text: str) -> Layout:
+    """Return a layout that HLO text describes.
+
+    Local.
+
+    The text names no axes: there is one for each dim, "dim0", "dim1", …, and "replica" for the
+    devices that hold the same. `hlo_text` of it says the same again.
+
+    Args:
+      text: as `hlo_text` writes it in either version, or XLA prints it. Devices without tiles,
+        `{replicated}` and `{maximal device=3}`, make a layout of no dims.
+
+    Raises:
+      UsageError: it is no such text, or its numbers do not fit.
+
+    Example:
+      >>> layout_of_text("{devices=[2,1,2]<=[4] last_tile_dim_replicate}")
+      Layout(dim0, - @ dim0=2 dim1=1 replica=2)
+    """
+    if not isinstance(text, str):
+        raise UsageTypeError(f"layout_of_text: {text!r} must be text")
+    if one := re.fullmatch(r"\{maximal device=(\d+)\}", text):
+        return Layout(Mesh({}, [int(one[1])]))
+    if text == "{replicated}":
+        return Layout(Mesh({}))
+    found = _TILED.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"layout_of_text: {text[:200]!r} is no sharding that lays out dims: "
+            "{devices=[2,2]0,1,2,3}, {devices=[2,2]<=[4]}, {maximal device=0} or {replicated}"
+        )
+    tiles = _numbers(found["tiles"])
+    dims = tiles[:-1] if found["whole"] else tiles
+    names = [f"dim{number}" for number in range(len(dims))]
+    mesh = _mesh(text, [*names, *(["replica"] if found["whole"] else [])], tiles, found)
+    return Layout(
+        mesh, *(name if size > 1 else None for name, size in zip(names, dims, strict=True))
+    )
+
+
+def _mesh(text: str, names: list[str], sizes: list[int], found: re.Match[str]) -> Mesh:
+    ids = _ids(found)
+    if ids is None or ids.size != math.prod(sizes):
+        raise UsageError(f"layout_of_text: {text[:200]!r}: the numbers of devices do not fit")
+    return Mesh(list(zip(names, sizes, strict=True)), ids)
+
+
+def _ids(found: re.Match[str]) -> NDArray[np.int64] | None:
+    """Return the devices in the order of the tiles, or None if the numbers say none."""
+    if found["listed"]:
+        return np.array(_numbers(found["listed"]), dtype=np.int64)
+    shape = _numbers(found["iota"])
+    turn = _numbers(found["turn"]) if found["turn"] else list(range(len(shape)))
+    if sorted(turn) != list(range(len(shape))) or not 0 < math.prod(shape) <= _MOST_DEVICES:
+        return None
+    return np.arange(math.prod(shape)).reshape(shape).transpose(turn).ravel()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
