@@ -1,0 +1,295 @@
+"""`dtensor.Layout`: for each dim of an array the mesh dim that splits it, by name."""
+
+from __future__ import annotations
+
+import enum
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from shoal.colour import local
+from shoal.compat.dtensor.layout_checks import (
+    ANY,
+    MATCH,
+    UNSHARDED,
+    checked,
+    must_be_mesh,
+    rank_of,
+    sizes_of,
+)
+from shoal.compat.dtensor.layout_text import prefix_of, split
+from shoal.compat.dtensor.mesh import Mesh
+from shoal.compat.dtensor.refused import NotPossible
+from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.plan import layout as plan_layout
+from shoal.plan.mesh import coords_of
+
+__all__ = ["MATCH", "UNSHARDED", "Layout", "LayoutType"]
+
+
+class LayoutType(enum.IntEnum):
+    """The kinds of layouts, numbered as TensorFlow numbers them."""
+
+    EMPTY = 0
+    STATIC = 1
+    SINGLE_DEVICE = 2
+    PARTED = 3
+
+
+@local
+class Layout:
+    """DTensor's layout: which dim of a mesh splits which dim of an array.
+
+    Local.
+
+    A value: immutable, hashable, equal by content, and its text is the one that TensorFlow reads.
+    `shoal_layout` is the `shoal.Layout` that means the same.
+
+    Args:
+      sharding_specs: for each dim of the array the name of a mesh dim, `UNSHARDED`, or `MATCH`,
+        which is for `relayout` alone.
+      mesh: the mesh.
+
+    Raises:
+      UsageError: all that is wrong.
+
+    >>> import numpy as np
+    >>> mesh = Mesh(["x"], np.arange(2), [0, 1], ["CPU:0", "CPU:1"])
+    >>> layout = Layout(["x", UNSHARDED], mesh)
+    >>> layout.local_shape_from_global_shape([4, 3]), layout.offset_to_shard()
+    ([2, 3], [(0, 0), (1, 0)])
+    """
+
+    __slots__ = ("_mesh", "_specs", "_type")
+
+    _mesh: Mesh | None  # None: of the empty layout
+    _specs: tuple[str, ...]
+    _type: LayoutType
+
+    def __init__(self, sharding_specs: Sequence[str], mesh: Mesh) -> None:
+        self._fill(checked("dtensor.Layout", sharding_specs, mesh), mesh, LayoutType.STATIC)
+
+    def _fill(self, specs: tuple[str, ...], mesh: Mesh | None, kind: LayoutType) -> None:
+        for field, value in (("_specs", specs), ("_mesh", mesh), ("_type", kind)):
+            object.__setattr__(self, field, value)
+
+    @classmethod
+    def _of(cls, specs: tuple[str, ...], mesh: Mesh | None, kind: LayoutType) -> Layout:
+        layout = object.__new__(cls)
+        layout._fill(specs, mesh, kind)
+        return layout
+
+    @classmethod
+    def from_shoal(cls, layout: plan_layout.Layout, mesh: Mesh) -> Layout:
+        """Return a layout of shoal's on a mesh of DTensor's that stands for its mesh."""
+        if any(isinstance(dim, tuple) for dim in layout.dims) or layout.partial:
+            raise UsageError(
+                f"dtensor.Layout cannot say {layout!r}: one mesh dim splits one dim there, and "
+                "nothing is pending; shoal.layout_of says it"
+            )
+        return cls([UNSHARDED if dim is None else str(dim) for dim in layout.dims], mesh)
+
+    @classmethod
+    def replicated(cls, mesh: Mesh, rank: int) -> Layout:
+        """Return the layout in which every device holds the whole array."""
+        return cls([UNSHARDED] * rank_of("replicated", rank, 0), mesh)
+
+    @classmethod
+    def batch_sharded(cls, mesh: Mesh, batch_dim: str, rank: int, axis: int = 0) -> Layout:
+        """Return the layout in which a mesh dim splits one dim of the array, by default dim 0."""
+        specs = [UNSHARDED] * rank_of("batch_sharded", rank, 1)
+        if not -rank <= axis < rank:
+            raise UsageError(f"dtensor.Layout.batch_sharded: axis={axis} is none of rank {rank}")
+        specs[axis] = batch_dim
+        return cls(specs, mesh)
+
+    @classmethod
+    def inner_sharded(cls, mesh: Mesh, inner_dim: str, rank: int) -> Layout:
+        """Return the layout in which a mesh dim splits the last dim of the array."""
+        return cls.batch_sharded(mesh, inner_dim, rank_of("inner_sharded", rank, 1), -1)
+
+    @classmethod
+    def from_single_device_mesh(cls, mesh: Mesh) -> Layout:
+        """Return the layout of an array on the device of a single-device mesh."""
+        if not must_be_mesh(mesh).is_single_device():
+            raise UsageError(
+                "dtensor.Layout: type is single device, but mesh is not single device: "
+                f"{mesh.to_string()!r}"
+            )
+        return cls._of((), mesh, LayoutType.SINGLE_DEVICE)
+
+    @classmethod
+    def from_device(cls, device: str) -> Layout:
+        """Return the layout of an array on one device, by its name."""
+        return cls.from_single_device_mesh(Mesh.from_device(device))
+
+    @classmethod
+    def from_string(cls, layout_str: str) -> Layout:
+        """Read the text that `to_string`, or TensorFlow, wrote."""
+        if not isinstance(layout_str, str):
+            raise UsageTypeError(f"dtensor.Layout.from_string: {layout_str!r} must be text")
+        kind, specs, mesh_text = split(layout_str)
+        if kind == LayoutType.EMPTY:
+            return cls._of((), None, LayoutType.EMPTY)
+        mesh = Mesh.from_string(mesh_text)
+        if kind == LayoutType.SINGLE_DEVICE:
+            return cls.from_single_device_mesh(mesh)
+        named = checked("dtensor.Layout.from_string", specs, mesh, may_be_any=True)
+        return cls._of(named, mesh, LayoutType(kind))
+
+    @classmethod
+    def from_proto(cls, layout_proto: Any) -> Layout:
+        """Read a LayoutProto of TensorFlow's, or what has the same fields."""
+        kind, mesh = LayoutType(layout_proto.type), Mesh.from_proto(layout_proto.mesh_config)
+        if kind in (LayoutType.EMPTY, LayoutType.SINGLE_DEVICE):
+            return cls._of((), mesh if kind else None, kind)
+        specs = [one.sharding_spec for one in layout_proto.sharding_specs]
+        named = checked("dtensor.Layout.from_proto", specs, mesh, may_be_any=True)
+        return cls._of(named, mesh, kind)
+
+    def as_proto(self) -> Any:
+        """Refuse: protocol buffers are TensorFlow's; its `Layout.from_string` reads our text."""
+        raise NotPossible(
+            "dtensor.Layout.as_proto: there are no protocol buffers here; TensorFlow's "
+            "Layout.from_string reads to_string()"
+        )
+
+    @property
+    def shoal_layout(self) -> plan_layout.Layout:
+        """The `shoal.Layout` that means the same, as all of shoal takes it.
+
+        Raises:
+          UsageError: a spec is `match` or `any`, or the layout is empty.
+        """
+        if open_ := [spec for spec in self._specs if spec in (MATCH, ANY)]:
+            raise UsageError(
+                f"dtensor.Layout: {open_[0]!r} says no layout; relayout alone takes it"
+            )
+        dims = [None if spec == UNSHARDED else spec for spec in self._specs]
+        return plan_layout.Layout(self.mesh.shoal_mesh, *dims)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh."""
+        return Mesh.from_string("empty_mesh") if self._mesh is None else self._mesh
+
+    @property
+    def sharding_specs(self) -> list[str]:
+        """For each dim the mesh dim that splits it, or `UNSHARDED`."""
+        return list(self._specs)
+
+    @property
+    def rank(self) -> int:
+        """How many dims an array of this layout has."""
+        return len(self._specs)
+
+    @property
+    def shape(self) -> list[int]:
+        """The sizes of the mesh's dims."""
+        return self.mesh.shape()
+
+    @property
+    def type(self) -> LayoutType:
+        """The kind of layout."""
+        return self._type
+
+    def to_parted(self) -> Layout:
+        """Return the same layout, marked as of values that are separate on each device."""
+        if self._type not in (LayoutType.STATIC, LayoutType.PARTED):
+            raise UsageError("dtensor.Layout.to_parted: only a layout of a grid can be parted")
+        return self._of(self._specs, self._mesh, LayoutType.PARTED)
+
+    def delete(self, dims: int | Sequence[int]) -> Layout:
+        """Return the layout without some dims, by their indices; negative count from the end."""
+        given = list(dims) if isinstance(dims, Iterable) else [operator.index(dims)]
+        if wrong := [one for one in given if not -self.rank <= one < self.rank]:
+            raise UsageError(f"dtensor.Layout.delete: {wrong} are no dims of rank {self.rank}")
+        gone = {one % self.rank for one in given}
+        specs = tuple(spec for place, spec in enumerate(self._specs) if place not in gone)
+        return self._of(specs, self._mesh, self._type)
+
+    def is_fully_replicated(self) -> bool:
+        """Say whether no dim names a mesh dim, even one of size 1."""
+        is_grid = self._type in (LayoutType.STATIC, LayoutType.PARTED)
+        return is_grid and all(spec == UNSHARDED for spec in self._specs)
+
+    def is_batch_parallel(self) -> bool:
+        """Say whether the first dim alone is split."""
+        return [spec != UNSHARDED for spec in self._specs] == [True, *[False] * (self.rank - 1)]
+
+    def num_shards(self, idx: int) -> int:
+        """Return into how many shards a dim is split; negative indices count from the end."""
+        if not -self.rank <= idx < self.rank:
+            raise UsageError(f"dtensor.Layout.num_shards: {idx} is no dim of rank {self.rank}")
+        spec = self._specs[idx]
+        if spec in (MATCH, ANY):
+            raise UsageError(f"dtensor.Layout.num_shards: dim {idx} is {spec!r}")
+        return 1 if spec == UNSHARDED else self.mesh.dim_size(spec)
+
+    def _counts(self) -> list[int]:
+        return [self.num_shards(dim) for dim in range(self.rank)]
+
+    def offset_to_shard(self) -> list[tuple[int, ...]]:
+        """Return for each position of the mesh the index along each dim of the shard there."""
+        self._counts()  # which refuses specs that say nothing
+        places = [dict(zip(self.mesh.dim_names, coords_of(place, self.shape), strict=True))
+                  for place in range(self.mesh.size)]  # fmt: skip
+        return [tuple(place.get(spec, 0) for spec in self._specs) for place in places]
+
+    def offset_tuple_to_global_index(self, offset_tuple: Sequence[int]) -> int:
+        """Return the row-major number of the shard with these indices."""
+        counts = self._counts()
+        index = tuple(offset_tuple)
+        fits = len(index) == len(counts) and all(map(operator.lt, index, counts))
+        if not fits or any(one < 0 for one in index):
+            raise UsageError(f"dtensor.Layout: {index} is no shard of {counts}")
+        return sum(one * math.prod(counts[dim + 1 :]) for dim, one in enumerate(index))
+
+    def global_shape_from_local_shape(self, local_shape: Sequence[int | None]) -> list[int]:
+        """Return the shape of an array whose shards have a shape; -1 stands for an unknown size."""
+        counts = self._counts()
+        sizes = sizes_of("global_shape_from_local_shape", local_shape, self.rank)
+        return [s if s < 0 else s * count for s, count in zip(sizes, counts, strict=True)]
+
+    def local_shape_from_global_shape(self, global_shape: Sequence[int | None]) -> list[int]:
+        """Return the shape of the shards of an array; -1 stands for an unknown size.
+
+        Raises:
+          UsageError: a dim does not divide evenly, or the rank is not the layout's.
+        """
+        asked, counts = "local_shape_from_global_shape", self._counts()
+        sizes = sizes_of(asked, global_shape, self.rank)
+        pairs = list(zip(sizes, counts, strict=True))
+        uneven = [
+            f"dim {dim}: {size} over {count} shards"
+            for dim, (size, count) in enumerate(pairs)
+            if size > 0 and size % count
+        ]
+        raise_all(f"dtensor.Layout.{asked}: uneven", uneven)
+        return [size if size < 0 else size // count for size, count in pairs]
+
+    def to_string(self) -> str:
+        """Return the text that `from_string`, and TensorFlow's, reads."""
+        if self._type == LayoutType.EMPTY:
+            return "empty_layout"
+        listed = "".join(f"{spec}," for spec in self._specs)
+        return f"{prefix_of(self._type)}{listed} mesh:{self.mesh.to_string()}"
+
+    def _content(self) -> tuple[Any, ...]:
+        return self._specs, self._mesh, self._type
+
+    def __eq__(self, other: object) -> bool:
+        return self._content() == other._content() if isinstance(other, Layout) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._content())
+
+    def __setattr__(self, field: str, value: object) -> None:
+        raise AttributeError(f"a dtensor.Layout is immutable; {field} cannot be set")
+
+    def __repr__(self) -> str:
+        return f"Layout.from_string({self.to_string()})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Layout._of, self._content()

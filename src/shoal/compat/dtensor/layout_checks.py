@@ -1,0 +1,91 @@
+"""What is refused in a DTensor layout."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+from shoal.compat.dtensor.mesh import Mesh
+from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
+
+__all__ = ["ANY", "MATCH", "UNSHARDED", "checked", "must_be_mesh", "rank_of", "sizes_of"]
+
+UNSHARDED = "unsharded"
+MATCH = "match"
+ANY = "any"  # in texts of TensorFlow's compiler alone
+
+
+def must_be_mesh(mesh: object) -> Mesh:
+    """Return the mesh.
+
+    Raises:
+      UsageError: it is none of DTensor's.
+    """
+    if not isinstance(mesh, Mesh):
+        raise UsageTypeError(f"dtensor.Layout: mesh is not a valid Mesh object: {mesh!r}")
+    return mesh
+
+
+def checked(
+    asked: str, specs: Sequence[str], mesh: object, *, may_be_any: bool = False
+) -> tuple[str, ...]:
+    """Return the specs of a layout, if all are right.
+
+    Raises:
+      UsageError: all that is wrong.
+    """
+    names = must_be_mesh(mesh).dim_names
+    if mesh.is_single_device():  # type: ignore[attr-defined]
+        raise UsageError(f"{asked}: mesh is of a single device: use from_single_device_mesh")
+    if isinstance(specs, str) or not isinstance(specs, Sequence):
+        raise UsageTypeError(f"{asked}: sharding_specs must be a list of names, not {specs!r}")
+    wild = (UNSHARDED, MATCH, *[ANY] * may_be_any)
+    offences: list[str] = []
+    for place, spec in enumerate(specs):
+        if not isinstance(spec, str):
+            offences.append(WrongType(f"spec {place}: {spec!r} must be a name"))
+        elif spec not in wild and spec not in names:
+            known = ", ".join(names)
+            offences.append(
+                f"{spec}: A dimension sharding must either be a valid mesh dimension ({known}) or "
+                f"UNSHARDED{nearest(spec, [*names, UNSHARDED])}"
+            )
+    for name in names:
+        if list(specs).count(name) > 1:
+            offences.append(
+                f"Mesh dimension {name} was repeated in sharding specs {list(specs)}. Mesh "
+                "dimensions must be unique in a layout."
+            )
+    raise_all(asked, offences)
+    return tuple(specs)
+
+
+def rank_of(asked: str, rank: object, least: int) -> int:
+    """Return a rank.
+
+    Raises:
+      UsageError: it is no whole number, or too small.
+    """
+    if isinstance(rank, bool) or not hasattr(rank, "__index__"):
+        raise UsageTypeError(f"dtensor.Layout.{asked}: rank {rank!r} must be a whole number")
+    number = operator.index(rank)
+    if number < least:
+        raise UsageError(f"dtensor.Layout.{asked}: rank {number} must be at least {least}")
+    return number
+
+
+def sizes_of(asked: str, shape: Sequence[int | None], rank: int) -> list[int]:
+    """Return a shape of a rank, unknown sizes as -1.
+
+    Raises:
+      UsageError: it is none, or of another rank.
+    """
+    try:
+        sizes = [-1 if size is None else operator.index(size) for size in shape]
+    except TypeError:
+        raise UsageTypeError(f"dtensor.Layout.{asked}: {shape!r} is no shape") from None
+    if len(sizes) != rank:
+        raise UsageError(f"dtensor.Layout.{asked}: {sizes} has rank {len(sizes)}, not {rank}")
+    if any(size < -1 for size in sizes):
+        raise UsageError(f"dtensor.Layout.{asked}: {sizes} has a negative size")
+    return sizes

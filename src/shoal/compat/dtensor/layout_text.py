@@ -1,0 +1,50 @@
+"""The text of a DTensor layout, as TensorFlow writes and reads it, and the checks of its specs.
+
+::
+
+    sharding_specs:x,unsharded, mesh:MESH      parted:x, mesh:MESH
+    maximal:true, mesh:/job:localhost/replica:0/task:0/device:CPU:0      empty_layout
+"""
+
+from __future__ import annotations
+
+from shoal.errors import UsageError
+
+__all__ = ["prefix_of", "split"]
+
+_PREFIXES = {1: "sharding_specs:", 2: "maximal:true,", 3: "parted:"}
+
+
+def prefix_of(kind: int) -> str:
+    """Return how the text of a kind of layout begins."""
+    return _PREFIXES[kind]
+
+
+def split(text: str) -> tuple[int, list[str], str]:
+    """Return the kind, the specs, and the mesh's text; kind 0 is the empty layout.
+
+    A last comma that is missing loses no spec here. The mesh's name may have spaces.
+
+    Raises:
+      UsageError: it is no layout's text.
+    """
+    if text == "empty_layout":
+        return 0, [], ""
+    shown = text if len(text) <= 200 else f"{text[:200]}…"
+    head, space, mesh = text.partition(" ")
+    if not space or not mesh.startswith("mesh:"):
+        raise UsageError(
+            f"dtensor.Layout.from_string({shown!r}): Expected 2 items, the specs and mesh:…, with "
+            "a space between them"
+        )
+    for kind, prefix in _PREFIXES.items():
+        if head.startswith(prefix):
+            rest = head.removeprefix(prefix)
+            specs = rest.removesuffix(",").split(",") if rest else []
+            if kind == 2 and rest:
+                break
+            return kind, [] if specs == ["scalar"] else specs, mesh.removeprefix("mesh:")
+    raise UsageError(
+        f"dtensor.Layout.from_string({shown!r}): Unknown layout type prefix {head[:40]!r}; known: "
+        + ", ".join(_PREFIXES.values())
+    )

@@ -1,0 +1,299 @@
+"""`dtensor.Mesh` on the devices of JAX."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.colour import local
+from shoal.compat.dtensor import mesh_text, placing
+from shoal.compat.dtensor.device_spec import DeviceSpec
+from shoal.compat.dtensor.mesh_fields import EMPTY, MeshFields, check, ids_of, single
+from shoal.compat.dtensor.refused import NotPossible
+from shoal.errors import UsageError, UsageTypeError, nearest
+from shoal.plan import mesh as plan_mesh
+from shoal.plan.mesh import coords_of
+
+__all__ = ["Mesh", "MeshDimension"]
+
+
+class MeshDimension(NamedTuple):
+    """A name and a size."""
+
+    name: str
+    size: int
+
+
+@local
+class Mesh:
+    """DTensor's mesh: named dims over devices that are numbered in a row.
+
+    Local.
+
+    A value: immutable, hashable, equal by content, and its text is the one that TensorFlow reads.
+    `shoal_mesh` is the `shoal.Mesh` over the same devices, equal on all processes.
+
+    Args:
+      dim_names: a list of names, major first.
+      global_device_ids: the ids [mesh shape], ascending by one; the position of a device is its id
+        less the first.
+      local_device_ids: a list of those that this process has.
+      local_devices: a list of their names, such as "CPU:0", or DeviceSpecs.
+      mesh_name: a label, part of equality.
+      global_devices: a list of the names of all; needed where the rule that each process has as
+        many devices, side by side, does not hold.
+      use_xla_spmd: for TPUs; kept, and without effect: JAX compiles with XLA's SPMD anyway.
+
+    Raises:
+      UsageError: all that is wrong.
+
+    >>> import numpy as np
+    >>> mesh = Mesh(["x", "y"], np.arange(4).reshape(2, 2), [0, 1, 2, 3], [f"CPU:{i}"
+    ...     for i in range(4)])
+    >>> mesh.shape(), mesh.dim_size("y"), mesh.coords(2).tolist()
+    ([2, 2], 2, [1, 0])
+    """
+
+    __slots__ = ("_fields", "_placed")
+
+    _fields: MeshFields
+    _placed: plan_mesh.Mesh | Mesh | None  # on these devices, or on the CPUs beside that mesh
+
+    def __init__(
+        self,
+        dim_names: list[str],
+        global_device_ids: NDArray[np.int64],
+        local_device_ids: list[int],
+        local_devices: list[DeviceSpec | str],
+        mesh_name: str = "",
+        global_devices: list[DeviceSpec | str] | None = None,
+        use_xla_spmd: bool = False,
+    ) -> None:
+        shape, ids = ids_of(global_device_ids)
+        if ids and len(shape) != len(dim_names):
+            raise UsageError(
+                "dtensor.Mesh: Number of mesh dimensions does not match number of dimension "
+                f"names: {len(shape)} and {len(dim_names)}"
+            )
+        dims = list(zip(dim_names, shape, strict=False))
+        given = (local_device_ids, local_devices, mesh_name, global_devices, use_xla_spmd)
+        self._fill(check("dtensor.Mesh", dims, ids, *given))
+
+    def _fill(self, fields: MeshFields, placed: plan_mesh.Mesh | Mesh | None = None) -> None:
+        object.__setattr__(self, "_fields", fields)
+        object.__setattr__(self, "_placed", placed)
+
+    @classmethod
+    def _of(cls, fields: MeshFields, placed: plan_mesh.Mesh | Mesh | None = None) -> Mesh:
+        mesh = object.__new__(cls)
+        mesh._fill(fields, placed)
+        return mesh
+
+    @classmethod
+    def from_shoal(
+        cls, mesh: plan_mesh.Mesh, *, job: str = "localhost", use_xla_spmd: bool = False
+    ) -> Mesh:
+        """Return DTensor's view, in this process, of a mesh of shoal's."""
+        return cls._of(placing.fields_of(mesh, job=job, use_xla_spmd=use_xla_spmd), mesh)
+
+    @classmethod
+    def from_device(cls, device: str) -> Mesh:
+        """Return the mesh of one device, by its name."""
+        return cls._of(single(device))
+
+    @classmethod
+    def from_string(cls, mesh_str: str) -> Mesh:
+        """Read the text that `to_string`, or TensorFlow, wrote."""
+        if not isinstance(mesh_str, str):
+            raise UsageTypeError(f"dtensor.Mesh.from_string: {mesh_str!r} must be text")
+        return cls._of(mesh_text.read(mesh_str))
+
+    @classmethod
+    def from_proto(cls, proto: Any) -> Mesh:
+        """Read a MeshProto of TensorFlow's, or what has the same fields."""
+        if device := getattr(proto, "single_device", ""):
+            return cls.from_device(device)
+        dims = [(one.name, one.size) for one in proto.mesh_dimensions]
+        if not dims and not list(proto.global_device_ids):
+            return cls._of(EMPTY)
+        rows = [list(proto.local_device_ids), list(proto.local_devices), proto.name]
+        rows += [list(proto.global_devices), proto.use_xla_spmd]
+        return cls._of(check("dtensor.Mesh.from_proto", dims, [*proto.global_device_ids], *rows))
+
+    def as_proto(self) -> Any:
+        """Refuse: protocol buffers are TensorFlow's; its `Mesh.from_string` reads our text."""
+        raise NotPossible(
+            "dtensor.Mesh.as_proto: there are no protocol buffers here; TensorFlow's "
+            "Mesh.from_string reads to_string()"
+        )
+
+    @property
+    def shoal_mesh(self) -> plan_mesh.Mesh:
+        """The `shoal.Mesh` over the same devices, as all of shoal takes it."""
+        if isinstance(self._placed, Mesh):
+            return self._placed.shoal_mesh.host_mesh()
+        return placing.placed(self._fields) if self._placed is None else self._placed
+
+    @property
+    def dim_names(self) -> list[str]:
+        """The names of the dims, major first."""
+        return [name for name, _ in self._fields.dims]
+
+    @property
+    def name(self) -> str:
+        """The label."""
+        return self._fields.name
+
+    @property
+    def size(self) -> int:
+        """How many devices; 0 for the mesh of a single device."""
+        return self._fields.size
+
+    @property
+    def strides(self) -> list[int]:
+        """How far apart in ids neighbours along each dim are."""
+        shape = self.shape()
+        return [math.prod(shape[place + 1 :]) for place in range(len(shape))] or [1]
+
+    @property
+    def single_device(self) -> str:
+        """The name of the device of a single-device mesh; "" for any other."""
+        return self._fields.single
+
+    def shape(self) -> list[int]:
+        """Return the sizes of the dims."""
+        return list(self._fields.shape)
+
+    def dim_size(self, dim_name: str) -> int:
+        """Return the size of a dim.
+
+        Raises:
+          UsageError: the mesh has no such dim.
+        """
+        return self[dim_name].size
+
+    def __getitem__(self, dim_name: str) -> MeshDimension:
+        if not self.contains_dim(dim_name):
+            known = ", ".join(self.dim_names)
+            hint = nearest(dim_name, self.dim_names)
+            raise UsageError(
+                f"dtensor.Mesh: Dimension {dim_name} does not exist in mesh. Available "
+                f"dimensions: {known}{hint}"
+            )
+        return MeshDimension(dim_name, dict(self._fields.dims)[dim_name])
+
+    def contains_dim(self, dim_name: str) -> bool:
+        """Say whether the mesh has a dim of this name."""
+        if not isinstance(dim_name, str):
+            raise UsageTypeError(f"dtensor.Mesh: a dim's name must be text, not {dim_name!r}")
+        return dim_name in dict(self._fields.dims)
+
+    __contains__ = contains_dim
+
+    def coords(self, device_idx: int) -> NDArray[np.int64]:
+        """Return the index along each dim of a position [dims]; positions wrap around."""
+        return np.array([
+            device_idx // stride % size
+            for stride, size in zip(self.strides, self.shape(), strict=False)
+        ], np.int64)  # fmt: skip
+
+    def device_location(self, offset: int) -> list[int]:
+        """Return the index along each dim of a position, which must be one of the mesh's."""
+        if not 0 <= offset < self.size:
+            raise UsageError(
+                "dtensor.Mesh: Mesh offset cannot be negative or exceed Mesh's size "
+                f"{self.size}: {offset}"
+            )
+        return list(coords_of(offset, self.shape()))
+
+    def unravel_index(self) -> dict[int, dict[str, int]]:
+        """Return position → dim → index, for all positions."""
+        return {place: self._named(place) for place in range(self.size)}
+
+    def local_device_locations(self) -> list[dict[str, int]]:
+        """Return dim → index for each device of this process, in the order of its ids."""
+        return [self._named(one - self._fields.first_id) for one in self._fields.local_ids]
+
+    def _named(self, position: int) -> dict[str, int]:
+        return dict(zip(self.dim_names, coords_of(position, self.shape()), strict=True))
+
+    def global_device_ids(self) -> NDArray[np.int64]:
+        """Return the ids of all devices [mesh shape]."""
+        first = self.min_global_device_id()
+        return np.arange(first, first + self.size, dtype=np.int64).reshape(self.shape())
+
+    def min_global_device_id(self) -> int:
+        """Return the first id.
+
+        Raises:
+          UsageError: the mesh has no ids: it is of a single device, or empty.
+        """
+        if not self.size:
+            raise UsageError(f"dtensor.Mesh: {self.to_string()!r} has no global device ids")
+        return self._fields.first_id
+
+    def local_device_ids(self) -> list[int]:
+        """Return the ids of this process's devices, in the order of `pack` and `unpack`."""
+        return list(self._fields.local_ids)
+
+    def local_devices(self) -> list[str]:
+        """Return the names of this process's devices."""
+        return list(self._fields.local_devices)
+
+    def global_devices(self) -> list[str]:
+        """Return the names of all devices, if the mesh was given them."""
+        return list(self._fields.global_devices)
+
+    def num_local_devices(self) -> int:
+        """Return how many of the devices this process has."""
+        return len(self._fields.local_ids)
+
+    def device_type(self) -> str:
+        """Return "CPU", "GPU" or "TPU"; "" for the empty mesh."""
+        return self._fields.device_type
+
+    def is_remote(self) -> bool:
+        """Say whether this process has none of the devices."""
+        return self.size > 0 and not self._fields.local_ids
+
+    def is_single_device(self) -> bool:
+        """Say whether the mesh is of one device, without dims."""
+        return bool(self._fields.single)
+
+    def use_xla_spmd(self) -> bool:
+        """Return what the constructor was given."""
+        return self._fields.use_xla_spmd
+
+    def host_mesh(self) -> Mesh:
+        """Return the same grid of CPU devices beside these: `shoal.Mesh.host_mesh`."""
+        if not self.size:
+            return self._of(EMPTY)
+        specs = [DeviceSpec.from_string(one) for one in self._fields.local_devices]
+        names = tuple(one.replace(device_type="CPU").to_string() for one in specs)
+        fields = self._fields._replace(
+            name="", local_devices=names, global_devices=(), use_xla_spmd=False
+        )
+        is_placed = self._placed is not None or self.device_type() != "CPU"
+        return self._of(fields, self if is_placed else None)
+
+    def to_string(self) -> str:
+        """Return the text that `from_string`, and TensorFlow's, reads."""
+        return mesh_text.write(self._fields)
+
+    def __eq__(self, other: object) -> bool:
+        return self._fields == other._fields if isinstance(other, Mesh) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._fields)
+
+    def __setattr__(self, field: str, value: object) -> None:
+        raise AttributeError(f"a dtensor.Mesh is immutable; {field} cannot be set")
+
+    def __repr__(self) -> str:
+        return f"Mesh.from_string({self.to_string()!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mesh._of, (self._fields, self._placed)

@@ -1,0 +1,115 @@
+"""The text of a DTensor mesh, as TensorFlow writes and reads it.
+
+Fields between bars; the last two only where the mesh has them::
+
+    name|x=2,y=2|0,1,2,3|0,1,2,3|/job:…/device:CPU:0,…|global devices|use_xla_spmd
+
+`empty_mesh`, the name of one device, and `name|x=2|*CPU` (all devices made up) are meshes too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from shoal.compat.dtensor.mesh_fields import EMPTY, MeshFields, check, single
+from shoal.errors import UsageError
+
+__all__ = ["read", "write"]
+
+_XLA = "use_xla_spmd"
+_MOST_MADE_UP = 1 << 20  # a few characters of text ask for that many devices
+_WHOLE = re.compile(r"\d{1,18}", re.ASCII)
+
+
+def write(fields: MeshFields) -> str:
+    """Return the text of a mesh."""
+    if fields.single or not fields.size:
+        return fields.single or "empty_mesh"
+    ids = range(fields.first_id, fields.first_id + fields.size)
+    parts = [
+        fields.name,
+        ",".join(f"{name}={size}" for name, size in fields.dims),
+        ",".join(map(str, ids)),
+        ",".join(map(str, fields.local_ids)),
+        ",".join(fields.local_devices),
+    ]
+    parts += [",".join(fields.global_devices)] if fields.global_devices else []
+    return "|".join(parts + [_XLA] * fields.use_xla_spmd)
+
+
+def read(text: str) -> MeshFields:
+    """Read the text of a mesh.
+
+    Raises:
+      UsageError: it is none, or what it says is wrong; whatever the text.
+    """
+    if text == "empty_mesh":
+        return EMPTY
+    if "|" not in text:
+        return _single(text)
+    name, dims, *rest = text.split("|")
+    sizes = _dims(dims, text)
+    if len(rest) == 1:
+        made_up, names = _made_up(math.prod(size for _, size in sizes), rest[0], text)
+        return check(_asked(text), sizes, made_up, made_up, names, name, None, False)
+    if not 3 <= len(rest) <= 5:
+        found = len(rest) + 2
+        raise _bad(text, f"Expected either 5, 6, 7 or 3 mesh parts but found {found}")
+    if len(rest) == 5 and rest[4] != _XLA:
+        raise _bad(text, f"Expected string {_XLA} as the 7th argument but got: {rest[4]!r}")
+    is_xla = rest[-1] == _XLA and len(rest) > 3
+    global_devices = rest[3] if len(rest) - is_xla == 4 else ""
+    ids = _ids(rest[0], text)
+    if math.prod(size for _, size in sizes) != len(ids):
+        raise _bad(text, f"{len(ids)} global device ids for dims {dims}")
+    owned = list(_ids(rest[1], text))
+    local_devices, everywhere = _devices(rest[2]), _devices(global_devices)
+    return check(_asked(text), sizes, ids, owned, local_devices, name, everywhere, is_xla)
+
+
+def _single(text: str) -> MeshFields:
+    try:
+        return single(text)
+    except UsageError as error:
+        raise _bad(text, f"Input string is invalid: {error}") from None
+
+
+def _dims(text: str, whole: str) -> list[tuple[str, int]]:
+    dims = []
+    for part in text.split(",") if text else []:
+        name, equals, size = part.partition("=")
+        if not equals or not _WHOLE.fullmatch(size) or int(size) < 1:
+            raise _bad(whole, f"{part!r} is no dim, such as x=2")
+        dims.append((name, int(size)))
+    return dims
+
+
+def _made_up(size: int, kind: str, whole: str) -> tuple[list[int], list[str]]:
+    if not re.fullmatch(r"\*[A-Za-z]\w*", kind, re.ASCII):
+        raise _bad(whole, f"{kind!r} is no device type with a star, such as *CPU")
+    if size > _MOST_MADE_UP:
+        raise _bad(whole, f"{size} devices are more than can be made up: {_MOST_MADE_UP}")
+    kind = kind[1:]
+    return [*range(size)], [f"/job:localhost/task:0/device:{kind}:{n}" for n in range(size)]
+
+
+def _ids(text: str, whole: str) -> tuple[int, ...]:
+    words = text.split(",") if text else []
+    wrong = [word for word in words if not _WHOLE.fullmatch(word)]
+    if wrong:
+        raise _bad(whole, f"{wrong[0]!r} is no device id")
+    return tuple(map(int, words))
+
+
+def _devices(text: str) -> list[str]:
+    return text.split(",") if text else []
+
+
+def _asked(text: str) -> str:
+    shown = text if len(text) <= 200 else f"{text[:200]}…"
+    return f"dtensor.Mesh.from_string({shown!r})"
+
+
+def _bad(text: str, why: str) -> UsageError:
+    return UsageError(f"{_asked(text)}: {why}")

@@ -1,0 +1,106 @@
+"""DTensor's meshes ⇄ shoal's: which devices of JAX the names of devices mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from shoal.compat.dtensor.device_spec import DeviceSpec
+from shoal.compat.dtensor.mesh_fields import MeshFields
+from shoal.errors import UsageError
+from shoal.plan.mesh import Mesh
+from shoal.runtime.process import process_index, registered
+
+__all__ = ["devices_of", "fields_of", "placed", "spec_texts"]
+
+
+def devices_of(kind: str) -> dict[int, list[int]]:
+    """Return the ids of the devices of a platform that each process has, ascending."""
+    owned: dict[int, list[int]] = {}
+    try:
+        devices = jax.devices(kind)
+    except RuntimeError:  # there are none
+        return owned
+    for device in sorted(devices, key=lambda one: one.id):
+        owned.setdefault(device.process_index, []).append(device.id)
+    return owned
+
+
+def placed(fields: MeshFields) -> Mesh:
+    """Return shoal's mesh over the devices that a DTensor mesh names.
+
+    Raises:
+      UsageError: it names none, or devices that do not exist.
+    """
+    if not fields.size and not fields.single:
+        raise UsageError("dtensor.Mesh: the empty mesh has no devices")
+    kind = fields.device_type.lower()
+    specs = [DeviceSpec.from_string(fields.single)] if fields.single else _specs(fields)
+    present, me = devices_of(kind), process_index()
+    owners = [me if spec.task is None else spec.task for spec in specs]
+    places = list(zip(owners, (spec.device_index or 0 for spec in specs), strict=True))
+    missing = [spec.to_string() for spec, (owner, place) in zip(specs, places, strict=True)
+               if place >= len(present.get(owner, ()))]  # fmt: skip
+    if missing:
+        counts = {owner: len(ids) for owner, ids in sorted(present.items())}
+        raise UsageError(
+            f"dtensor.Mesh: no such {kind} devices: {', '.join(missing[:8])}; processes have "
+            f"{counts}"
+        )
+    ids = [present[owner][place] for owner, place in places]
+    return registered(Mesh(fields.dims, ids, owners, kind, fields.name))
+
+
+def _specs(fields: MeshFields) -> list[DeviceSpec]:
+    """Return the device at each position; where a mesh names its own alone, by DTensor's rule.
+
+    That is: each process has as many, side by side, and of the same indices.
+    """
+    if fields.global_devices:
+        return [DeviceSpec.from_string(text) for text in fields.global_devices]
+    own = [DeviceSpec.from_string(text) for text in fields.local_devices]
+    first = min(fields.local_ids)
+    order = sorted(range(len(own)), key=lambda place: fields.local_ids[place])
+    own = [own[place] for place in order]
+    is_block = [fields.local_ids[place] - first for place in order] == [*range(len(own))]
+    me = process_index()
+    if not is_block or (first - fields.first_id != me * len(own) and len(own) < fields.size):
+        raise UsageError(
+            f"dtensor.Mesh: local_device_ids={list(fields.local_ids)} do not say which devices "
+            f"other processes have; give global_devices=, or use create_distributed_mesh"
+        )
+    if len(own) == fields.size:
+        return own
+    tasks = range(fields.size // len(own))
+    return [spec.replace(task=number) for number in tasks for spec in own]
+
+
+def fields_of(mesh: Mesh, *, job: str, use_xla_spmd: bool = False) -> MeshFields:
+    """Return how DTensor describes a mesh of shoal's in this process.
+
+    A device's id is its position; this process's come in ascending order of JAX's ids.
+    """
+    me = process_index()
+    positions = {int(one): place for place, one in enumerate(mesh.device_ids.ravel())}
+    own = sorted(int(one) for one in mesh.local(me))
+    names = spec_texts(mesh.kind, job, me, own)
+    local_ids = tuple(positions[one] for one in own)
+    dims = tuple(mesh.axes.items())
+    others = () if own else tuple(_everywhere(mesh, job))
+    return MeshFields(mesh.name, dims, 0, local_ids, tuple(names), others, use_xla_spmd)
+
+
+def _everywhere(mesh: Mesh, job: str) -> list[str]:
+    """Return the names of all devices, for a process that has none of them."""
+    pairs = zip(mesh.device_ids.ravel().tolist(), mesh.processes.ravel().tolist(), strict=True)
+    return [spec_texts(mesh.kind, job, owner, [one])[0] for one, owner in pairs]
+
+
+def spec_texts(kind: str, job: str, process: int, ids: Sequence[int]) -> list[str]:
+    """Return the names of devices of one process."""
+    present = devices_of(kind).get(process, sorted(ids))
+    return [
+        f"/job:{job}/replica:0/task:{process}/device:{kind.upper()}:{present.index(one)}"
+        for one in ids
+    ]

@@ -1,0 +1,45 @@
+"""Errors that are ours and also what DTensor raised, and whose names they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from shoal.errors import InitializeError, ShoalError, UsageError
+
+__all__ = ["EagerOnly", "NotPossible", "StartError", "must_be_eager", "said_of"]
+
+
+class NotPossible(UsageError, NotImplementedError):
+    """A name of DTensor's that can have no meaning here; the message says what to do."""
+
+
+class EagerOnly(UsageError, RuntimeError):
+    """A function was called inside `jit`, which works on arrays that have values."""
+
+
+class StartError(InitializeError, ValueError):
+    """The devices were initialised twice, or too late, or not at all."""
+
+
+@contextmanager
+def said_of(name: str) -> Iterator[None]:
+    """Let an error of shoal's in the block say first which name of DTensor's was called."""
+    try:
+        yield
+    except ShoalError as error:
+        if not str(error).startswith("dtensor."):
+            error.args = (f"dtensor.{name}: {error}", *error.args[1:])
+        raise
+
+
+def must_be_eager(name: str, ours: str) -> None:
+    """Refuse a call inside `jit`, as DTensor does with a RuntimeError.
+
+    Raises:
+      EagerOnly: a function is being traced.
+    """
+    from shoal.arrays.upload import is_tracing
+
+    if is_tracing():
+        raise EagerOnly(f"dtensor.{name} must be called eagerly, outside jit; {ours}")
