@@ -20,7 +20,7 @@ from hypothesis import settings
 
 # Whatever could tell this process, or a child, that it is part of a job, or how JAX is set up.
 FOREIGN = (
-    "COORDINATOR_", "CUDA_VISIBLE_DEVICES", "JAX_", "KUBERNETES_", "LOCAL_", "MASTER_",
+    "COORDINATOR_", "CUDA_VISIBLE_DEVICES", "DTENSOR_", "JAX_", "KUBERNETES_", "LOCAL_", "MASTER_",
     "MEGASCALE_", "NODE_RANK", "OMPI_", "PMI_", "PJRT_", "PMIX_", "PRTE_", "PYTHONDONTWRITE",
     "RANK", "SHOAL_", "SLURM_",
     "TORCHELASTIC_", "TPU_", "WORLD_SIZE", "XLA_",

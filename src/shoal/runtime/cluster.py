@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.errors import InitializeError, raise_all
+from shoal.runtime import dtensor_jobs
 from shoal.runtime.frames import address_text, split_address
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "decide",
     "first_host",
     "is_loopback",
+    "numbers_of",
     "shown_job",
 ]
 
@@ -78,6 +80,7 @@ class _Family(NamedTuple):
     address: Callable[[Environment], str | None]
     strict: bool = False
     needs: tuple[str, ...] = ()  # without these the variables are not this launcher's
+    completed: Callable[[Environment, list[str]], Environment] | None = None
 
 
 class _Numbers(NamedTuple):
@@ -138,6 +141,21 @@ def shown_job(env: Environment) -> ShownJob | None:
     return ShownJob(numbers.words, numbers.num_processes)
 
 
+def numbers_of(env: Environment) -> tuple[int, int]:
+    """Return which process `initialize()` would make this one, of how many.
+
+    >>> numbers_of({"DTENSOR_JOBS": "a:1,b:1", "DTENSOR_CLIENT_ID": "1"}), numbers_of({})
+    ((1, 2), (0, 1))
+
+    Raises:
+      InitializeError, UsageError: as `decide`, for the numbers alone.
+    """
+    offences: list[str] = []
+    process, num_processes, _, _ = _pair(Arguments(), env, offences, [])
+    raise_all("the variables of this process's launcher", offences)
+    return process, num_processes
+
+
 def _pair(
     arguments: Arguments, env: Environment, offences: list[str], passed_over: list[str]
 ) -> tuple[int, int, str, _Family | None]:
@@ -184,6 +202,7 @@ def _of_family(
     family: _Family, env: Environment, offences: list[str], passed_over: list[str]
 ) -> _Numbers | None:
     """Return what this family says, if it says both numbers, or half of them is an error."""
+    env = env if family.completed is None else family.completed(env, offences)
     names = (*family.needs, *family.indices, *family.counts)
     found = {name: env[name].strip() for name in names if env.get(name, "").strip()}
     at = next((name for name in family.indices if name in found), None)
@@ -355,6 +374,13 @@ def _no_address(env: Environment) -> str | None:
 _FAMILIES = (
     _Family("SHOAL_*", ("SHOAL_PROCESS_ID",), ("SHOAL_NUM_PROCESSES",), _no_address, strict=True),
     _Family("JAX_*", ("JAX_PROCESS_ID",), ("JAX_NUM_PROCESSES",), _no_address, strict=True),
+    _Family(
+        "DTensor",
+        (dtensor_jobs.INDEX,),
+        (dtensor_jobs.COUNT,),
+        dtensor_jobs.address,
+        completed=dtensor_jobs.completed,
+    ),
     _Family("torchrun", ("RANK",), ("WORLD_SIZE",), _torchrun_address),
     _Family(
         "Open MPI", ("OMPI_COMM_WORLD_RANK", "PMIX_RANK"), ("OMPI_COMM_WORLD_SIZE",), _no_address

@@ -36,6 +36,7 @@ __all__ = [
     "coordinator",
     "held",
     "initialize",
+    "is_joined",
     "is_watching",
     "last_coordinator",
     "meshes",
@@ -85,10 +86,10 @@ def initialize(
     Collective over all processes.
 
     Call it once, before the first use of JAX's devices. Numbers that you do not give come from
-    `SHOAL_*`, `JAX_*`, torchrun, Open MPI, MPICH or a Slurm step, in this order; without any this
-    is a job of one process. With PMIx alone (`prterun`), which gives no count, give them. It is
-    impossible that it returns on one process and raises on another that is alive, or that it aborts
-    the process.
+    `SHOAL_*`, `JAX_*`, `DTENSOR_*`, torchrun, Open MPI, MPICH or a Slurm step, in this order;
+    without any this is a job of one process. With PMIx alone (`prterun`), which gives no count,
+    give them. It is impossible that it returns on one process and raises on another that is alive,
+    or that it aborts the process.
 
     Under `shoal run` the services of the job run already; otherwise process 0 starts them in
     processes of their own, which end with the job. If the program called
@@ -279,6 +280,11 @@ def device_start() -> Start:
 def has_joined() -> bool:
     """Has this process, or the one that it is a fork of, ever joined a job?"""
     return (_RECORD.joined or _RECORD.left) is not None
+
+
+def is_joined() -> bool:
+    """Is this process in a job now: has it called `initialize`, and not `shutdown` since?"""
+    return _RECORD.joined is not None
 
 
 def last_coordinator() -> Coordinator:

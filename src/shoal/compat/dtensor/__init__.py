@@ -1,7 +1,43 @@
 """TensorFlow's `tf.experimental.dtensor`, by its own names, on arrays of JAX."""
 
+from shoal.compat.dtensor.config import client_id as client_id
+from shoal.compat.dtensor.config import full_job_name as full_job_name
+from shoal.compat.dtensor.config import gpu_use_nccl_communication as gpu_use_nccl_communication
+from shoal.compat.dtensor.config import heartbeat_enabled as heartbeat_enabled
+from shoal.compat.dtensor.config import is_local_mode as is_local_mode
+from shoal.compat.dtensor.config import job_name as job_name
+from shoal.compat.dtensor.config import jobs as jobs
+from shoal.compat.dtensor.config import local_devices as local_devices
+from shoal.compat.dtensor.config import num_clients as num_clients
+from shoal.compat.dtensor.config import num_global_devices as num_global_devices
+from shoal.compat.dtensor.config import num_local_devices as num_local_devices
+from shoal.compat.dtensor.config import preferred_device_type as preferred_device_type
+from shoal.compat.dtensor.config import use_multi_device_mode as use_multi_device_mode
 from shoal.compat.dtensor.device_spec import DeviceSpec as DeviceSpec
 from shoal.compat.dtensor.layout import MATCH as MATCH
 from shoal.compat.dtensor.layout import UNSHARDED as UNSHARDED
 from shoal.compat.dtensor.layout import Layout as Layout
 from shoal.compat.dtensor.mesh import Mesh as Mesh
+from shoal.compat.dtensor.meshes import barrier as barrier
+from shoal.compat.dtensor.meshes import create_distributed_mesh as create_distributed_mesh
+from shoal.compat.dtensor.meshes import create_mesh as create_mesh
+from shoal.compat.dtensor.meshes import create_tpu_mesh as create_tpu_mesh
+from shoal.compat.dtensor.meshes import get_device_ids as get_device_ids
+from shoal.compat.dtensor.meshes import get_device_locations as get_device_locations
+from shoal.compat.dtensor.start import (
+    dtensor_initialize_tpu_system as dtensor_initialize_tpu_system,
+)
+from shoal.compat.dtensor.start import dtensor_shutdown_tpu_system as dtensor_shutdown_tpu_system
+from shoal.compat.dtensor.start import (
+    initialize_accelerator_system as initialize_accelerator_system,
+)
+from shoal.compat.dtensor.start import initialize_multi_client as initialize_multi_client
+from shoal.compat.dtensor.start import (
+    initialize_multi_client_cluster as initialize_multi_client_cluster,
+)
+from shoal.compat.dtensor.start import initialize_tpu_system as initialize_tpu_system
+from shoal.compat.dtensor.start import is_initialized as is_initialized
+from shoal.compat.dtensor.start import set_initialized as set_initialized
+from shoal.compat.dtensor.start import shutdown_accelerator_system as shutdown_accelerator_system
+from shoal.compat.dtensor.start import shutdown_tpu_system as shutdown_tpu_system
+from shoal.compat.dtensor.start import tpu_system_init_helper as tpu_system_init_helper

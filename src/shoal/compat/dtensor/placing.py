@@ -79,11 +79,13 @@ def _specs(fields: MeshFields) -> list[DeviceSpec]:
 def fields_of(mesh: Mesh, *, job: str, use_xla_spmd: bool = False) -> MeshFields:
     """Return how DTensor describes a mesh of shoal's in this process.
 
-    A device's id is its position; this process's come in ascending order of JAX's ids.
+    A device's id is its position. Those of this process come in mesh order; on TPUs, as there, in
+    the order of the chips' own numbers.
     """
     me = process_index()
     positions = {int(one): place for place, one in enumerate(mesh.device_ids.ravel())}
-    own = sorted(int(one) for one in mesh.local(me))
+    own = [int(one) for one in mesh.local(me)]
+    own = sorted(own) if mesh.kind == "tpu" else own
     names = spec_texts(mesh.kind, job, me, own)
     local_ids = tuple(positions[one] for one in own)
     dims = tuple(mesh.axes.items())

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from shoal.arrays.upload import is_tracing
 from shoal.errors import InitializeError, ShoalError, UsageError
+from shoal.runtime import jax_runtime
 
 __all__ = ["EagerOnly", "NotPossible", "StartError", "must_be_eager", "said_of"]
 
@@ -39,7 +41,6 @@ def must_be_eager(name: str, ours: str) -> None:
     Raises:
       EagerOnly: a function is being traced.
     """
-    from shoal.arrays.upload import is_tracing
-
-    if is_tracing():
+    # To ask JAX would start its devices; before they are, no program can be traced for them.
+    if jax_runtime.backend_exists() and is_tracing():
         raise EagerOnly(f"dtensor.{name} must be called eagerly, outside jit; {ours}")

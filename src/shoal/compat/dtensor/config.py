@@ -1,0 +1,223 @@
+"""Who this process is and which devices there are: DTensor's configuration, by its names."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import jax
+
+from shoal.colour import local
+from shoal.compat.dtensor.device_spec import DeviceSpec
+from shoal.compat.dtensor.placing import devices_of
+from shoal.compat.dtensor.refused import StartError
+from shoal.errors import UsageError, nearest
+from shoal.runtime.cluster import numbers_of
+from shoal.runtime.dtensor_jobs import jobs_of
+from shoal.runtime.process import coordinator, is_joined
+
+__all__ = [
+    "client_id",
+    "full_job_name",
+    "gpu_use_nccl_communication",
+    "heartbeat_enabled",
+    "is_local_mode",
+    "job_name",
+    "jobs",
+    "local_devices",
+    "num_clients",
+    "num_global_devices",
+    "num_local_devices",
+    "preferred_device_type",
+    "type_of",
+    "use_multi_device_mode",
+]
+
+_TYPES = ("CPU", "GPU", "TPU")
+
+
+def _numbers() -> tuple[int, int]:
+    """Return which process this is, of how many: of the job, or of the one it is about to join."""
+    if is_joined():
+        here = coordinator()
+        return here.process, here.num_processes
+    return numbers_of(os.environ)
+
+
+@local
+def client_id() -> int:
+    """Return which process of the job this one is, from 0: `shoal.process_index`.
+
+    Local.
+
+    Before the job is joined, what the launcher's variables say: DTENSOR_CLIENT_ID, or any other
+    launcher's that `shoal.initialize` knows.
+    """
+    return _numbers()[0]
+
+
+@local
+def num_clients() -> int:
+    """Return how many processes the job has: `shoal.process_count`.
+
+    Local.
+    """
+    return _numbers()[1]
+
+
+@local
+def jobs() -> list[str]:
+    """Return where each process is: the entries of DTENSOR_JOBS; [] in a job of one.
+
+    Local.
+
+    In a job that another launcher started: the host of each process.
+    """
+    listed = jobs_of(os.environ.get("DTENSOR_JOBS", ""))
+    if any(entry.startswith("/bns/") for entry in listed):
+        tasks = [int(number[0]) if (number := re.findall(r"/(\d+)(?::\w+)?$", entry)) else -1
+                 for entry in listed]  # fmt: skip
+        if tasks != sorted(tasks) or -1 in tasks:
+            raise UsageError(
+                f"dtensor.jobs: Unexpected DTENSOR_JOBS content {','.join(listed)!r}: /bns/ "
+                "entries must be sorted by their task"
+            )
+    if listed or not is_joined() or num_clients() == 1:
+        return listed
+    return list(coordinator().hosts)
+
+
+@local
+def job_name() -> str:
+    """Return DTENSOR_JOB_NAME; without it "localhost" in a job of one, else "worker".
+
+    Local.
+    """
+    usual = "localhost" if num_clients() == 1 else "worker"
+    return os.environ.get("DTENSOR_JOB_NAME", "").strip() or usual
+
+
+@local
+def full_job_name(task_id: int | None = None) -> str:
+    """Return how TensorFlow calls a process: "worker/replica:0/task:1"; by default this one.
+
+    Local.
+    """
+    number = client_id() if task_id is None else task_id
+    if not 0 <= number < num_clients():
+        raise UsageError(
+            f"dtensor.full_job_name: Unexpected task ID {number} in local runs or in a job of "
+            f"{num_clients()}"
+        )
+    return f"{job_name()}/replica:0/task:{number}"
+
+
+def type_of(asked: str, device_type: object) -> str:
+    """Return a device type in capitals.
+
+    Raises:
+      UsageError: it is none.
+    """
+    kind = device_type.upper() if isinstance(device_type, str) else ""
+    if kind not in _TYPES:
+        raise UsageError(
+            f"dtensor.{asked}: Unknown device_type {device_type}, Allowed values: CPU, GPU, TPU"
+            f"{nearest(kind, _TYPES)}"
+        )
+    return kind
+
+
+def _present(asked: str, kind: str) -> dict[int, list[int]]:
+    """Return the devices of each process; of several, once the job is joined."""
+    if not is_joined() and num_clients() > 1:
+        raise StartError(
+            f"dtensor.{asked}: Accelerators are uninitialized in this process of a job of "
+            f"{num_clients()}; call dtensor.initialize_accelerator_system() first"
+        )
+    return devices_of(kind.lower())
+
+
+@local
+def local_devices(device_type: str, for_client_id: int | None = None) -> list[DeviceSpec]:
+    """Return the devices of a type that this process, or another, has.
+
+    Local.
+    """
+    kind = type_of("local_devices", device_type)
+    number = client_id() if for_client_id is None else for_client_id
+    job = full_job_name(number).split("/")[0]
+    own = _present("local_devices", kind).get(number, [])
+    return [DeviceSpec(job, 0, number, kind, place) for place in range(len(own))]
+
+
+@local
+def num_local_devices(device_type: str) -> int:
+    """Return how many devices of a type this process has; 0 of types that there are not.
+
+    Local.
+    """
+    if str(device_type).upper() not in _TYPES:
+        return 0
+    return len(local_devices(device_type))
+
+
+@local
+def num_global_devices(device_type: str) -> int:
+    """Return how many devices of a type all processes have: counted, not assumed equal.
+
+    Local.
+    """
+    if str(device_type).upper() not in _TYPES:
+        return 0
+    present = _present("num_global_devices", str(device_type))
+    return sum(map(len, present.values()))
+
+
+@local
+def heartbeat_enabled() -> bool:
+    """Return what DTENSOR_ENABLE_HEARTBEAT says; true by default.
+
+    Local.
+
+    Signs of life between processes cannot be turned off here; SHOAL_LOST_AFTER_S=inf lets nobody
+    be taken for lost.
+    """
+    return os.environ.get("DTENSOR_ENABLE_HEARTBEAT", "true").strip().lower() in ("true", "1")
+
+
+@local
+def preferred_device_type() -> str:
+    """Return the type of the devices that JAX uses by default: "TPU", "GPU" or "CPU".
+
+    Local.
+    """
+    _present("preferred_device_type", "CPU")
+    kind = jax.default_backend().upper()
+    return kind if kind in _TYPES else "CPU"
+
+
+@local
+def is_local_mode() -> bool:
+    """Say whether this is a job of one process.
+
+    Local.
+    """
+    return num_clients() == 1
+
+
+@local
+def gpu_use_nccl_communication() -> bool:
+    """Return what DTENSOR_GPU_USE_NCCL_COMMUNICATION says; XLA uses NCCL on GPUs in any case.
+
+    Local.
+    """
+    return os.environ.get("DTENSOR_GPU_USE_NCCL_COMMUNICATION", "") != "0"
+
+
+@local
+def use_multi_device_mode() -> bool:
+    """Return what DTENSOR_ENABLE_MULTI_DEVICE_EXPANSION says; JAX compiles for all devices anyway.
+
+    Local.
+    """
+    return os.environ.get("DTENSOR_ENABLE_MULTI_DEVICE_EXPANSION", "") != "0"

@@ -1,0 +1,256 @@
+"""Meshes over the devices there are, by DTensor's names, and the meeting of their devices."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from shoal.arrays.make_mesh import make_mesh
+from shoal.collectives.drain import drain
+from shoal.colour import collective, local
+from shoal.compat.dtensor import config
+from shoal.compat.dtensor.device_spec import DeviceSpec, spec_of
+from shoal.compat.dtensor.layout_checks import must_be_mesh
+from shoal.compat.dtensor.mesh import Mesh
+from shoal.compat.dtensor.placing import devices_of
+from shoal.compat.dtensor.refused import NotPossible, StartError, must_be_eager, said_of
+from shoal.errors import UsageError
+from shoal.plan.placement import Rings
+from shoal.runtime.process import is_joined
+
+__all__ = [
+    "barrier",
+    "create_distributed_mesh",
+    "create_mesh",
+    "create_tpu_mesh",
+    "get_device_ids",
+    "get_device_locations",
+]
+
+_LOG = logging.getLogger("shoal")
+
+Dims = Mapping[str, int] | Iterable[tuple[str, int]]
+Devices = Sequence[DeviceSpec | str] | None
+
+
+def _pairs(dims: Dims) -> list[tuple[str, int]]:
+    return (
+        list(dims.items()) if isinstance(dims, Mapping) else [(name, size) for name, size in dims]
+    )
+
+
+def _specs(asked: str, devices: Devices, device_type: str | None, usual: str) -> list[DeviceSpec]:
+    """Return the devices of this process that are asked for; by default all of a type."""
+    if devices is None:
+        return config.local_devices(usual if device_type is None else device_type)
+    specs = [spec_of(one) for one in devices]
+    kinds = {spec.device_type for spec in specs} | ({device_type.upper()} if device_type else set())
+    if not specs or len(kinds) > 1:
+        why = f"Conflicting devices {sorted(map(str, kinds))}" if specs else "devices=[] are none"
+        raise UsageError(f"dtensor.{asked}: {why}; give devices of one type")
+    return specs
+
+
+def _ids(asked: str, specs: Sequence[DeviceSpec], owner: int) -> list[int]:
+    """Return JAX's ids of the devices of a process."""
+    kind = (specs[0].device_type or "").lower() if specs else "cpu"
+    own = devices_of(kind).get(owner, [])
+    missing = [spec.to_string() for spec in specs if (spec.device_index or 0) >= len(own)]
+    if missing or not specs:
+        raise UsageError(
+            f"dtensor.{asked}: process {owner} has {len(own)} {kind} devices, not "
+            f"{', '.join(missing[:8]) or 'any to make a mesh of: its devices must be non-empty'}"
+        )
+    return [own[spec.device_index or 0] for spec in specs]
+
+
+def _must_be_of(specs: Sequence[DeviceSpec], use_xla_spmd: bool) -> None:
+    if use_xla_spmd and specs and specs[0].device_type != "TPU":
+        raise UsageError(
+            f"dtensor: use_xla_spmd=True: XLA SPMD is not supported for {specs[0].device_type} "
+            "mesh; leave it out, for JAX compiles with XLA's SPMD anyway"
+        )
+
+
+@local
+def create_mesh(
+    mesh_dims: Dims | None = None,
+    mesh_name: str = "",
+    devices: Devices = None,
+    device_type: str | None = None,
+    use_xla_spmd: bool = False,
+) -> Mesh:
+    """Return a mesh over devices of this process: `shoal.make_mesh(devices=[…])`.
+
+    Local.
+
+    Args:
+      mesh_dims: name → size, or pairs; one size may be -1. None: one dim "x".
+      mesh_name: a label.
+      devices: their names or DeviceSpecs, in mesh order; None: all of the type.
+      device_type: "CPU", "GPU" or "TPU"; None: that of `devices`, else "CPU".
+      use_xla_spmd: for TPUs; kept, and without effect.
+
+    >>> create_mesh({"x": 1, "y": -1}, devices=["CPU:3", "CPU:1"]).shape()
+    [1, 2]
+    """
+    pairs = [("x", -1)] if mesh_dims is None else _pairs(mesh_dims)
+    specs = _specs("create_mesh", devices, device_type, "CPU")
+    _must_be_of(specs, use_xla_spmd)
+    with said_of("create_mesh"):
+        ids = _ids("create_mesh", specs, config.client_id())
+        mesh = make_mesh(pairs, devices=ids, order="given", name=mesh_name)
+    return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
+
+
+@collective("the mesh's processes")
+def create_distributed_mesh(
+    mesh_dims: Dims,
+    mesh_name: str = "",
+    local_devices: Devices = None,
+    device_type: str | None = None,
+    use_xla_spmd: bool = False,
+) -> Mesh:
+    """Return a mesh over devices of all processes, process after process: `shoal.make_mesh`.
+
+    Collective over the mesh's processes.
+
+    Args:
+      mesh_dims: name → size, or pairs; one size may be -1.
+      mesh_name: a label.
+      local_devices: the names of those of each process that shall be part of it, in mesh order,
+        alike on all; None: all of the type. Not for TPUs, whose order is that of their wires.
+      device_type: "CPU", "GPU" or "TPU"; None: the preferred type.
+      use_xla_spmd: for TPUs; kept, and without effect.
+    """
+    if not is_joined():
+        raise StartError(
+            "dtensor.create_distributed_mesh: Accelerators are uninitialized, please run "
+            "dtensor.initialize_accelerator_system() first"
+        )
+    asked = config.preferred_device_type() if device_type is None else device_type
+    usual = config.type_of("create_distributed_mesh", asked)
+    specs = _specs("create_distributed_mesh", local_devices, device_type, usual)
+    pairs = _pairs(mesh_dims)
+    if usual == "TPU" and (local_devices is None or specs[0].device_type == "TPU"):
+        if local_devices is not None:
+            raise UsageError("dtensor.create_distributed_mesh: TPU meshes take no local_devices")
+        names, sizes = [name for name, _ in pairs], [size for _, size in pairs]
+        return create_tpu_mesh(names, sizes, mesh_name, use_xla_spmd=use_xla_spmd)
+    _must_be_of(specs, use_xla_spmd)
+    with said_of("create_distributed_mesh"):
+        owners = range(config.num_clients())
+        ids = [one for owner in owners for one in _of(owner, specs, local_devices is None)]
+        mesh = make_mesh(pairs, devices=ids, order="given", name=mesh_name)
+    return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
+
+
+def _of(owner: int, specs: Sequence[DeviceSpec], is_all: bool) -> list[int]:
+    """Return the ids of a process's devices: all, or those of the same indices as here."""
+    if is_all and specs:
+        return devices_of(str(specs[0].device_type).lower()).get(owner, [])
+    return _ids("create_distributed_mesh", specs, owner)
+
+
+@collective("all processes")
+def create_tpu_mesh(
+    mesh_dim_names: list[str],
+    mesh_shape: list[int],
+    mesh_name: str,
+    ring_dims: int | None = None,
+    ring_axes: list[str] | None = None,
+    ring_bounds: list[int] | None = None,
+    can_split_host_across_rings: bool = True,
+    build_ring_across_rings: bool = False,
+    rotate_ring_across_rings: bool = False,
+    use_xla_spmd: bool = False,
+) -> Mesh:
+    """Return a mesh over all TPU cores in the order of DTensor's rings.
+
+    Collective over all processes.
+
+    `shoal.make_mesh(compatible_with="dtensor", rings=…)`; without `compatible_with`, `make_mesh`
+    finds an order that is never worse.
+
+    Args:
+      mesh_dim_names, mesh_shape: names and sizes of the dims, major first.
+      mesh_name: a label; the same one may come again.
+      ring_dims: how many dims a ring covers: the first ones, or with a minus the last ones; None:
+        all but the first.
+      ring_axes: the directions in which the slice is walked, fastest first; None: core, x, y, z.
+      ring_bounds: the box of a ring along x, y, z, core; None: the whole slice.
+      can_split_host_across_rings: may the chips of one host belong to several rings?
+      build_ring_across_rings: are the rings themselves in the order of a ring?
+      rotate_ring_across_rings: does that one go along y before x?
+      use_xla_spmd: kept, and without effect.
+    """
+    if len(mesh_dim_names) != len(mesh_shape):
+        raise UsageError(
+            f"dtensor.create_tpu_mesh: {len(mesh_dim_names)} names for {len(mesh_shape)} sizes"
+        )
+    axes = ["core", "x", "y", "z"] if ring_axes is None else ring_axes
+    rings = Rings(
+        ring_dims, axes, ring_bounds, can_split_host_across_rings, build_ring_across_rings,
+        rotate_ring_across_rings,
+    )  # fmt: skip
+    with said_of("create_tpu_mesh"):
+        mesh = make_mesh(
+            list(zip(mesh_dim_names, mesh_shape, strict=True)),
+            devices="tpu", name=mesh_name, compatible_with="dtensor", rings=rings,
+        )  # fmt: skip
+    return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
+
+
+def _must_be_tpus(asked: str, mesh: Mesh, number: int | None) -> None:
+    if must_be_mesh(mesh).device_type() != "TPU":
+        raise UsageError(f"dtensor.{asked}: The mesh must be a TPU mesh, not {mesh.device_type()}")
+    if number not in (None, config.client_id()):
+        raise NotPossible(
+            f"dtensor.{asked}: a mesh of DTensor's knows this process's devices alone; "
+            "mesh.shoal_mesh.local(process) knows those of any"
+        )
+
+
+@local
+def get_device_ids(mesh: Mesh, client_id: int | None = None) -> list[int]:
+    """Return the ids of this process's cores in a TPU mesh.
+
+    Local.
+    """
+    _must_be_tpus("get_device_ids", mesh, client_id)
+    return mesh.local_device_ids()
+
+
+@local
+def get_device_locations(mesh: Mesh, client_id: int | None = None) -> list[dict[str, int]]:
+    """Return dim → index for each of this process's cores in a TPU mesh.
+
+    Local.
+    """
+    _must_be_tpus("get_device_locations", mesh, client_id)
+    return mesh.local_device_locations()
+
+
+@collective("the mesh's processes")
+def barrier(
+    mesh: Mesh, barrier_name: str | None = None, timeout_in_ms: float | None = None
+) -> None:
+    """Wait until all devices of a mesh have finished, on all of its processes: `shoal.drain`.
+
+    Collective over the mesh's processes.
+
+    Args:
+      mesh: of devices that exist.
+      barrier_name: what messages call it, equal on all.
+      timeout_in_ms: deadline of the whole call, in milliseconds; None: SHOAL_TIMEOUT_S (600 s).
+    """
+    must_be_eager("barrier", "constrain or return what must be finished before")
+    if not must_be_mesh(mesh).size:
+        raise UsageError("dtensor.barrier: a mesh of a single device, or none, has nothing to meet")
+    name = "(barrier)" if barrier_name is None else barrier_name
+    limit_s = None if timeout_in_ms is None else timeout_in_ms / 1000
+    _LOG.debug("dtensor.barrier: entering barrier %r of %d devices", name, math.prod(mesh.shape()))
+    with said_of("barrier"):
+        drain(mesh.shoal_mesh, name=name, timeout_s=limit_s)
+    _LOG.debug("dtensor.barrier: finished running barrier %r", name)

@@ -1,0 +1,261 @@
+"""Join the job and leave it, by the names that DTensor has had for that."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+from shoal.colour import collective, local
+from shoal.compat.dtensor import config
+from shoal.compat.dtensor.refused import NotPossible, StartError, must_be_eager
+from shoal.errors import InitializeError, UsageError
+from shoal.runtime import process
+from shoal.runtime.accelerators import count_accelerators
+
+__all__ = [
+    "dtensor_initialize_tpu_system",
+    "dtensor_shutdown_tpu_system",
+    "initialize_accelerator_system",
+    "initialize_multi_client",
+    "initialize_multi_client_cluster",
+    "initialize_tpu_system",
+    "is_initialized",
+    "set_initialized",
+    "shutdown_accelerator_system",
+    "shutdown_tpu_system",
+    "tpu_system_init_helper",
+]
+
+_LOG = logging.getLogger("shoal")
+
+
+@local
+def is_initialized() -> bool:
+    """Say whether this process is in a job.
+
+    Local.
+    """
+    return process.is_joined()
+
+
+@local
+def set_initialized(value: bool) -> None:
+    """Refuse: whether a process is in a job is a fact.
+
+    Local.
+    """
+    raise NotPossible(
+        "dtensor.set_initialized: whether this process is in a job is not set but found out; call "
+        "initialize_accelerator_system() or shutdown_accelerator_system()"
+    )
+
+
+@collective()
+def initialize_accelerator_system(
+    device_type: str | None = None,
+    enable_coordination_service: bool | None = True,
+    num_logical_cpu_devices: int | None = None,
+    experimental_reset_context: bool | None = False,
+    experimental_enable_megcore: bool | None = False,
+) -> str:
+    """Join the job: `shoal.initialize`.
+
+    Collective over all processes.
+
+    Who this process is comes from DTENSOR_CLIENT_ID and DTENSOR_JOBS, or from any launcher that
+    `shoal.initialize` knows.
+
+    Args:
+      device_type: "CPU", "GPU" or "TPU", which must be there; None: what JAX prefers.
+      enable_coordination_service: accepted; shoal's own is always there.
+      num_logical_cpu_devices: CPU devices of this process: all of its devices where the type is
+        CPU, else those beside the accelerators, of which there may not be more.
+      experimental_reset_context: accepted; what JAX has started already cannot be reset.
+      experimental_enable_megcore: refused; XLA's own flags have it.
+
+    Returns:
+      the type of the devices.
+
+    Raises:
+      StartError, which is a ValueError: it was called twice, or too late; there are no devices of
+        the type; or what `shoal.initialize` raises.
+      EagerOnly, which is a RuntimeError: it was called inside `jit`.
+    """
+    asked = "initialize_accelerator_system"
+    must_be_eager(asked, "call it first in the program")
+    kind = None if device_type is None else config.type_of(asked, device_type)
+    if experimental_enable_megcore:
+        raise NotPossible(
+            f"dtensor.{asked}: experimental_enable_megcore=True: JAX sees each megacore as one "
+            "device already; LIBTPU_INIT_ARGS sets flags of libtpu"
+        )
+    _must_be_first(asked)
+    _join(asked, **_devices(asked, kind, num_logical_cpu_devices))
+    return _found(asked, kind)
+
+
+def _must_be_first(asked: str) -> None:
+    if process.is_joined():
+        raise StartError(
+            f"dtensor.{asked}: Accelerator system has already been initialized (this is process "
+            f"{process.process_index()} of {process.process_count()}); call "
+            "shutdown_accelerator_system() first to join another job"
+        )
+
+
+def _devices(asked: str, kind: str | None, count: int | None) -> dict[str, int | None]:
+    """Return what `shoal.initialize` is told of CPU devices."""
+    if count is None:
+        return {}
+    accelerators = 0 if kind == "CPU" else count_accelerators(os.environ)
+    if isinstance(count, int) and count < accelerators:
+        raise UsageError(
+            f"dtensor.{asked}: num_logical_cpu_devices={count} is less than the {accelerators} "
+            "accelerators of this process, each of which needs a CPU device beside it"
+        )
+    return {"virtual_devices" if not accelerators else "host_devices": count}
+
+
+@contextmanager
+def _as_start(asked: str) -> Iterator[None]:
+    """Let an InitializeError in the block be the ValueError that DTensor raised."""
+    try:
+        yield
+    except InitializeError as error:
+        raise StartError(f"dtensor.{asked}: {error}", missing=error.missing) from error
+
+
+def _join(asked: str, **options: object) -> None:
+    if not config.heartbeat_enabled():
+        _LOG.warning(
+            "dtensor.%s: DTENSOR_ENABLE_HEARTBEAT turns nothing off here; SHOAL_LOST_AFTER_S=inf "
+            "lets no silent process be taken for lost", asked,
+        )  # fmt: skip
+    with _as_start(asked):
+        process.initialize(**options)  # type: ignore[arg-type]
+
+
+def _found(asked: str, kind: str | None) -> str:
+    """Return the type of the devices; where there are none, leave the job again."""
+    if kind is None:
+        return config.preferred_device_type()
+    try:
+        jax.devices(kind.lower())
+    except RuntimeError as error:
+        process.shutdown()
+        reason = str(error).splitlines()[0]
+        raise StartError(
+            f"dtensor.{asked}: Initialization failed, no valid {kind}s found: {reason}"
+        ) from None
+    return kind
+
+
+@collective()
+def initialize_tpu_system(
+    device_type: str | bool | None = None,
+    enable_coordination_service: bool | None = True,
+    num_logical_cpu_devices: int | None = None,
+    experimental_reset_context: bool | None = False,
+    experimental_enable_megcore: bool | None = False,
+    *,
+    use_megacore: bool = False,
+) -> str:
+    """Join the job, as `initialize_accelerator_system` does; `use_megacore` is `tpu_util`'s.
+
+    Collective over all processes.
+    """
+    is_megacore = device_type is True or use_megacore  # tpu_util's first argument
+    return initialize_accelerator_system(
+        None if isinstance(device_type, bool) else device_type,
+        enable_coordination_service,
+        num_logical_cpu_devices,
+        experimental_reset_context,
+        experimental_enable_megcore or is_megacore,
+    )
+
+
+initialize_multi_client = initialize_accelerator_system
+
+
+@collective()
+def dtensor_initialize_tpu_system(enable_coordination_service: bool = False) -> str:
+    """Join the job, and find its TPUs: the name before `initialize_accelerator_system`.
+
+    Collective over all processes.
+    """
+    return initialize_accelerator_system("TPU", enable_coordination_service)
+
+
+@collective()
+def initialize_multi_client_cluster(
+    job_name: str,
+    dtensor_jobs: list[str],
+    client_id: int,
+    collective_leader: str,
+    port: int | None = None,
+    gpu_use_nccl_communication: bool = False,
+    enable_coordination_service: bool = True,
+) -> None:
+    """Join the job that a list of host:port describes: `shoal.initialize`.
+
+    Collective over all processes.
+
+    The processes meet at the first entry; `job_name`, `collective_leader`, `port` and what follows
+    decide nothing here.
+    """
+    asked = "initialize_multi_client_cluster"
+    if not dtensor_jobs:
+        raise UsageError(f"dtensor.{asked}: dtensor_jobs is empty; list host:port of each process")
+    _must_be_first(asked)
+    with _as_start(asked):
+        process.initialize(
+            coordinator_address=dtensor_jobs[0],
+            num_processes=len(dtensor_jobs),
+            process_id=client_id,
+        )
+
+
+@collective()
+def shutdown_accelerator_system() -> None:
+    """Leave the job: `shoal.shutdown`, with several processes, too; it may be joined again.
+
+    Collective over all processes.
+
+    Raises:
+      StartError, which is a ValueError: this process is in no job.
+      EagerOnly, which is a RuntimeError: it was called inside `jit`.
+    """
+    asked = "shutdown_accelerator_system"
+    must_be_eager(asked, "call it last in the program")
+    if not process.is_joined():
+        raise StartError(
+            f"dtensor.{asked}: Accelerator system is not initialized; call "
+            "initialize_accelerator_system() first"
+        )
+    process.shutdown()
+
+
+shutdown_tpu_system = shutdown_accelerator_system
+dtensor_shutdown_tpu_system = shutdown_accelerator_system
+
+
+@local
+def tpu_system_init_helper(
+    task_id: int,
+    num_tasks: int,
+    num_devices: int,
+    use_tfrt_host_runtime: bool = True,
+    use_megacore: bool = False,
+) -> None:
+    """Refuse: JAX knows the coordinates of all cores without a sum over them.
+
+    Local.
+    """
+    raise NotPossible(
+        "dtensor.tpu_system_init_helper: JAX finds the cores of all processes by itself; call "
+        "initialize_accelerator_system()"
+    )
