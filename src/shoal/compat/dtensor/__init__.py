@@ -24,6 +24,19 @@ from shoal.compat.dtensor.meshes import create_mesh as create_mesh
 from shoal.compat.dtensor.meshes import create_tpu_mesh as create_tpu_mesh
 from shoal.compat.dtensor.meshes import get_device_ids as get_device_ids
 from shoal.compat.dtensor.meshes import get_device_locations as get_device_locations
+from shoal.compat.dtensor.moves import call_with_layout as call_with_layout
+from shoal.compat.dtensor.moves import check_layout as check_layout
+from shoal.compat.dtensor.moves import copy_to_mesh as copy_to_mesh
+from shoal.compat.dtensor.moves import default_mesh as default_mesh
+from shoal.compat.dtensor.moves import device_name as device_name
+from shoal.compat.dtensor.moves import fetch_layout as fetch_layout
+from shoal.compat.dtensor.moves import get_default_mesh as get_default_mesh
+from shoal.compat.dtensor.moves import is_dtensor as is_dtensor
+from shoal.compat.dtensor.moves import pack as pack
+from shoal.compat.dtensor.moves import relayout as relayout
+from shoal.compat.dtensor.moves import relayout_like as relayout_like
+from shoal.compat.dtensor.moves import run_on as run_on
+from shoal.compat.dtensor.moves import unpack as unpack
 from shoal.compat.dtensor.start import (
     dtensor_initialize_tpu_system as dtensor_initialize_tpu_system,
 )
@@ -41,3 +54,5 @@ from shoal.compat.dtensor.start import set_initialized as set_initialized
 from shoal.compat.dtensor.start import shutdown_accelerator_system as shutdown_accelerator_system
 from shoal.compat.dtensor.start import shutdown_tpu_system as shutdown_tpu_system
 from shoal.compat.dtensor.start import tpu_system_init_helper as tpu_system_init_helper
+from shoal.compat.dtensor.variable import DVariable as DVariable
+from shoal.compat.dtensor.variable import enable_save_as_bf16 as enable_save_as_bf16

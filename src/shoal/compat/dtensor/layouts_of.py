@@ -1,0 +1,103 @@
+"""The layouts that arrays of JAX have, as DTensor's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from shoal.arrays.sharding import layout_of
+from shoal.arrays.use_mesh import default_mesh as block_mesh
+from shoal.compat.dtensor import config
+from shoal.compat.dtensor.layout import Layout, LayoutType
+from shoal.compat.dtensor.layout_checks import MATCH, UNSHARDED
+from shoal.compat.dtensor.mesh import Mesh
+from shoal.compat.dtensor.refused import EagerOnly
+from shoal.errors import UsageError, UsageTypeError
+from shoal.plan import layout as plan_layout
+from shoal.plan.mesh import Mesh as PlanMesh
+from shoal.runtime.process import meshes
+
+__all__ = ["array_of", "is_on_mesh", "layout_for", "mesh_for", "named", "value_of"]
+
+
+def value_of(value: Any) -> Any:
+    """Return the value of a DVariable; anything else as it is."""
+    return value.read_value() if hasattr(value, "read_value") else value
+
+
+def is_on_mesh(value: Any) -> bool:
+    """Is it an array that lies on a mesh?"""
+    is_array = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    return is_array and isinstance(value.sharding, NamedSharding)
+
+
+def array_of(asked: str, value: Any) -> jax.Array:
+    """Return an array that lies on a mesh; of a DVariable, its value.
+
+    Raises:
+      UsageError: it does not lie on one.
+    """
+    value = value_of(value)
+    if not isinstance(value, jax.Array):
+        raise UsageTypeError(
+            f"dtensor.{asked}: Expecting an array on a mesh, not a {type(value).__name__}; "
+            "copy_to_mesh (shoal.put) places it"
+        )
+    if isinstance(value, jax.core.Tracer):
+        raise EagerOnly(
+            f"dtensor.{asked} must be called eagerly: inside jit and grad the value has no "
+            "layout yet; ask for that of an argument or a result"
+        )
+    if not is_on_mesh(value):
+        raise UsageError(
+            f"dtensor.{asked} expects an array that lies on a mesh, and this one is on "
+            f"{value.sharding}; copy_to_mesh (shoal.put) places it"
+        )
+    return value
+
+
+def mesh_for(mesh: PlanMesh) -> Mesh:
+    """Return DTensor's mesh for one of shoal's, which lost its name if JAX's stood between.
+
+    The name is that of the default mesh over the same grid, else of the newest that was made here.
+    """
+    default = block_mesh()
+    known = [entry.mesh for entry in meshes()] + ([default] if default is not None else [])
+    same = [one for one in known if named(one, mesh.name) == mesh]
+    found = mesh if mesh.name or not same else same[-1]
+    return Mesh.from_shoal(found, job=config.job_name())
+
+
+def named(mesh: PlanMesh, name: str) -> PlanMesh:
+    """Return a mesh under another name."""
+    ids, owners = mesh.device_ids, mesh.processes
+    return PlanMesh(mesh.axes, ids, owners, mesh.kind, name, axis_types=mesh.axis_types)
+
+
+def layout_for(asked: str, value: Any, layout: Layout) -> plan_layout.Layout:
+    """Return the layout that a value shall have, `match` filled in with what it has now.
+
+    Raises:
+      UsageError: it is none of DTensor's; `match` is for a value whose layout is not known yet.
+    """
+    if not isinstance(layout, Layout):
+        raise UsageTypeError(f"dtensor.{asked}: {layout!r} must be a dtensor.Layout")
+    if layout.type == LayoutType.SINGLE_DEVICE:
+        return plan_layout.Layout.replicated(layout.mesh.shoal_mesh, np.ndim(value))
+    if MATCH not in layout.sharding_specs:
+        return layout.shoal_layout
+    if isinstance(value, jax.core.Tracer):
+        raise EagerOnly(
+            f"dtensor.{asked}: {MATCH!r} keeps what a dim has, which is not known inside jit and "
+            "grad; name the mesh dim"
+        )
+    has = layout_of(value).dims if is_on_mesh(value) else (None,) * np.ndim(value)
+    dims = [
+        (has[dim] if dim < len(has) else None) if spec == MATCH
+        else None if spec == UNSHARDED else spec
+        for dim, spec in enumerate(layout.sharding_specs)
+    ]  # fmt: skip
+    return plan_layout.Layout(layout.mesh.shoal_mesh, *dims)

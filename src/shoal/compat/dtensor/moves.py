@@ -1,0 +1,279 @@
+"""Arrays onto meshes, off them and between layouts, by DTensor's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import jax
+import numpy as np
+
+from shoal.arrays import pack as packing
+from shoal.arrays.constrain import constrain
+from shoal.arrays.create import create
+from shoal.arrays.put import put
+from shoal.arrays.relayout import relayout as move
+from shoal.arrays.sharding import layout_of, sharding
+from shoal.arrays.tie import tie
+from shoal.arrays.upload import is_tracing
+from shoal.arrays.use_mesh import default_mesh as block_mesh
+from shoal.arrays.use_mesh import use_mesh
+from shoal.colour import collective, local, logically_collective
+from shoal.compat.dtensor import config
+from shoal.compat.dtensor.layout import Layout
+from shoal.compat.dtensor.layouts_of import array_of, is_on_mesh, layout_for, mesh_for, value_of
+from shoal.compat.dtensor.mesh import Mesh
+from shoal.compat.dtensor.refused import must_be_eager, said_of
+from shoal.errors import UsageError, UsageTypeError
+
+__all__ = [
+    "call_with_layout",
+    "check_layout",
+    "copy_to_mesh",
+    "default_mesh",
+    "device_name",
+    "fetch_layout",
+    "get_default_mesh",
+    "is_dtensor",
+    "pack",
+    "relayout",
+    "relayout_like",
+    "run_on",
+    "unpack",
+]
+
+
+@collective("the processes of both meshes")
+def relayout(tensor: Any, layout: Layout, name: str | None = None) -> jax.Array:
+    """Return an array with the same values in another layout, or a host value on a mesh.
+
+    Collective over the processes of both meshes.
+
+    `shoal.relayout`; for a host value, or an array on one device, `shoal.put`; inside `jit`
+    `shoal.constrain`. Differentiable.
+
+    Args:
+      tensor: an array, a host value that is equal on all processes, or a DVariable.
+      layout: `MATCH` keeps what a dim has.
+      name: nothing here; XLA names its operations itself.
+    """
+    value = value_of(tensor)
+    with said_of("relayout"):
+        wanted = layout_for("relayout", value, layout)
+        if is_tracing():
+            return constrain(value, wanted)
+        if is_on_mesh(value) or isinstance(value, jax.core.Tracer):
+            return move(value, wanted)
+        return put(_array(value), wanted)
+
+
+def _array(value: Any) -> Any:
+    """Return a list of numbers as one array, in JAX's default dtype; anything else as it is."""
+    if not isinstance(value, list | tuple):
+        return value
+    array = np.asarray(value)
+    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+
+
+@collective("the processes of both meshes")
+def copy_to_mesh(tensor: Any, layout: Layout, source_layout: Layout | None = None) -> jax.Array:
+    """Return a value on a mesh: `relayout`, or `shoal.put`; `source_layout` is nothing.
+
+    Collective over the processes of both meshes.
+    """
+    return relayout(tensor, layout)
+
+
+@collective("the processes of both meshes")
+def relayout_like(tensor: Any, layout_tensor: Any, name: str | None = None) -> jax.Array:
+    """Return an array in the layout that another has: `shoal.relayout`; inside `jit` `shoal.tie`.
+
+    Collective over the processes of both meshes.
+    """
+    if is_tracing():
+        with said_of("relayout_like"):
+            return tie(value_of(tensor), value_of(layout_tensor))[0]
+    value = value_of(tensor)
+    like = array_of("relayout_like", layout_tensor)
+    with said_of("relayout_like"):
+        wanted = layout_of(like)
+        place = move if is_on_mesh(value) or isinstance(value, jax.core.Tracer) else put
+        return place(_array(value), wanted)
+
+
+@logically_collective("shapes and dtypes of pieces, and the layout,")
+def pack(tensors: Sequence[Any], layout: Layout) -> jax.Array:
+    """Return one array of which each device holds one piece: `shoal.pack`.
+
+    Logically collective: shapes and dtypes of pieces, and the layout, must be equal.
+
+    Args:
+      tensors: one piece for each of this process's devices, in the order of
+        `mesh.local_device_ids()`; host values, or arrays on one device.
+      layout: of the result.
+    """
+    must_be_eager("pack", "constrain (shoal.constrain) pins a value inside")
+    if not isinstance(tensors, list | tuple):
+        raise UsageTypeError(
+            f"dtensor.pack: the pieces must be a list, not {type(tensors).__name__}"
+        )
+    if any(hasattr(one, "read_value") for one in tensors):
+        raise UsageError("dtensor.pack: Variable input is not supported; give its read_value()")
+    pieces = [_array(one) for one in tensors]
+    with said_of("pack"):
+        wanted = layout_for("pack", pieces[0] if pieces else 0.0, layout)
+        ids = layout.mesh.local_device_ids()
+        if len(ids) == len(pieces):
+            pieces = [pieces[place] for place in np.argsort(ids)]
+        return packing.pack(pieces, wanted)
+
+
+@local
+def unpack(tensor: Any) -> list[jax.Array]:
+    """Return the pieces of an array that this process's devices hold: `shoal.unpack`.
+
+    Local.
+
+    They come in the order of `mesh.local_device_ids()`.
+    """
+    must_be_eager("unpack", "shoal.manual gives each device its piece inside")
+    if hasattr(tensor, "read_value"):
+        raise UsageTypeError("dtensor.unpack: a Variable is no array; unpack its read_value()")
+    array = array_of("unpack", tensor)
+    pieces = packing.unpack(array)
+    ids = mesh_for(layout_of(array).mesh).local_device_ids()
+    by_id = dict(zip(sorted(ids), pieces, strict=True))
+    return [by_id[one] for one in ids]
+
+
+@local
+def fetch_layout(tensor: Any) -> Layout | None:
+    """Return the layout of an array or a DVariable, None for a Python number: `shoal.layout_of`.
+
+    Local.
+    """
+    must_be_eager("fetch_layout", "ask for the layout of an argument or a result")
+    if isinstance(tensor, bool | int | float | complex):
+        return None
+    layout = layout_of(array_of("fetch_layout", tensor))
+    return Layout.from_shoal(layout, mesh_for(layout.mesh))
+
+
+@local
+def check_layout(tensor: Any, layout: Layout) -> None:
+    """Raise a UsageError, which is a ValueError, unless an array has a layout.
+
+    Local.
+
+    Names of meshes do not count: an array has none.
+    """
+    found = fetch_layout(tensor)
+    wanted = layout_for("check_layout", value_of(tensor), layout)
+    is_same = found is not None and found.sharding_specs == layout.sharding_specs
+    if not is_same or sharding(found.shoal_layout) != sharding(wanted):  # type: ignore[union-attr]
+        raise UsageError(
+            f"dtensor.check_layout: Layout of tensor: {found}, did not match expected layout: "
+            f"{layout}"
+        )
+
+
+@local
+def is_dtensor(tensor: Any) -> bool:
+    """Say whether a value is an array on a mesh, or a DVariable.
+
+    Local.
+    """
+    must_be_eager("is_dtensor", "inside, all values are the program's")
+    return is_on_mesh(value_of(tensor))
+
+
+@local
+@contextmanager
+def default_mesh(mesh: Mesh) -> Iterator[Mesh]:
+    """Make a mesh the default of a block, or as a decorator of a function: `shoal.use_mesh`.
+
+    Local.
+
+    It is restored however the block ends.
+    """
+    if not isinstance(mesh, Mesh):
+        raise UsageTypeError(f"dtensor.default_mesh: Expect `mesh` to be `Mesh`, got {mesh!r}")
+    with use_mesh(mesh.shoal_mesh):
+        yield mesh
+
+
+run_on = default_mesh
+
+
+@local
+def get_default_mesh() -> Mesh | None:
+    """Return the mesh of the innermost `default_mesh` block, or None.
+
+    Local.
+    """
+    mesh = block_mesh()
+    return None if mesh is None else mesh_for(mesh)
+
+
+@local
+def device_name() -> str:
+    """Return how TensorFlow would call the device of all meshes.
+
+    Local.
+    """
+    return f"/job:{config.full_job_name()}/device:CUSTOM:0"
+
+
+@collective("the mesh's processes")
+def call_with_layout(
+    fn: Callable[..., Any], layout: Layout | None, *args: Any, **kwargs: Any
+) -> Any:
+    """Run a function so that its results are born in a layout: `shoal.create`.
+
+    Collective over the mesh's processes.
+
+    Each device computes what it holds. Inside `jit` the results are pinned to the layout.
+
+    Args:
+      fn: a function that returns arrays of the layout's rank.
+      layout: None calls the function, and nothing else.
+      args, kwargs: its arguments; arrays may be on the mesh, anything else is part of the program.
+    """
+    if layout is None:
+        return fn(*args, **kwargs)
+    with said_of("call_with_layout"):
+        wanted = layout_for("call_with_layout", 0.0, layout)
+        if is_tracing():
+            return constrain(fn(*args, **kwargs), wanted)
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        leaves = [value_of(leaf) for leaf in leaves]
+        is_array = tuple(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
+        rest = [None if own else leaf for leaf, own in zip(leaves, is_array, strict=True)]
+        arrays = [leaf for leaf, own in zip(leaves, is_array, strict=True) if own]
+        keyed = tuple((type(leaf), leaf) for leaf in rest)
+        return create(_bound(fn, treedef, is_array, keyed), *arrays, layouts=wanted)
+
+
+def _bound(fn: Any, treedef: Any, is_array: tuple[bool, ...], rest: tuple[Any, ...]) -> Any:
+    """Return the function of the arrays alone; the same one each time, so that it compiles once."""
+    try:
+        hash((fn, rest))
+    except TypeError:  # an argument that has no hash
+        return _bind(fn, treedef, is_array, rest)
+    return _bind_once(fn, treedef, is_array, rest)
+
+
+def _bind(fn: Any, treedef: Any, is_array: tuple[bool, ...], rest: tuple[Any, ...]) -> Any:
+    def bound(*arrays: Any) -> Any:
+        given = iter(arrays)
+        leaves = [next(given) if own else value
+                  for own, (_, value) in zip(is_array, rest, strict=True)]  # fmt: skip
+        args, kwargs = jax.tree.unflatten(treedef, leaves)
+        return fn(*args, **kwargs)
+
+    return bound
+
+
+_bind_once = lru_cache(maxsize=256)(_bind)

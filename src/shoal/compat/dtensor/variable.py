@@ -1,0 +1,237 @@
+"""`dtensor.DVariable`: an array on a mesh that a program can set anew, in one layout for life."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from shoal.colour import local
+from shoal.compat.dtensor.layout import Layout
+from shoal.compat.dtensor.layouts_of import is_on_mesh, value_of
+from shoal.compat.dtensor.moves import call_with_layout, check_layout, fetch_layout, relayout
+from shoal.compat.dtensor.refused import NotPossible, must_be_eager
+from shoal.errors import UsageError, UsageTypeError
+
+__all__ = ["DVariable", "enable_save_as_bf16"]
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    call = getattr(operator, f"__{name}__")
+    return lambda self, other: call(self.read_value(), value_of(other))
+
+
+def _backward(name: str) -> Callable[..., Any]:
+    call = getattr(operator, f"__{name}__")
+    return lambda self, other: call(value_of(other), self.read_value())
+
+
+@local
+class DVariable:
+    """An array on a mesh that can be assigned; its layout stays.
+
+    Local.
+
+    Functions of JAX take it as the array that it holds: it is a pytree node of one leaf. Inside
+    `jit` nothing is assigned: return the new value, and assign that outside.
+
+    Args:
+      initial_value: an array on a mesh; with `layout`, a host value, or a function that makes one,
+        whose result is then born in the layout.
+      args: `trainable`, by position as in TensorFlow.
+      dtype: what the value is cast to; that of an array on a mesh must be it already.
+      layout: where the value shall lie; None: as `initial_value` does.
+      kwargs: `name`, `trainable`, `shape` (which the value must have).
+
+    Raises:
+      UsageError: neither a layout nor an array on a mesh, or both and they differ.
+
+    >>> from shoal.compat import dtensor
+    >>> layout = dtensor.Layout(["x"], dtensor.create_mesh({"x": 8}))
+    >>> v = DVariable(np.zeros(8, np.float32), layout=layout)
+    >>> v.assign_add(np.ones(8, np.float32)).numpy().sum()
+    np.float32(8.0)
+    """
+
+    def __init__(
+        self,
+        initial_value: Any,
+        *args: Any,
+        dtype: Any = None,
+        layout: Layout | None = None,
+        **kwargs: Any,
+    ) -> None:
+        must_be_eager("DVariable", "make it outside, and pass its read_value()")
+        trainable = args[0] if args else kwargs.pop("trainable", None)
+        self.trainable = trainable is not False
+        self.name = str(kwargs.pop("name", None) or "Variable")
+        shape = kwargs.pop("shape", None)
+        if odd := [name for name, value in kwargs.items() if value is not None]:
+            raise NotPossible(
+                f"dtensor.DVariable: {', '.join(odd)}: there are no graphs and no caching devices "
+                "here; leave it out"
+            )
+        self._value: jax.Array = _initial(initial_value, dtype, layout)
+        self._layout = layout or fetch_layout(self._value)
+        self._saves_as_bf16 = False
+        if shape is not None and tuple(shape) != self._value.shape:
+            raise UsageError(f"dtensor.DVariable: shape={shape} is not {self._value.shape}")
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of every value that it ever holds."""
+        return self._layout  # type: ignore[return-value]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the value."""
+        return self._value.shape  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the value."""
+        return self._value.dtype  # type: ignore[no-any-return]
+
+    @property
+    def ndim(self) -> int:
+        """The rank of the value."""
+        return self._value.ndim  # type: ignore[no-any-return]
+
+    @property
+    def save_as_bf16(self) -> bool:
+        """Is it saved as bfloat16? Only float32 can be; of other dtypes it stays False."""
+        return self._saves_as_bf16
+
+    @save_as_bf16.setter
+    def save_as_bf16(self, save_as_bf16: bool) -> None:
+        self._saves_as_bf16 = bool(save_as_bf16) and self.dtype == np.float32
+
+    def read_value(self) -> jax.Array:
+        """Return the array that it holds."""
+        return self._value
+
+    value = read_value
+
+    def assign(self, value: Any, **_: Any) -> DVariable:
+        """Hold another value, laid out as this variable is; return the variable.
+
+        Collective where values must move between processes, as `relayout` is.
+
+        Raises:
+          UsageError: its shape or dtype is another.
+        """
+        must_be_eager("DVariable.assign", "return the new value, and assign it outside")
+        given = value_of(value)
+        if not isinstance(given, jax.Array | np.ndarray | np.generic):
+            given = np.asarray(given, self.dtype)  # Python's numbers, and lists of them
+        if given.shape != self.shape or given.dtype != self.dtype:
+            raise UsageError(
+                f"dtensor.DVariable.assign: {self.name!r} is {self.dtype}{list(self.shape)}, the "
+                f"value {given.dtype}{list(given.shape)}"
+            )
+        self._value = relayout(given, self.layout)
+        return self
+
+    def assign_add(self, delta: Any, **_: Any) -> DVariable:
+        """Add to the value; return the variable."""
+        return self.assign(self._value + self._delta(delta))
+
+    def assign_sub(self, delta: Any, **_: Any) -> DVariable:
+        """Subtract from the value; return the variable."""
+        return self.assign(self._value - self._delta(delta))
+
+    def _delta(self, delta: Any) -> Any:
+        value = value_of(delta)
+        if is_on_mesh(value) or np.ndim(value) == 0:
+            return value
+        return relayout(np.asarray(value, self.dtype), self.layout)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """Return the whole value on this host; of an array of several processes, an error.
+
+        Raises:
+          UsageError: other processes hold parts of it: `shoal.allgather` fetches them.
+        """
+        if not self._value.is_fully_addressable and not self._value.is_fully_replicated:
+            raise UsageError(
+                f"dtensor.DVariable.numpy: other processes hold parts of {self.name!r}; "
+                "shoal.allgather(read_value()) fetches them"
+            )
+        return np.asarray(self._value)
+
+    def __jax_array__(self) -> jax.Array:
+        return self._value
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        return np.asarray(self.numpy(), dtype)
+
+    def __getitem__(self, index: Any) -> jax.Array:
+        return self._value[index]
+
+    def __neg__(self) -> jax.Array:
+        return -self._value
+
+    def __repr__(self) -> str:
+        listed = ", ".join(self.layout.sharding_specs)
+        return f"<DVariable {self.name!r} {self.dtype}{list(self.shape)}, layout ({listed})>"
+
+    for _name in _OPERATORS:
+        locals()[f"__{_name}__"] = _forward(_name)
+        locals()[f"__r{_name}__"] = _backward(_name)
+    del _name
+
+
+def _flatten(variable: DVariable) -> tuple[tuple[Any], tuple[Any, ...]]:
+    facts = (variable._layout, variable.name, variable.trainable, variable._saves_as_bf16)
+    return (variable._value,), facts
+
+
+def _unflatten(facts: tuple[Any, ...], values: Iterable[Any]) -> DVariable:
+    variable = object.__new__(DVariable)
+    variable._layout, variable.name, variable.trainable, variable._saves_as_bf16 = facts
+    (variable._value,) = values
+    return variable
+
+
+jax.tree_util.register_pytree_node(DVariable, _flatten, _unflatten)
+
+
+def _initial(value: Any, dtype: Any, layout: Layout | None) -> jax.Array:
+    if callable(value):
+        value = value() if layout is None else call_with_layout(value, layout)
+    value = value_of(value)
+    if is_on_mesh(value):
+        if layout is not None:
+            try:
+                check_layout(value, layout)
+            except UsageError as error:
+                raise UsageError(
+                    f"dtensor.DVariable: Conflicting layout are provided: {error}"
+                ) from None
+        if dtype is not None and np.dtype(dtype) != value.dtype:
+            raise UsageTypeError(f"dtensor.DVariable: dtype={dtype} of a value of {value.dtype}")
+        return value
+    if layout is None:
+        raise UsageError(
+            "dtensor.DVariable: Neither layout nor DTensor initial value are provided."
+        )
+    if not isinstance(value, jax.Array | np.ndarray | np.generic) or dtype is not None:
+        array = np.asarray(value)
+        value = array.astype(jax.dtypes.canonicalize_dtype(array.dtype) if dtype is None else dtype)
+    return relayout(value, layout)
+
+
+@local
+def enable_save_as_bf16(variables: Iterable[Any]) -> None:
+    """Let float32 DVariables be saved as bfloat16; whatever else is in the list stays as it is.
+
+    Local.
+    """
+    for variable in variables:
+        if isinstance(variable, DVariable):
+            variable.save_as_bf16 = True
