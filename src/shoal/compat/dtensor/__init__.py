@@ -1,5 +1,6 @@
 """TensorFlow's `tf.experimental.dtensor`, by its own names, on arrays of JAX."""
 
+from shoal.compat.dtensor.checkpoint import DTensorCheckpoint as DTensorCheckpoint
 from shoal.compat.dtensor.config import client_id as client_id
 from shoal.compat.dtensor.config import full_job_name as full_job_name
 from shoal.compat.dtensor.config import gpu_use_nccl_communication as gpu_use_nccl_communication
@@ -13,6 +14,11 @@ from shoal.compat.dtensor.config import num_global_devices as num_global_devices
 from shoal.compat.dtensor.config import num_local_devices as num_local_devices
 from shoal.compat.dtensor.config import preferred_device_type as preferred_device_type
 from shoal.compat.dtensor.config import use_multi_device_mode as use_multi_device_mode
+from shoal.compat.dtensor.dataset import DTensorDataset as DTensorDataset
+from shoal.compat.dtensor.device import DTensorDevice as DTensorDevice
+from shoal.compat.dtensor.device import _dtensor_device as _dtensor_device
+from shoal.compat.dtensor.device import _global_barrier as _global_barrier
+from shoal.compat.dtensor.device import reset_dtensor_device as reset_dtensor_device
 from shoal.compat.dtensor.device_spec import DeviceSpec as DeviceSpec
 from shoal.compat.dtensor.layout import MATCH as MATCH
 from shoal.compat.dtensor.layout import UNSHARDED as UNSHARDED
@@ -37,6 +43,9 @@ from shoal.compat.dtensor.moves import relayout as relayout
 from shoal.compat.dtensor.moves import relayout_like as relayout_like
 from shoal.compat.dtensor.moves import run_on as run_on
 from shoal.compat.dtensor.moves import unpack as unpack
+from shoal.compat.dtensor.saving import name_based_restore as name_based_restore
+from shoal.compat.dtensor.saving import name_based_save as name_based_save
+from shoal.compat.dtensor.saving import sharded_save as sharded_save
 from shoal.compat.dtensor.start import (
     dtensor_initialize_tpu_system as dtensor_initialize_tpu_system,
 )

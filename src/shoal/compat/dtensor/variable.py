@@ -58,6 +58,8 @@ class DVariable:
     np.float32(8.0)
     """
 
+    __array_ufunc__ = None  # so that NumPy's operators leave the work to this one's
+
     def __init__(
         self,
         initial_value: Any,
@@ -160,7 +162,7 @@ class DVariable:
         if not self._value.is_fully_addressable and not self._value.is_fully_replicated:
             raise UsageError(
                 f"dtensor.DVariable.numpy: other processes hold parts of {self.name!r}; "
-                "shoal.allgather(read_value()) fetches them"
+                "shoal.allgather(read_value(), tiled=True) fetches them"
             )
         return np.asarray(self._value)
 

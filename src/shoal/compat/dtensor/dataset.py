@@ -1,0 +1,187 @@
+"""`dtensor.DTensorDataset`: elements in order → batches on a mesh, each process its own rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from shoal.arrays.feed import feed
+from shoal.arrays.local_rows import local_rows
+from shoal.arrays.sharding import sharding
+from shoal.colour import logically_collective
+from shoal.compat.dtensor.layout import Layout
+from shoal.compat.dtensor.layout_checks import must_be_mesh
+from shoal.compat.dtensor.mesh import Mesh
+from shoal.compat.dtensor.refused import NotPossible, said_of
+from shoal.errors import UsageError, UsageTypeError, raise_all
+
+__all__ = ["DTensorDataset"]
+
+
+@logically_collective("all arguments but the elements that other processes read")
+class DTensorDataset:
+    """Batches of a dataset as arrays on a mesh: `shoal.feed`.
+
+    Logically collective: all arguments but the elements that other processes read must be equal.
+
+    Every process is given the whole dataset, and takes from it the rows of its own devices. An
+    incomplete batch at the end is dropped. Each iteration begins anew.
+
+    Args:
+      dataset: elements in order, which can be iterated again and again: a list, a
+        `tf.data.Dataset`, an object with `__iter__`; or an array, of which the rows are the
+        elements. Of a sequence only the rows that this process needs are read.
+      mesh: the mesh of all layouts.
+      layouts: a tree of Layouts like an element; each has a dim more than that element: the rows.
+      global_batch_size: rows of a batch over all processes.
+      dataset_already_batched: elements are batches of `global_batch_size` over the size of
+        `batch_dim` rows.
+      batch_dim: the mesh dim that splits the rows; None: no check of that.
+      prefetch: how many batches may be on devices before they are asked for; None: 1.
+      tf_data_service_config: refused: no service is needed with several processes.
+
+    Raises:
+      UsageError: all that is wrong, before anything is read but the first element.
+
+    >>> from shoal.compat import dtensor
+    >>> mesh = dtensor.create_mesh({"batch": 4, "x": 2})
+    >>> rows = dtensor.Layout(["batch", dtensor.UNSHARDED], mesh)
+    >>> images = np.arange(20, dtype=np.float32).reshape(10, 2)
+    >>> batches = DTensorDataset(
+    ...     images, mesh=mesh, layouts=rows, global_batch_size=4, batch_dim="batch")
+    >>> [float(batch.sum()) for batch in batches]
+    [28.0, 92.0]
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        mesh: Mesh,
+        layouts: Any,
+        global_batch_size: int,
+        dataset_already_batched: bool = False,
+        batch_dim: str | None = None,
+        prefetch: int | None = None,
+        tf_data_service_config: Any = None,
+    ) -> None:
+        if tf_data_service_config is not None:
+            raise NotPossible(
+                "dtensor.DTensorDataset: tf_data_service_config: no service is needed here: each "
+                "process reads its own rows; leave it out"
+            )
+        self._dataset, self._size = dataset, global_batch_size
+        self._is_batched, self._prefetch = dataset_already_batched, prefetch or 1
+        self._layouts = jax.tree.map(_placed, layouts)
+        first = _first(dataset)
+        offences = _layout_offences(must_be_mesh(mesh), layouts, global_batch_size, batch_dim)
+        raise_all("dtensor.DTensorDataset", offences)
+        offences = _element_offences(first, layouts, dataset_already_batched)
+        if dataset_already_batched and not offences:
+            count = 1 if batch_dim is None else mesh.dim_size(batch_dim)
+            offences += _batch_offences(first, global_batch_size // count)
+        raise_all("dtensor.DTensorDataset", offences)
+        self._spec = jax.tree.map(self._spec_of, first, self._layouts)
+
+    def _spec_of(self, value: Any, layout: Any) -> jax.ShapeDtypeStruct:
+        array = np.asarray(value)
+        shape = (self._size, *array.shape[self._is_batched :])
+        return jax.ShapeDtypeStruct(shape, array.dtype, sharding=sharding(layout))
+
+    @property
+    def element_spec(self) -> Any:
+        """Shape, dtype and sharding of each array of a batch, as `jax.ShapeDtypeStruct`s."""
+        return self._spec
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of one pass over the dataset."""
+        data, size = self._dataset, None
+        by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        if by_number and not self._is_batched:
+            size = self._size
+            if len(data) < size:
+                return
+        source = self._own_rows() if size is None else data
+        with said_of("DTensorDataset"):
+            batches = feed(source, self._layouts, batch=size, prefetch=self._prefetch)
+        with said_of("DTensorDataset"), batches:
+            yield from batches
+
+    def _own_rows(self) -> Iterator[Any]:
+        """Yield this process's rows of each whole batch."""
+        rows = iter(self._dataset)
+        if self._is_batched:
+            rows = itertools.chain.from_iterable(map(_rows, rows))
+        own = local_rows(jax.tree.leaves(self._layouts)[0], self._size)
+        while len(batch := [*itertools.islice(rows, self._size)]) == self._size:
+            mine = [row for piece in own for row in batch[piece]]
+            yield jax.tree.map(lambda *parts: np.stack(parts), *mine)
+
+
+def _placed(layout: Any) -> Any:
+    if not isinstance(layout, Layout):
+        raise UsageTypeError(f"dtensor.DTensorDataset: {layout!r} must be a dtensor.Layout")
+    return layout.shoal_layout
+
+
+def _rows(batch: Any) -> list[Any]:
+    """Return the rows of a batch, each a tree of arrays."""
+    leaves, treedef = jax.tree.flatten(batch)
+    return [jax.tree.unflatten(treedef, row) for row in zip(*map(np.asarray, leaves), strict=True)]
+
+
+def _first(dataset: Any) -> Any:
+    if not isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__"):
+        raise UsageTypeError(f"dtensor.DTensorDataset: {dataset!r} is no dataset: no iterable")
+    rows = iter(dataset)
+    if rows is dataset:
+        raise UsageTypeError(
+            "dtensor.DTensorDataset: an iterator can be used up but once; give what can be "
+            "iterated again, such as a list, or shoal.feed, which takes iterators"
+        )
+    for first in rows:
+        return first
+    raise UsageError("dtensor.DTensorDataset: the dataset has no elements")
+
+
+def _layout_offences(mesh: Mesh, layouts: Any, size: int, batch_dim: str | None) -> list[str]:
+    found = []
+    for layout in jax.tree.leaves(layouts):
+        if layout.mesh != mesh:
+            found.append(f"{layout} is on another mesh than {mesh}")
+        elif not layout.rank:
+            found.append("a layout of rank 0 has no rows")
+        elif batch_dim is not None and layout.sharding_specs[0] != batch_dim:
+            found.append(
+                f"batch_dim {batch_dim} was specified but at least one layout did not contain it "
+                f"first: {layout.sharding_specs}"
+            )
+        elif size < 1 or size % layout.num_shards(0):
+            count = layout.num_shards(0)
+            found.append(f"global_batch_size={size} does not divide into {count} shards of rows")
+    return found
+
+
+def _element_offences(first: Any, layouts: Any, is_batched: bool) -> list[str]:
+    if jax.tree.structure(first) != jax.tree.structure(layouts):
+        return [
+            f"layouts have the structure {jax.tree.structure(layouts)}, elements "
+            f"{jax.tree.structure(first)}"
+        ]
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(layouts), strict=True)
+    ranks = [(np.ndim(value) + (not is_batched), layout.rank) for value, layout in pairs]
+    return [f"Expected layout with rank {own}, got {rank}" for own, rank in ranks if own != rank]
+
+
+def _batch_offences(first: Any, wanted: int) -> list[str]:
+    sizes = sorted({len(np.asarray(value)) for value in jax.tree.leaves(first)})
+    if sizes == [wanted]:
+        return []
+    return [
+        "per_replica_batch_size does not matched expected size based on the mesh, got "
+        f"{', '.join(map(str, sizes))} but expected {wanted}."
+    ]

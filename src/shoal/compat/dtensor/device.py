@@ -1,0 +1,96 @@
+"""The one device that stood for all meshes in TensorFlow, as far as programs came to use it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+
+from shoal.colour import collective, local, logically_collective
+from shoal.compat.dtensor import moves
+from shoal.compat.dtensor.layout import Layout
+from shoal.compat.dtensor.layout_checks import must_be_mesh
+from shoal.compat.dtensor.mesh import Mesh
+from shoal.compat.dtensor.meshes import barrier
+from shoal.compat.dtensor.refused import NotPossible
+from shoal.runtime.process import registered
+
+__all__ = ["DTensorDevice", "_dtensor_device", "_global_barrier", "reset_dtensor_device"]
+
+
+class DTensorDevice:
+    """What `_dtensor_device` returns. It keeps nothing: meshes are in the process's record."""
+
+    @property
+    def name(self) -> str:
+        """How TensorFlow would call it."""
+        return moves.device_name()
+
+    def _register_mesh(self, mesh: Mesh) -> None:
+        """Find the devices of a mesh, and remember its name; again, if need be."""
+        registered(must_be_mesh(mesh).shoal_mesh)
+
+    @logically_collective("shapes and dtypes of pieces, and the layout,")
+    def pack(self, tensors: Sequence[Any], layout: Layout) -> jax.Array:
+        """Return one array of pieces: `dtensor.pack`.
+
+        Logically collective: shapes and dtypes of pieces, and the layout, must be equal.
+        """
+        return moves.pack(tensors, layout)
+
+    @local
+    def unpack(self, dtensor: Any) -> list[jax.Array]:
+        """Return the pieces of an array: `dtensor.unpack`.
+
+        Local.
+        """
+        return moves.unpack(dtensor)
+
+    @local
+    def fetch_layout(self, dtensor: Any) -> Layout | None:
+        """Return the layout of an array: `dtensor.fetch_layout`.
+
+        Local.
+        """
+        return moves.fetch_layout(dtensor)
+
+    @local
+    def is_dtensor(self, tensor: Any) -> bool:
+        """Say whether a value is an array on a mesh: `dtensor.is_dtensor`.
+
+        Local.
+        """
+        return moves.is_dtensor(tensor)
+
+
+@local
+@lru_cache(maxsize=1)
+def _dtensor_device() -> DTensorDevice:
+    """Return the one device.
+
+    Local.
+    """
+    return DTensorDevice()
+
+
+@local
+def reset_dtensor_device(is_async: bool) -> None:
+    """Refuse: there is nothing to reset; `shutdown_accelerator_system` forgets the meshes.
+
+    Local.
+    """
+    raise NotPossible(
+        "dtensor.reset_dtensor_device: there is no device of DTensor's own here; "
+        "shutdown_accelerator_system() (shoal.shutdown) forgets the meshes"
+    )
+
+
+@collective("the mesh's processes")
+def _global_barrier(mesh: Mesh, last_op_name: str = "(barrier)") -> None:
+    """Wait until all devices of a mesh have finished: `barrier`, by its first name.
+
+    Collective over the mesh's processes.
+    """
+    barrier(mesh, last_op_name)

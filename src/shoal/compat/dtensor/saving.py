@@ -1,0 +1,146 @@
+"""DTensor's names for saving and restoring: `shoal.save` and `shoal.restore`."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from shoal.checkpoint.format.names import component
+from shoal.checkpoint.restore import restore
+from shoal.checkpoint.save import save
+from shoal.colour import collective
+from shoal.compat.dtensor.layout_checks import must_be_mesh
+from shoal.compat.dtensor.layouts_of import value_of
+from shoal.compat.dtensor.mesh import Mesh
+from shoal.compat.dtensor.refused import must_be_eager, said_of
+from shoal.compat.dtensor.slices import part_of, whole_of
+from shoal.errors import UsageError, UsageTypeError
+from shoal.runtime.process import process_count
+
+__all__ = ["name_based_restore", "name_based_save", "processes_of", "saved_form", "sharded_save"]
+
+Prefix = str | os.PathLike[str]
+
+
+def processes_of(mesh: Mesh) -> tuple[int, ...] | None:
+    """Return the processes that save and restore; None: all of the job."""
+    owners = must_be_mesh(mesh).shoal_mesh.process_indices
+    return None if len(owners) == process_count() else owners
+
+
+def saved_form(value: Any) -> Any:
+    """Return what is saved of a value: a DVariable's, as bfloat16 if it asks for that."""
+    array = value_of(value)
+    if getattr(value, "save_as_bf16", False):
+        return jax.jit(lambda x: x.astype(jnp.bfloat16))(array)
+    return array
+
+
+@collective("the mesh's processes")
+def sharded_save(
+    mesh: Mesh,
+    file_prefix: Prefix,
+    tensor_names: Sequence[str],
+    shape_and_slices: Sequence[str],
+    tensors: Sequence[Any],
+) -> None:
+    """Save arrays by name, committed on all processes or on none: `shoal.save`.
+
+    Collective over the mesh's processes.
+
+    Args:
+      mesh: whose processes save; of any kind of device.
+      file_prefix: a folder that does not hold a save yet; shoal's files, which TensorFlow cannot
+        read.
+      tensor_names: a name for each tensor; several with slices of one array share its name.
+      shape_and_slices: for each tensor "" (it is whole), or which part of a whole it is, such as
+        "8 4 0,2:-"; the slices of one name must make up the array.
+      tensors: arrays on meshes, DVariables, or host values that are equal on all processes.
+    """
+    must_be_eager("sharded_save", "save what the program returns")
+    counts = {len(tensor_names), len(shape_and_slices), len(tensors)}
+    if len(counts) > 1 or 0 in counts:
+        raise UsageError(
+            f"dtensor.sharded_save: {len(tensor_names)} tensor_names, {len(shape_and_slices)} "
+            f"shape_and_slices and {len(tensors)} tensors: give as many of each, at least one"
+        )
+    parts: dict[str, list[tuple[Any, Any]]] = {}
+    for name, text, tensor in zip(tensor_names, shape_and_slices, tensors, strict=True):
+        value = saved_form(tensor)
+        rows = parts.setdefault(_name("sharded_save", name), [])
+        rows.append((part_of(text, np.shape(value)), value))
+    tree = {name: whole_of(name, *zip(*rows, strict=True)) for name, rows in parts.items()}
+    with said_of("sharded_save"):
+        save(file_prefix, tree, processes=processes_of(mesh), name="dtensor.sharded_save")
+
+
+@collective("the mesh's processes")
+def name_based_save(
+    mesh: Mesh, checkpoint_prefix: Prefix, name_tensor_dict: Mapping[str, Any]
+) -> None:
+    """Save arrays by name, committed on all processes or on none: `shoal.save`.
+
+    Collective over the mesh's processes.
+
+    Args:
+      mesh: whose processes save; of any kind of device.
+      checkpoint_prefix: a folder that does not hold a save yet; shoal's files, which TensorFlow
+        cannot read.
+      name_tensor_dict: name → an array on a mesh, a DVariable (as bfloat16 if it asks for that),
+        or a host value that is equal on all processes.
+    """
+    must_be_eager("name_based_save", "save what the program returns")
+    tree = {name: saved_form(value) for name, value in _named("name_based_save", name_tensor_dict)}
+    with said_of("name_based_save"):
+        save(checkpoint_prefix, tree, processes=processes_of(mesh), name="dtensor.name_based_save")
+
+
+@collective("the mesh's processes")
+def name_based_restore(
+    mesh: Mesh, checkpoint_prefix: Prefix, name_tensor_dict: Mapping[str, Any]
+) -> OrderedDict[str, Any]:
+    """Return arrays by name as they were saved, laid out as those given: `shoal.restore`.
+
+    Collective over the mesh's processes.
+
+    Args:
+      mesh: whose processes restore; of any kind of device.
+      checkpoint_prefix: what the save was given.
+      name_tensor_dict: name → an array, a DVariable or a `jax.ShapeDtypeStruct`, whose shape must
+        be the saved one's; a dtype that holds all saved values will do. Other saved names are
+        left out.
+
+    Returns:
+      the arrays, in the order of `name_tensor_dict`; nothing is assigned.
+    """
+    must_be_eager("name_based_restore", "pass in what it returns")
+    named = _named("name_based_restore", name_tensor_dict)
+    target = {name: value_of(value) for name, value in named}
+    only = [glob.escape(component(name)) for name in target]
+    with said_of("name_based_restore"):
+        found = restore(
+            checkpoint_prefix, target, only=only, dtype="safe", processes=processes_of(mesh),
+            name="dtensor.name_based_restore",
+        )  # fmt: skip
+    return OrderedDict((name, found[name]) for name in target)
+
+
+def _named(asked: str, given: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    if not isinstance(given, Mapping):
+        raise UsageTypeError(f"dtensor.{asked}: name_tensor_dict={given!r} must be a dict")
+    if not given:
+        raise UsageError(f"dtensor.{asked}: name_tensor_dict is empty; name at least one array")
+    return [(_name(asked, name), value) for name, value in given.items()]
+
+
+def _name(asked: str, name: object) -> str:
+    if not isinstance(name, str):
+        raise UsageTypeError(f"dtensor.{asked}: the name {name!r} must be text")
+    return name

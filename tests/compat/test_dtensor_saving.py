@@ -1,0 +1,282 @@
+"""What `shoal.compat.dtensor` saves and restores, and its dataset, in one process."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import shoal
+from shoal.compat import dtensor
+from shoal.compat.dtensor import DTensorCheckpoint, DTensorDataset, DVariable, Layout
+from shoal.compat.dtensor.slices import Part, part_of, whole_of
+
+U = dtensor.UNSHARDED
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return dtensor.create_mesh({"x": 2, "y": 4})
+
+
+def values(dtype=np.float32):
+    return np.arange(32).reshape(8, 4).astype(dtype)
+
+
+def test_what_is_saved_comes_back_in_any_layout(mesh, tmp_path):
+    arrays = {
+        f"{specs}": dtensor.copy_to_mesh(values(), Layout(list(specs), mesh))
+        for specs in itertools.permutations([U, "x", "y"], 2)
+    }
+    path = tmp_path / "all"
+    dtensor.name_based_save(mesh, path, arrays)
+    line = dtensor.create_mesh({"z": 4}, devices=["CPU:6", "CPU:1", "CPU:2", "CPU:4"])
+    target = dtensor.copy_to_mesh(np.zeros((8, 4), np.float32), Layout(["z", U], line))
+    wanted = OrderedDict((name, target) for name in reversed(arrays))
+    found = dtensor.name_based_restore(line, str(path), wanted)
+    assert isinstance(found, OrderedDict)
+    assert [*found] == [*wanted]
+    for array in found.values():
+        dtensor.check_layout(array, Layout(["z", U], line))
+        np.testing.assert_array_equal(array, values())
+
+
+def test_names_dtypes_and_kinds_of_targets(mesh, tmp_path):
+    rows = Layout(["x", U], mesh)
+    w = DVariable(values(), layout=rows)
+    dtensor.enable_save_as_bf16([w])
+    saved = {"a/b*[c]": w, "n": values(np.int32), "other?": values(np.float16)}
+    dtensor.name_based_save(mesh, tmp_path / "a", saved)
+    assert np.asarray(shoal.restore(tmp_path / "a")["a/b*[c]"]).dtype == ml_dtypes.bfloat16
+    v = DVariable(np.zeros((8, 4), np.float32), layout=rows)
+    found = dtensor.name_based_restore(mesh, tmp_path / "a", {"a/b*[c]": v, "other?": values()})
+    np.testing.assert_array_equal(found["a/b*[c]"], values().astype(ml_dtypes.bfloat16))
+    assert found["a/b*[c]"].dtype == np.float32
+    assert not v.numpy().any()  # restored, not assigned
+    for target, words in [
+        ({"none": v}, "none"),
+        ({"n": values(np.int32)[:4]}, "n"),
+        ({"n": values(np.int8)}, "int8"),
+    ]:
+        with pytest.raises(shoal.RestoreMismatch, match=words) as told:
+            dtensor.name_based_restore(mesh, tmp_path / "a", target)
+        assert str(told.value).startswith("dtensor.name_based_restore: restore")
+    with pytest.raises(shoal.NotCommitted):
+        dtensor.name_based_restore(mesh, tmp_path / "b", {"n": v})
+    with pytest.raises(shoal.StepAlreadyCommitted):
+        dtensor.name_based_save(mesh, tmp_path / "a", saved)
+
+
+def test_sharded_save_puts_slices_together(mesh, tmp_path):
+    whole = dtensor.copy_to_mesh(values(), Layout(["x", "y"], mesh))
+    halves = [dtensor.copy_to_mesh(values()[i : i + 4], Layout(["y", U], mesh)) for i in (0, 4)]
+    returned = dtensor.sharded_save(
+        mesh,
+        str(tmp_path / "s"),
+        ["whole", "cut", "cut", "same"],
+        ["", "8 4 0,4:-", "8 4 4,4:0,4", "8 4 -:-"],
+        [whole, *halves, whole],
+    )
+    assert returned is None
+    for array in shoal.restore(tmp_path / "s").values():
+        np.testing.assert_array_equal(array, values())
+
+
+@pytest.mark.parametrize(
+    ("names", "slices", "words"),
+    [
+        ([], [], "at least one"),
+        (["a"], [], "0 shape_and_slices"),
+        (["a"], ["8 4 0,2:-"], "no slice that a tensor of"),
+        (["a"], ["8 4 6,8:-"], "no slice that a tensor of"),
+        (["a"], ["8 4 -"], "no shape and slice"),
+        (["a"], ["rows"], "no shape and slice"),
+        (["a"], ["16 4 0,8:-"], "do not make up one array"),
+        (["a", "a"], ["16 4 0,8:-", "16 4 4,8:-"], "do not make up one array"),
+        (["a", "a"], ["", ""], "do not make up one array"),
+        ([3], [""], "must be text"),
+    ],
+)
+def test_slices_that_are_refused(mesh, tmp_path, names, slices, words):
+    with pytest.raises(ValueError, match=words):
+        dtensor.sharded_save(mesh, tmp_path / "s", names, slices, [values()] * len(names))
+    assert not (tmp_path / "s").exists()
+
+
+@given(st.text(alphabet="0123 -,:x"), st.lists(st.integers(0, 3), max_size=3))
+def test_no_slice_does_worse_than_a_usage_error(text, shape):
+    try:
+        part = part_of(text, shape)
+    except shoal.UsageError:
+        return
+    assert part.sizes == tuple(shape)
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.data())
+def test_any_cut_of_an_array_is_put_together(rows, columns, data):
+    whole = np.arange(rows * columns, dtype=np.int32).reshape(rows, columns)
+    at = data.draw(st.integers(0, rows)), data.draw(st.integers(0, columns))
+    boxes = [
+        ((b, d), (e - b, f - d))
+        for b, e in ((0, at[0]), (at[0], rows))
+        for d, f in ((0, at[1]), (at[1], columns))
+    ]
+    parts = [Part(whole.shape, begins, sizes) for begins, sizes in boxes]
+    pieces = [whole[b : b + h, d : d + w] for (b, d), (h, w) in boxes]
+    np.testing.assert_array_equal(whole_of("a", parts, pieces), whole)
+    if min(boxes[0][1]) > 0:
+        with pytest.raises(shoal.UsageError, match="do not make up one array"):
+            whole_of("a", parts[1:], pieces[1:])
+
+
+def test_what_saving_refuses(mesh, tmp_path):
+    for call in (dtensor.name_based_save, dtensor.name_based_restore):
+        for wrong, kind in [({}, ValueError), ([3], TypeError), ({3: values()}, TypeError)]:
+            with pytest.raises(kind, match=call.__name__):
+                call(mesh, tmp_path / "a", wrong)
+        with pytest.raises(TypeError, match="not a valid Mesh"):
+            call("mesh", tmp_path / "a", {"a": values()})
+        with pytest.raises(ValueError, match="must be called eagerly"):
+            jax.jit(lambda x, call=call: call(mesh, tmp_path / "a", {"a": x}) or x)(values())
+
+
+def test_a_checkpoint_of_objects(mesh, tmp_path):
+    rows = Layout(["x", U], mesh)
+
+    def model():
+        made = SimpleNamespace(
+            dense={"w": DVariable(values(), layout=rows)}, name="model",
+            layers=[DVariable(jnp.ones(4) * n, layout=Layout(["y"], mesh)) for n in range(2)],
+        )  # fmt: skip
+        made.itself = made
+        return made
+
+    one = model()
+    bias = DVariable(np.float32(3), layout=Layout([], mesh))
+    checkpoint = DTensorCheckpoint(mesh, one, bias=bias, step=7)
+    assert checkpoint.save(tmp_path / "c") == f"{tmp_path}/c-1"
+    one.layers[1].assign_add(one.layers[1])
+    path = checkpoint.save(tmp_path / "c")
+    assert path.endswith("c-2")
+    other, bias2 = model(), DVariable(np.float32(0), layout=Layout([], mesh))
+    later = DTensorCheckpoint(mesh, root=other, bias=bias2)
+    status = later.restore(path)
+    assert status.assert_consumed() is status.expect_partial() is status
+    np.testing.assert_array_equal(other.layers[1].numpy(), np.full(4, 2))
+    assert float(bias2.numpy()) == 3
+    assert later.save_counter == 2
+    assert other.dense["w"].layout == rows
+    with pytest.raises(shoal.RestoreMismatch, match="bias"):
+        DTensorCheckpoint(mesh, root=other).read(path)
+    for call, kind, words in [
+        (lambda: DTensorCheckpoint(mesh, x=values()), ValueError, "no DVariable"),
+        (lambda: DTensorCheckpoint(mesh, save_counter=bias), ValueError, "is its own"),
+        (lambda: DTensorCheckpoint(None, bias=bias), TypeError, "not a valid Mesh"),
+        (lambda: later.save(tmp_path / "d", options=1), NotImplementedError, "options=1"),
+    ]:
+        with pytest.raises(kind, match=words):
+            call()
+
+
+ROWS = np.arange(20, dtype=np.float32).reshape(10, 2)
+
+
+class Iterable:
+    """A dataset that can only be iterated, as TensorFlow's."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+@pytest.mark.parametrize("dataset", [ROWS, [*ROWS], Iterable(ROWS)])
+@pytest.mark.parametrize(
+    ("dims", "specs"),
+    [
+        ({"batch": 4, "h": 2}, ["batch", "h"]),
+        ({"h": 4, "batch": 2}, ["batch", U]),  # the batch dim is not the first: corrupt there
+        ({"batch": 4}, ["batch", U]),  # fewer devices than there are: corrupt there
+    ],
+)
+def test_rows_are_where_they_belong(dataset, dims, specs):
+    size = int(np.prod([*dims.values()]))
+    mesh = dtensor.create_mesh(dims, devices=[f"CPU:{n}" for n in range(size)])
+    rows = Layout(specs, mesh)
+    batches = DTensorDataset(
+        dataset, mesh=mesh, layouts=rows, global_batch_size=4, batch_dim="batch", prefetch=2
+    )
+    spec = batches.element_spec
+    assert (spec.shape, spec.dtype) == ((4, 2), np.float32)
+    for _ in range(2):
+        found = [*batches]
+        np.testing.assert_array_equal(np.concatenate(found), ROWS[:8])
+        for batch in found:
+            dtensor.check_layout(batch, rows)
+            assert batch.sharding == spec.sharding
+    dtensor.barrier(mesh, "after the loop")  # which is cancelled there
+
+
+def test_trees_and_batches_that_are_made_already():
+    mesh = dtensor.create_mesh({"batch": 2, "h": 4})
+    layouts = {"x": Layout(["batch", U], mesh), "y": Layout(["batch"], mesh)}
+    pairs = [{"x": row, "y": np.int32(n)} for n, row in enumerate(ROWS)]
+    wanted = [np.arange(4), np.arange(4, 8)]
+    made = [
+        {"x": ROWS[n : n + 2], "y": np.arange(n, n + 2, dtype=np.int32)} for n in range(0, 10, 2)
+    ]
+    for dataset, is_batched in [(pairs, False), (Iterable(pairs), False), (made, True)]:
+        batches = DTensorDataset(
+            dataset, mesh=mesh, layouts=layouts, global_batch_size=4, batch_dim="batch",
+            dataset_already_batched=is_batched,
+        )  # fmt: skip
+        assert batches.element_spec["x"].shape == (4, 2)
+        found = [*batches]
+        for batch, numbers in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(batch["y"], numbers)
+            np.testing.assert_array_equal(batch["x"], ROWS[numbers])
+    few = DTensorDataset(ROWS, mesh=mesh, layouts=layouts["x"], global_batch_size=12)
+    assert [*few] == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "kind", "words"),
+    [
+        ({"tf_data_service_config": 1}, NotImplementedError, "no service is needed"),
+        ({"global_batch_size": 5}, ValueError, "does not divide into 4 shards"),
+        ({"global_batch_size": 0}, ValueError, "does not divide"),
+        ({"batch_dim": "h"}, ValueError, "batch_dim h was specified but at least one layout"),
+        ({"layouts": {"x": 3}}, TypeError, r"must be a dtensor\.Layout"),
+        ({"dataset": [{"x": ROWS[0]}]}, ValueError, "layouts have the structure"),
+        ({"dataset": [ROWS]}, ValueError, "Expected layout with rank 3, got 2"),
+        ({"dataset": []}, ValueError, "no elements"),
+        ({"dataset": iter(ROWS)}, TypeError, "used up but once"),
+        ({"dataset": 3}, TypeError, "no iterable"),
+        (
+            {"dataset": [ROWS], "dataset_already_batched": True},
+            ValueError,
+            "got 10 but expected 2",
+        ),
+        ({"mesh": None}, TypeError, "not a valid Mesh"),
+        ({"mesh": "other"}, ValueError, "is on another mesh"),
+    ],
+)
+def test_datasets_that_are_refused(changed, kind, words):
+    mesh = dtensor.create_mesh({"batch": 4, "h": 2})
+    named = {
+        "dataset": ROWS, "mesh": mesh, "layouts": Layout(["batch", U], mesh),
+        "global_batch_size": 8, "batch_dim": "batch", **changed,
+    }  # fmt: skip
+    if named["mesh"] == "other":
+        named["mesh"] = dtensor.create_mesh({"batch": 8})
+    with pytest.raises(kind, match=words):
+        DTensorDataset(named.pop("dataset"), **named)

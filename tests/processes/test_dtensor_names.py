@@ -1,0 +1,192 @@
+"""`shoal.compat.dtensor` in two real processes of two devices, started as DTensor's jobs are."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import shoal
+from shoal.compat import dtensor
+from shoal.compat.dtensor import DTensorCheckpoint, DTensorDataset, DVariable, Layout
+from shoal.runtime.cluster import Arguments, decide
+from shoal.testing.cluster import Cluster
+
+U = dtensor.UNSHARDED
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    with Cluster(2, start_method="fork", devices=2, env={**env, "JAX_PLATFORMS": "cpu"}) as two:
+        yield two
+
+
+def refused(call):
+    """Return what a call raised, in words."""
+    try:
+        call()
+    except shoal.ShoalError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def as_clients(jobs):
+    """Say in DTensor's variables what the launcher said in its own, and join by them."""
+    os.environ["DTENSOR_CLIENT_ID"] = os.environ.pop("SHOAL_PROCESS_ID")
+    del os.environ["SHOAL_NUM_PROCESSES"]
+    os.environ["DTENSOR_JOBS"] = jobs
+
+
+def meets_as_dtensor_says():
+    coordinator = os.environ["SHOAL_COORDINATOR"]
+    as_clients(f"{coordinator},{coordinator}")
+    me = dtensor.client_id()
+    early = refused(lambda: dtensor.num_global_devices("CPU"))
+    decided = decide(Arguments(), os.environ)
+    kind = dtensor.initialize_accelerator_system("CPU")
+    again = refused(dtensor.initialize_accelerator_system)
+    mesh = dtensor.create_distributed_mesh({"x": 2, "y": 2}, "grid", device_type="CPU")
+    told = [
+        me, kind, decided.reason.split(" (")[0], dtensor.num_clients(), dtensor.full_job_name(),
+        len(dtensor.jobs()), dtensor.num_local_devices("CPU"), dtensor.num_global_devices("CPU"),
+        [one.to_string() for one in dtensor.local_devices("CPU", 1 - me)],
+        dtensor.device_name(), mesh.to_string(), mesh.shoal_mesh.text,
+        dtensor.Mesh.from_string(mesh.to_string()).shoal_mesh == mesh.shoal_mesh,
+        dtensor.create_mesh({"z": 2}).local_devices(),
+    ]  # fmt: skip
+    dtensor.shutdown_accelerator_system()  # an error there
+    return told, early, again, refused(dtensor.shutdown_accelerator_system)
+
+
+def test_a_job_by_dtensors_variables(child_env):
+    with Cluster(2, start_method="fork", devices=2, env=child_env) as cluster:
+        found = cluster.run(meets_as_dtensor_says, initialize=False)
+    for me, (told, early, again, over) in enumerate(found):
+        job, other = f"worker/replica:0/task:{me}", f"/job:worker/replica:0/task:{1 - me}"
+        ids = f"{2 * me},{2 * me + 1}"
+        own = [f"/job:{job}/device:CPU:{n}" for n in range(2)]
+        assert told == [
+            me, "CPU", "DTensor", 2, job, 2, 2, 4,
+            [f"{other}/device:CPU:{n}" for n in range(2)], f"/job:{job}/device:CUSTOM:0",
+            f"grid|x=2,y=2|0,1,2,3|{ids}|{','.join(own)}",
+            "x=2 y=2 | ids 0..1,2048..2049 | processes 0x2,1x2 | name grid", True, own,
+        ]  # fmt: skip
+        assert "Accelerators are uninitialized in this process of a job of 2" in early
+        assert "already been initialized" in again
+        assert "is not initialized" in over
+
+
+def moves_and_saves(folder):
+    mesh = dtensor.create_distributed_mesh({"x": 2, "y": 2}, device_type="CPU")
+    rows, columns = Layout(["x", U], mesh), Layout([U, "y"], mesh)
+    values = np.arange(16, dtype=np.float32).reshape(4, 4)
+    x = dtensor.copy_to_mesh(values, rows)
+    dtensor.check_layout(dtensor.relayout(x, columns), columns)
+    own = values[2 * shoal.process_index() :][:2]
+    packed = dtensor.pack([own, own], rows)
+    pieces = [np.asarray(one).tolist() for one in dtensor.unpack(packed)]
+    born = dtensor.call_with_layout(jnp.ones, columns, (4, 4))
+    v = DVariable(x)
+    v.assign_add(dtensor.relayout(born, rows)).assign(dtensor.relayout_like(packed, born))
+    scalar = float(jax.jit(jnp.sum)(v.read_value()))
+    unreachable = refused(lambda: DVariable(packed).numpy())
+    dtensor.name_based_save(mesh, f"{folder}/named", {"w": v, "b": born})
+    back = dtensor.name_based_restore(mesh, f"{folder}/named", {"w": born})
+    dtensor.check_layout(back["w"], columns)
+    checkpoint = DTensorCheckpoint(mesh, v=v)
+    path = checkpoint.save(f"{folder}/ckpt")
+    v.assign_sub(v)
+    checkpoint.restore(path)
+    same = shoal.allgather(back["w"], tiled=True)
+    dtensor._global_barrier(mesh, "SaveV2")
+    dtensor._dtensor_device()._register_mesh(mesh)
+    layouts = dtensor.fetch_layout(back["w"]) == columns
+    return (
+        pieces,
+        scalar,
+        unreachable,
+        np.asarray(same).tolist(),
+        layouts,
+        float(v.read_value().sum()),
+    )
+
+
+def test_moves_and_saves(cluster):
+    with tempfile.TemporaryDirectory() as folder:
+        found = cluster.run(moves_and_saves, folder)
+    values = np.arange(16, dtype=np.float32).reshape(4, 4)
+    for me, (pieces, scalar, unreachable, same, layouts, total) in enumerate(found):
+        assert pieces == [values[2 * me : 2 * me + 2].tolist()] * 2
+        assert scalar == total == values.sum()
+        assert "shoal.allgather(read_value(), tiled=True) fetches them" in unreachable
+        assert same == values.tolist()
+        assert layouts
+
+
+class Rows:
+    """A dataset that can only be iterated."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
+
+
+def feeds():
+    values = np.arange(16, dtype=np.float32).reshape(8, 2)
+    found = []
+    for dims in ({"batch": 4}, {"h": 2, "batch": 2}, {"batch": 2, "h": 2}):
+        mesh = dtensor.create_distributed_mesh(dims, device_type="CPU")
+        rows = Layout(["batch", U], mesh)
+        for dataset in (values, Rows(values)):
+            batches = DTensorDataset(
+                dataset, mesh=mesh, layouts=rows, global_batch_size=4, batch_dim="batch"
+            )
+            found.append([np.asarray(shoal.allgather(one, tiled=True)).tolist() for one in batches])
+    return found
+
+
+def test_every_process_reads_its_own_rows(cluster):
+    wanted = np.arange(16, dtype=np.float32).reshape(2, 4, 2).tolist()
+    assert cluster.run(feeds) == [[wanted] * 6] * 2
+
+
+def barriers():
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append((record.levelno, record.getMessage()))
+    logging.getLogger("shoal").addHandler(handler)
+    logging.getLogger("shoal").setLevel(logging.DEBUG)
+    me = shoal.process_index()
+    mesh = dtensor.create_distributed_mesh({"x": 4}, device_type="CPU")
+    own = dtensor.create_mesh({"x": 2})
+    dtensor.barrier(own, f"own {me}")  # of two devices of one process: the other is not waited for
+    dtensor.barrier(mesh, "both", 60_000)
+    other = refused(lambda: dtensor.barrier(mesh, f"name {me}", 60_000))
+    began = time.monotonic()
+    if me:  # comes when the deadline of the other is over
+        shoal.barrier("over", lane="told")
+    late = refused(lambda: dtensor.barrier(mesh, "late", 60_000 if me else 200))
+    waited = time.monotonic() - began
+    if not me:
+        shoal.barrier("over", lane="told")
+    dtensor.barrier(mesh)
+    said = [text for level, text in lines if level == logging.DEBUG and "dtensor.barrier" in text]
+    return other, late, waited, said
+
+
+def test_barriers(cluster):
+    for me, (other, late, waited, said) in enumerate(cluster.run(barriers)):
+        assert "DivergenceError: dtensor.barrier" in other
+        assert "DeadlineError" in late
+        assert waited < 30
+        assert f"dtensor.barrier: finished running barrier 'own {me}'" in said
+        assert "dtensor.barrier: entering barrier 'both' of 4 devices" in said
