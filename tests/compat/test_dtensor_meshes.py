@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.compat import dtensor
-from shoal.compat.dtensor import meshes, placing
+from shoal.compat.dtensor import meshes, placing, tpu
 from shoal.errors import InitializeError, UsageError
 from shoal.plan import placement, topology
 
@@ -110,8 +110,13 @@ def test_join_and_leave(monkeypatch, caplog):
         (lambda: dtensor.initialize_accelerator_system("GPU"), ValueError, "no valid GPUs found"),
         (lambda: dtensor.dtensor_initialize_tpu_system(True), ValueError, "no valid TPUs found"),
         (lambda: dtensor.initialize_accelerator_system("CPU", True, 32), ValueError, "too late"),
-        (lambda: dtensor.initialize_tpu_system(True), NotImplementedError, "megacore"),
-        (lambda: dtensor.initialize_tpu_system(use_megacore=True), NotImplementedError, "megacore"),
+        (lambda: tpu.initialize_tpu_system(True), NotImplementedError, "megacore"),
+        (lambda: tpu.initialize_tpu_system(), ValueError, "no valid TPUs found"),
+        (
+            lambda: dtensor.initialize_tpu_system(experimental_enable_megcore=True),
+            NotImplementedError,
+            "megacore",
+        ),
         (lambda: dtensor.set_initialized(True), NotImplementedError, "found out"),
         (lambda: dtensor.tpu_system_init_helper(0, 1, 1), NotImplementedError, "by itself"),
         (

@@ -47,10 +47,6 @@ from shoal.compat.dtensor.saving import name_based_restore as name_based_restore
 from shoal.compat.dtensor.saving import name_based_save as name_based_save
 from shoal.compat.dtensor.saving import sharded_save as sharded_save
 from shoal.compat.dtensor.start import (
-    dtensor_initialize_tpu_system as dtensor_initialize_tpu_system,
-)
-from shoal.compat.dtensor.start import dtensor_shutdown_tpu_system as dtensor_shutdown_tpu_system
-from shoal.compat.dtensor.start import (
     initialize_accelerator_system as initialize_accelerator_system,
 )
 from shoal.compat.dtensor.start import initialize_multi_client as initialize_multi_client
@@ -62,6 +58,8 @@ from shoal.compat.dtensor.start import is_initialized as is_initialized
 from shoal.compat.dtensor.start import set_initialized as set_initialized
 from shoal.compat.dtensor.start import shutdown_accelerator_system as shutdown_accelerator_system
 from shoal.compat.dtensor.start import shutdown_tpu_system as shutdown_tpu_system
-from shoal.compat.dtensor.start import tpu_system_init_helper as tpu_system_init_helper
+from shoal.compat.dtensor.tpu import dtensor_initialize_tpu_system as dtensor_initialize_tpu_system
+from shoal.compat.dtensor.tpu import dtensor_shutdown_tpu_system as dtensor_shutdown_tpu_system
+from shoal.compat.dtensor.tpu import tpu_system_init_helper as tpu_system_init_helper
 from shoal.compat.dtensor.variable import DVariable as DVariable
 from shoal.compat.dtensor.variable import enable_save_as_bf16 as enable_save_as_bf16

@@ -58,33 +58,19 @@ class DTensorDataset:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        *,
-        mesh: Mesh,
-        layouts: Any,
-        global_batch_size: int,
-        dataset_already_batched: bool = False,
-        batch_dim: str | None = None,
-        prefetch: int | None = None,
-        tf_data_service_config: Any = None,
-    ) -> None:
-        if tf_data_service_config is not None:
-            raise NotPossible(
-                "dtensor.DTensorDataset: tf_data_service_config: no service is needed here: each "
-                "process reads its own rows; leave it out"
-            )
+        self, dataset: Any, *, mesh: Mesh, layouts: Any, global_batch_size: int,
+        dataset_already_batched: bool = False, batch_dim: str | None = None,
+        prefetch: int | None = None, tf_data_service_config: Any = None,
+    ) -> None:  # fmt: skip
+        _no_service(tf_data_service_config)
         self._dataset, self._size = dataset, global_batch_size
         self._is_batched, self._prefetch = dataset_already_batched, prefetch or 1
         self._layouts = jax.tree.map(_placed, layouts)
         first = _first(dataset)
-        offences = _layout_offences(must_be_mesh(mesh), layouts, global_batch_size, batch_dim)
-        raise_all("dtensor.DTensorDataset", offences)
-        offences = _element_offences(first, layouts, dataset_already_batched)
-        if dataset_already_batched and not offences:
-            count = 1 if batch_dim is None else mesh.dim_size(batch_dim)
-            offences += _batch_offences(first, global_batch_size // count)
-        raise_all("dtensor.DTensorDataset", offences)
+        _check_layouts(must_be_mesh(mesh), layouts, global_batch_size, batch_dim)
+        _check_elements(first, layouts, dataset_already_batched)
+        count = 1 if batch_dim is None else mesh.dim_size(batch_dim)
+        _check_batches(first, global_batch_size // count if dataset_already_batched else None)
         self._spec = jax.tree.map(self._spec_of, first, self._layouts)
 
     def _spec_of(self, value: Any, layout: Any) -> jax.ShapeDtypeStruct:
@@ -148,40 +134,53 @@ def _first(dataset: Any) -> Any:
     raise UsageError("dtensor.DTensorDataset: the dataset has no elements")
 
 
-def _layout_offences(mesh: Mesh, layouts: Any, size: int, batch_dim: str | None) -> list[str]:
-    found = []
-    for layout in jax.tree.leaves(layouts):
-        if layout.mesh != mesh:
-            found.append(f"{layout} is on another mesh than {mesh}")
-        elif not layout.rank:
-            found.append("a layout of rank 0 has no rows")
-        elif batch_dim is not None and layout.sharding_specs[0] != batch_dim:
-            found.append(
-                f"batch_dim {batch_dim} was specified but at least one layout did not contain it "
-                f"first: {layout.sharding_specs}"
-            )
-        elif size < 1 or size % layout.num_shards(0):
-            count = layout.num_shards(0)
-            found.append(f"global_batch_size={size} does not divide into {count} shards of rows")
-    return found
+def _no_service(config: Any) -> None:
+    if config is not None:
+        raise NotPossible(
+            "dtensor.DTensorDataset: tf_data_service_config: no service is needed here: each "
+            "process reads its own rows; leave it out"
+        )
 
 
-def _element_offences(first: Any, layouts: Any, is_batched: bool) -> list[str]:
-    if jax.tree.structure(first) != jax.tree.structure(layouts):
-        return [
-            f"layouts have the structure {jax.tree.structure(layouts)}, elements "
-            f"{jax.tree.structure(first)}"
-        ]
+def _check_layouts(mesh: Mesh, layouts: Any, size: int, batch_dim: str | None) -> None:
+    offences = [_layout_offence(one, mesh, size, batch_dim) for one in jax.tree.leaves(layouts)]
+    raise_all("dtensor.DTensorDataset", [*filter(None, offences)])
+
+
+def _layout_offence(layout: Layout, mesh: Mesh, size: int, batch_dim: str | None) -> str:
+    """Return what is wrong with a layout, or ""."""
+    if layout.mesh != mesh:
+        return f"{layout} is on another mesh than {mesh}"
+    if not layout.rank:
+        return "a layout of rank 0 has no rows"
+    if batch_dim not in (None, layout.sharding_specs[0]):
+        return (
+            f"batch_dim {batch_dim} was specified but at least one layout did not contain it "
+            f"first: {layout.sharding_specs}"
+        )
+    count = layout.num_shards(0)
+    is_even = size > 0 and size % count == 0
+    return (
+        "" if is_even else f"global_batch_size={size} does not divide into {count} shards of rows"
+    )
+
+
+def _check_elements(first: Any, layouts: Any, is_batched: bool) -> None:
+    own, wanted = jax.tree.structure(first), jax.tree.structure(layouts)
+    offences = [] if own == wanted else [f"layouts have the structure {wanted}, elements {own}"]
+    raise_all("dtensor.DTensorDataset", offences)
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(layouts), strict=True)
     ranks = [(np.ndim(value) + (not is_batched), layout.rank) for value, layout in pairs]
-    return [f"Expected layout with rank {own}, got {rank}" for own, rank in ranks if own != rank]
+    wrong = [f"Expected layout with rank {own}, got {rank}" for own, rank in ranks if own != rank]
+    raise_all("dtensor.DTensorDataset", wrong)
 
 
-def _batch_offences(first: Any, wanted: int) -> list[str]:
+def _check_batches(first: Any, wanted: int | None) -> None:
+    if wanted is None:
+        return
     sizes = sorted({len(np.asarray(value)) for value in jax.tree.leaves(first)})
-    if sizes == [wanted]:
-        return []
-    return [
-        "per_replica_batch_size does not matched expected size based on the mesh, got "
-        f"{', '.join(map(str, sizes))} but expected {wanted}."
-    ]
+    if sizes != [wanted]:
+        raise UsageError(
+            "dtensor.DTensorDataset: per_replica_batch_size does not matched expected size based "
+            f"on the mesh, got {', '.join(map(str, sizes))} but expected {wanted}."
+        )

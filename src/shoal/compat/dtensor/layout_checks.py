@@ -39,25 +39,29 @@ def checked(
         raise UsageError(f"{asked}: mesh is of a single device: use from_single_device_mesh")
     if isinstance(specs, str) or not isinstance(specs, Sequence):
         raise UsageTypeError(f"{asked}: sharding_specs must be a list of names, not {specs!r}")
-    wild = (UNSHARDED, MATCH, *[ANY] * may_be_any)
-    offences: list[str] = []
-    for place, spec in enumerate(specs):
-        if not isinstance(spec, str):
-            offences.append(WrongType(f"spec {place}: {spec!r} must be a name"))
-        elif spec not in wild and spec not in names:
-            known = ", ".join(names)
-            offences.append(
-                f"{spec}: A dimension sharding must either be a valid mesh dimension ({known}) or "
-                f"UNSHARDED{nearest(spec, [*names, UNSHARDED])}"
-            )
-    for name in names:
-        if list(specs).count(name) > 1:
-            offences.append(
-                f"Mesh dimension {name} was repeated in sharding specs {list(specs)}. Mesh "
-                "dimensions must be unique in a layout."
-            )
-    raise_all(asked, offences)
+    known = [*names, UNSHARDED, MATCH, *[ANY] * may_be_any]
+    offences = [_unknown(place, spec, names) for place, spec in enumerate(specs)
+                if not isinstance(spec, str) or spec not in known]  # fmt: skip
+    repeated = [name for name in names if list(specs).count(name) > 1]
+    raise_all(asked, [*offences, *(_repeated(name, specs) for name in repeated)])
     return tuple(specs)
+
+
+def _unknown(place: int, spec: object, names: Sequence[str]) -> str:
+    if not isinstance(spec, str):
+        return WrongType(f"spec {place}: {spec!r} must be a name")
+    hint = nearest(spec, [*names, UNSHARDED])
+    return (
+        f"{spec}: A dimension sharding must either be a valid mesh dimension ({', '.join(names)}) "
+        f"or UNSHARDED{hint}"
+    )
+
+
+def _repeated(name: str, specs: Sequence[str]) -> str:
+    return (
+        f"Mesh dimension {name} was repeated in sharding specs {list(specs)}. Mesh dimensions must "
+        "be unique in a layout."
+    )
 
 
 def rank_of(asked: str, rank: object, least: int) -> int:

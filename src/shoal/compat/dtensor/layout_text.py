@@ -30,21 +30,18 @@ def split(text: str) -> tuple[int, list[str], str]:
     """
     if text == "empty_layout":
         return 0, [], ""
-    shown = text if len(text) <= 200 else f"{text[:200]}…"
     head, space, mesh = text.partition(" ")
     if not space or not mesh.startswith("mesh:"):
-        raise UsageError(
-            f"dtensor.Layout.from_string({shown!r}): Expected 2 items, the specs and mesh:…, with "
-            "a space between them"
-        )
-    for kind, prefix in _PREFIXES.items():
-        if head.startswith(prefix):
-            rest = head.removeprefix(prefix)
-            specs = rest.removesuffix(",").split(",") if rest else []
-            if kind == 2 and rest:
-                break
-            return kind, [] if specs == ["scalar"] else specs, mesh.removeprefix("mesh:")
-    raise UsageError(
-        f"dtensor.Layout.from_string({shown!r}): Unknown layout type prefix {head[:40]!r}; known: "
-        + ", ".join(_PREFIXES.values())
-    )
+        raise _bad(text, "Expected 2 items, the specs and mesh:…, with a space between them")
+    kind = next((kind for kind, prefix in _PREFIXES.items() if head.startswith(prefix)), 0)
+    rest = head.removeprefix(_PREFIXES.get(kind, ""))
+    if not kind or (kind == 2 and rest):
+        known = ", ".join(_PREFIXES.values())
+        raise _bad(text, f"Unknown layout type prefix {head[:40]!r}; known: {known}")
+    specs = rest.removesuffix(",").split(",") if rest else []
+    return kind, [] if specs == ["scalar"] else specs, mesh.removeprefix("mesh:")
+
+
+def _bad(text: str, why: str) -> UsageError:
+    shown = text if len(text) <= 200 else f"{text[:200]}…"
+    return UsageError(f"dtensor.Layout.from_string({shown!r}): {why}")

@@ -23,6 +23,9 @@ from shoal.runtime.process import meshes
 __all__ = ["array_of", "is_on_mesh", "layout_for", "mesh_for", "named", "value_of"]
 
 
+_PLACE = "copy_to_mesh (shoal.put) places it"
+
+
 def value_of(value: Any) -> Any:
     """Return the value of a DVariable; anything else as it is."""
     return value.read_value() if hasattr(value, "read_value") else value
@@ -42,20 +45,16 @@ def array_of(asked: str, value: Any) -> jax.Array:
     """
     value = value_of(value)
     if not isinstance(value, jax.Array):
-        raise UsageTypeError(
-            f"dtensor.{asked}: Expecting an array on a mesh, not a {type(value).__name__}; "
-            "copy_to_mesh (shoal.put) places it"
-        )
+        told = f"Expecting an array on a mesh, not a {type(value).__name__}; {_PLACE}"
+        raise UsageTypeError(f"dtensor.{asked}: {told}")
     if isinstance(value, jax.core.Tracer):
         raise EagerOnly(
             f"dtensor.{asked} must be called eagerly: inside jit and grad the value has no "
             "layout yet; ask for that of an argument or a result"
         )
     if not is_on_mesh(value):
-        raise UsageError(
-            f"dtensor.{asked} expects an array that lies on a mesh, and this one is on "
-            f"{value.sharding}; copy_to_mesh (shoal.put) places it"
-        )
+        told = f"an array that lies on a mesh, and this one is on {value.sharding}; {_PLACE}"
+        raise UsageError(f"dtensor.{asked} expects {told}")
     return value
 
 
@@ -89,15 +88,18 @@ def layout_for(asked: str, value: Any, layout: Layout) -> plan_layout.Layout:
         return plan_layout.Layout.replicated(layout.mesh.shoal_mesh, np.ndim(value))
     if MATCH not in layout.sharding_specs:
         return layout.shoal_layout
+    return _matched(asked, value, layout)
+
+
+def _matched(asked: str, value: Any, layout: Layout) -> plan_layout.Layout:
+    """Return a layout whose `match` is what the value has in that dim."""
     if isinstance(value, jax.core.Tracer):
         raise EagerOnly(
             f"dtensor.{asked}: {MATCH!r} keeps what a dim has, which is not known inside jit and "
             "grad; name the mesh dim"
         )
-    has = layout_of(value).dims if is_on_mesh(value) else (None,) * np.ndim(value)
-    dims = [
-        (has[dim] if dim < len(has) else None) if spec == MATCH
-        else None if spec == UNSHARDED else spec
-        for dim, spec in enumerate(layout.sharding_specs)
-    ]  # fmt: skip
+    has = [*(layout_of(value).dims if is_on_mesh(value) else ()), *[None] * layout.rank]
+    named = {UNSHARDED: None}
+    dims = [has[dim] if spec == MATCH else named.get(spec, spec)
+            for dim, spec in enumerate(layout.sharding_specs)]  # fmt: skip
     return plan_layout.Layout(layout.mesh.shoal_mesh, *dims)

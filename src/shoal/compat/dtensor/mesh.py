@@ -63,15 +63,10 @@ class Mesh:
     _placed: plan_mesh.Mesh | Mesh | None  # on these devices, or on the CPUs beside that mesh
 
     def __init__(
-        self,
-        dim_names: list[str],
-        global_device_ids: NDArray[np.int64],
-        local_device_ids: list[int],
-        local_devices: list[DeviceSpec | str],
-        mesh_name: str = "",
-        global_devices: list[DeviceSpec | str] | None = None,
-        use_xla_spmd: bool = False,
-    ) -> None:
+        self, dim_names: list[str], global_device_ids: NDArray[np.int64],
+        local_device_ids: list[int], local_devices: list[DeviceSpec | str], mesh_name: str = "",
+        global_devices: list[DeviceSpec | str] | None = None, use_xla_spmd: bool = False,
+    ) -> None:  # fmt: skip
         shape, ids = ids_of(global_device_ids)
         if ids and len(shape) != len(dim_names):
             raise UsageError(

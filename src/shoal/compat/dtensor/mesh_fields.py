@@ -67,15 +67,9 @@ def single(device: object) -> MeshFields:
 
 
 def check(
-    asked: str,
-    dims: Sequence[tuple[Any, int]],
-    ids: Sequence[int],
-    local_ids: object,
-    local_devices: object,
-    name: object,
-    global_devices: object,
-    use_xla_spmd: object,
-) -> MeshFields:
+    asked: str, dims: Sequence[tuple[Any, int]], ids: Sequence[int], local_ids: object,
+    local_devices: object, name: object, global_devices: object, use_xla_spmd: object,
+) -> MeshFields:  # fmt: skip
     """Return the fields of a mesh, if all of its rules hold.
 
     Raises:
@@ -85,20 +79,31 @@ def check(
     owned = _ids(local_ids, offences)
     locals_ = _devices("local_devices", local_devices, offences)
     globals_ = _devices("global_devices", global_devices or [], offences)
-    if not locals_ and not globals_:
-        offences.append("Empty list of devices not allowed: give local_devices or global_devices")
-    offences += _local_offences(ids, owned, locals_)
-    if globals_ and len(globals_) != len(ids):
-        offences.append(f"{len(globals_)} global_devices for {len(ids)} global device ids")
-    offences += _type_offences([*locals_, *globals_], bool(use_xla_spmd))
-    if not isinstance(name, str):
-        offences.append(WrongType(f"mesh_name {name!r} must be a string"))
-    elif "|" in name or not name.isprintable():
-        offences.append(f"mesh_name {name!r} has characters that the mesh's text cannot hold")
+    offences += [*_local_offences(ids, owned, locals_), *_where_offences(ids, owned)]
+    offences += _count_offences(ids, locals_, globals_)
+    is_xla = bool(use_xla_spmd)
+    offences += [*_type_offences([*locals_, *globals_], is_xla), *_name_offences(name)]
     raise_all(asked, offences)
     here, everywhere = (tuple(one.to_string() for one in row) for row in (locals_, globals_))
-    is_xla = bool(use_xla_spmd)
     return MeshFields(str(name), tuple(dims), ids[0], tuple(owned), here, everywhere, is_xla)
+
+
+def _count_offences(
+    ids: Sequence[int], here: Sequence[DeviceSpec], everywhere: Sequence[DeviceSpec]
+) -> list[str]:
+    if not here and not everywhere:
+        return ["Empty list of devices not allowed: give local_devices or global_devices"]
+    if everywhere and len(everywhere) != len(ids):
+        return [f"{len(everywhere)} global_devices for {len(ids)} global device ids"]
+    return []
+
+
+def _name_offences(name: object) -> list[str]:
+    if not isinstance(name, str):
+        return [WrongType(f"mesh_name {name!r} must be a string")]
+    if "|" in name or not name.isprintable():
+        return [f"mesh_name {name!r} has characters that the mesh's text cannot hold"]
+    return []
 
 
 def _dim_offences(dims: Sequence[tuple[Any, int]]) -> list[str]:
@@ -172,8 +177,11 @@ def _local_offences(
         found.append(f"Duplicate devices found in mesh specification {shown[:8]}")
     if len(owned) != len(devices):
         found.append(f"{len(owned)} local_device_ids for {len(devices)} local_devices")
-    if len(set(owned)) < len(owned):
-        found.append("local_device_ids are repeated")
+    return found
+
+
+def _where_offences(ids: Sequence[int], owned: Sequence[int]) -> list[str]:
+    found = ["local_device_ids are repeated"] if len(set(owned)) < len(owned) else []
     known = range(ids[0], ids[0] + len(ids)) if len(ids) else range(0)
     if strange := [one for one in owned if one not in known]:
         found.append(f"local_device_ids {strange[:8]} are none of the global_device_ids")

@@ -44,28 +44,30 @@ def read(text: str) -> MeshFields:
     Raises:
       UsageError: it is none, or what it says is wrong; whatever the text.
     """
-    if text == "empty_mesh":
-        return EMPTY
     if "|" not in text:
-        return _single(text)
+        return EMPTY if text == "empty_mesh" else _single(text)
     name, dims, *rest = text.split("|")
     sizes = _dims(dims, text)
+    size = math.prod(size for _, size in sizes)
     if len(rest) == 1:
-        made_up, names = _made_up(math.prod(size for _, size in sizes), rest[0], text)
+        made_up, names = _made_up(size, rest[0], text)
         return check(_asked(text), sizes, made_up, made_up, names, name, None, False)
+    is_xla = _must_be_parts(rest, text)
+    ids, owned = _ids(rest[0], text), list(_ids(rest[1], text))
+    if size != len(ids):
+        raise _bad(text, f"{len(ids)} global device ids for dims {dims}")
+    everywhere = _devices(rest[3]) if len(rest) - is_xla == 4 else []
+    return check(_asked(text), sizes, ids, owned, _devices(rest[2]), name, everywhere, is_xla)
+
+
+def _must_be_parts(rest: list[str], text: str) -> bool:
+    """Return whether the last part says that XLA's SPMD is used; refuse a wrong number of parts."""
     if not 3 <= len(rest) <= 5:
         found = len(rest) + 2
         raise _bad(text, f"Expected either 5, 6, 7 or 3 mesh parts but found {found}")
     if len(rest) == 5 and rest[4] != _XLA:
         raise _bad(text, f"Expected string {_XLA} as the 7th argument but got: {rest[4]!r}")
-    is_xla = rest[-1] == _XLA and len(rest) > 3
-    global_devices = rest[3] if len(rest) - is_xla == 4 else ""
-    ids = _ids(rest[0], text)
-    if math.prod(size for _, size in sizes) != len(ids):
-        raise _bad(text, f"{len(ids)} global device ids for dims {dims}")
-    owned = list(_ids(rest[1], text))
-    local_devices, everywhere = _devices(rest[2]), _devices(global_devices)
-    return check(_asked(text), sizes, ids, owned, local_devices, name, everywhere, is_xla)
+    return rest[-1] == _XLA and len(rest) > 3
 
 
 def _single(text: str) -> MeshFields:

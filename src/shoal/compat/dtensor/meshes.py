@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 _LOG = logging.getLogger("shoal")
+_AXES = ("core", "x", "y", "z")
 
 Dims = Mapping[str, int] | Iterable[tuple[str, int]]
 Devices = Sequence[DeviceSpec | str] | None
@@ -75,12 +76,9 @@ def _must_be_of(specs: Sequence[DeviceSpec], use_xla_spmd: bool) -> None:
 
 @local
 def create_mesh(
-    mesh_dims: Dims | None = None,
-    mesh_name: str = "",
-    devices: Devices = None,
-    device_type: str | None = None,
-    use_xla_spmd: bool = False,
-) -> Mesh:
+    mesh_dims: Dims | None = None, mesh_name: str = "", devices: Devices = None,
+    device_type: str | None = None, use_xla_spmd: bool = False,
+) -> Mesh:  # fmt: skip
     """Return a mesh over devices of this process: `shoal.make_mesh(devices=[…])`.
 
     Local.
@@ -95,23 +93,18 @@ def create_mesh(
     >>> create_mesh({"x": 1, "y": -1}, devices=["CPU:3", "CPU:1"]).shape()
     [1, 2]
     """
-    pairs = [("x", -1)] if mesh_dims is None else _pairs(mesh_dims)
+    dims = {"x": -1} if mesh_dims is None else mesh_dims
     specs = _specs("create_mesh", devices, device_type, "CPU")
     _must_be_of(specs, use_xla_spmd)
-    with said_of("create_mesh"):
-        ids = _ids("create_mesh", specs, config.client_id())
-        mesh = make_mesh(pairs, devices=ids, order="given", name=mesh_name)
-    return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
+    ids = _ids("create_mesh", specs, config.client_id())
+    return _made("create_mesh", dims, mesh_name, ids, use_xla_spmd)
 
 
 @collective("the mesh's processes")
 def create_distributed_mesh(
-    mesh_dims: Dims,
-    mesh_name: str = "",
-    local_devices: Devices = None,
-    device_type: str | None = None,
-    use_xla_spmd: bool = False,
-) -> Mesh:
+    mesh_dims: Dims, mesh_name: str = "", local_devices: Devices = None,
+    device_type: str | None = None, use_xla_spmd: bool = False,
+) -> Mesh:  # fmt: skip
     """Return a mesh over devices of all processes, process after process: `shoal.make_mesh`.
 
     Collective over the mesh's processes.
@@ -124,26 +117,40 @@ def create_distributed_mesh(
       device_type: "CPU", "GPU" or "TPU"; None: the preferred type.
       use_xla_spmd: for TPUs; kept, and without effect.
     """
+    asked = "create_distributed_mesh"
+    usual = _type_of_job(asked, device_type)
+    specs = _specs(asked, local_devices, device_type, usual)
+    if specs and specs[0].device_type == "TPU":
+        _no_devices(asked, local_devices)
+        names, sizes = zip(*_pairs(mesh_dims), strict=True)
+        return create_tpu_mesh([*names], [*sizes], mesh_name, use_xla_spmd=use_xla_spmd)
+    _must_be_of(specs, use_xla_spmd)
+    owners = range(config.num_clients())
+    ids = [one for owner in owners for one in _of(owner, specs, local_devices is None)]
+    return _made(asked, mesh_dims, mesh_name, ids, use_xla_spmd)
+
+
+def _no_devices(asked: str, local_devices: Devices) -> None:
+    if local_devices is not None:
+        raise UsageError(f"dtensor.{asked}: TPU meshes take no local_devices")
+
+
+def _made(asked: str, dims: Dims, name: str, ids: Sequence[int], use_xla_spmd: bool) -> Mesh:
+    with said_of(asked):
+        mesh = make_mesh(_pairs(dims), devices=ids, order="given", name=name)
+    return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
+
+
+def _type_of_job(asked: str, device_type: str | None) -> str:
+    """Return the type of devices that a mesh of all processes has by default."""
     if not is_joined():
         raise StartError(
-            "dtensor.create_distributed_mesh: Accelerators are uninitialized, please run "
+            f"dtensor.{asked}: Accelerators are uninitialized, please run "
             "dtensor.initialize_accelerator_system() first"
         )
-    asked = config.preferred_device_type() if device_type is None else device_type
-    usual = config.type_of("create_distributed_mesh", asked)
-    specs = _specs("create_distributed_mesh", local_devices, device_type, usual)
-    pairs = _pairs(mesh_dims)
-    if usual == "TPU" and (local_devices is None or specs[0].device_type == "TPU"):
-        if local_devices is not None:
-            raise UsageError("dtensor.create_distributed_mesh: TPU meshes take no local_devices")
-        names, sizes = [name for name, _ in pairs], [size for _, size in pairs]
-        return create_tpu_mesh(names, sizes, mesh_name, use_xla_spmd=use_xla_spmd)
-    _must_be_of(specs, use_xla_spmd)
-    with said_of("create_distributed_mesh"):
-        owners = range(config.num_clients())
-        ids = [one for owner in owners for one in _of(owner, specs, local_devices is None)]
-        mesh = make_mesh(pairs, devices=ids, order="given", name=mesh_name)
-    return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
+    return config.type_of(
+        asked, config.preferred_device_type() if device_type is None else device_type
+    )
 
 
 def _of(owner: int, specs: Sequence[DeviceSpec], is_all: bool) -> list[int]:
@@ -155,17 +162,11 @@ def _of(owner: int, specs: Sequence[DeviceSpec], is_all: bool) -> list[int]:
 
 @collective("all processes")
 def create_tpu_mesh(
-    mesh_dim_names: list[str],
-    mesh_shape: list[int],
-    mesh_name: str,
-    ring_dims: int | None = None,
-    ring_axes: list[str] | None = None,
-    ring_bounds: list[int] | None = None,
-    can_split_host_across_rings: bool = True,
-    build_ring_across_rings: bool = False,
-    rotate_ring_across_rings: bool = False,
-    use_xla_spmd: bool = False,
-) -> Mesh:
+    mesh_dim_names: list[str], mesh_shape: list[int], mesh_name: str, ring_dims: int | None = None,
+    ring_axes: list[str] | None = None, ring_bounds: list[int] | None = None,
+    can_split_host_across_rings: bool = True, build_ring_across_rings: bool = False,
+    rotate_ring_across_rings: bool = False, use_xla_spmd: bool = False,
+) -> Mesh:  # fmt: skip
     """Return a mesh over all TPU cores in the order of DTensor's rings.
 
     Collective over all processes.
@@ -185,21 +186,20 @@ def create_tpu_mesh(
       rotate_ring_across_rings: does that one go along y before x?
       use_xla_spmd: kept, and without effect.
     """
-    if len(mesh_dim_names) != len(mesh_shape):
-        raise UsageError(
-            f"dtensor.create_tpu_mesh: {len(mesh_dim_names)} names for {len(mesh_shape)} sizes"
-        )
-    axes = ["core", "x", "y", "z"] if ring_axes is None else ring_axes
     rings = Rings(
-        ring_dims, axes, ring_bounds, can_split_host_across_rings, build_ring_across_rings,
-        rotate_ring_across_rings,
+        ring_dims, _AXES if ring_axes is None else ring_axes, ring_bounds,
+        can_split_host_across_rings, build_ring_across_rings, rotate_ring_across_rings,
     )  # fmt: skip
+    options = {"name": mesh_name, "compatible_with": "dtensor", "rings": rings}
     with said_of("create_tpu_mesh"):
-        mesh = make_mesh(
-            list(zip(mesh_dim_names, mesh_shape, strict=True)),
-            devices="tpu", name=mesh_name, compatible_with="dtensor", rings=rings,
-        )  # fmt: skip
+        mesh = make_mesh(_named(mesh_dim_names, mesh_shape), devices="tpu", **options)  # type: ignore[arg-type]
     return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
+
+
+def _named(names: Sequence[str], sizes: Sequence[int]) -> list[tuple[str, int]]:
+    if len(names) != len(sizes):
+        raise UsageError(f"{len(names)} names for {len(sizes)} sizes")
+    return list(zip(names, sizes, strict=True))
 
 
 def _must_be_tpus(asked: str, mesh: Mesh, number: int | None) -> None:

@@ -247,13 +247,17 @@ def call_with_layout(
         wanted = layout_for("call_with_layout", 0.0, layout)
         if is_tracing():
             return constrain(fn(*args, **kwargs), wanted)
-        leaves, treedef = jax.tree.flatten((args, kwargs))
-        leaves = [value_of(leaf) for leaf in leaves]
-        is_array = tuple(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
-        rest = [None if own else leaf for leaf, own in zip(leaves, is_array, strict=True)]
-        arrays = [leaf for leaf, own in zip(leaves, is_array, strict=True) if own]
-        keyed = tuple((type(leaf), leaf) for leaf in rest)
-        return create(_bound(fn, treedef, is_array, keyed), *arrays, layouts=wanted)
+        bound, arrays = _split(fn, args, kwargs)
+        return create(bound, *arrays, layouts=wanted)
+
+
+def _split(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    """Return a function of the arrays among the arguments, and these."""
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    is_array = tuple(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
+    rest = [None if own else leaf for leaf, own in zip(leaves, is_array, strict=True)]
+    arrays = [leaf for leaf, own in zip(leaves, is_array, strict=True) if own]
+    return _bound(fn, treedef, is_array, tuple((type(leaf), leaf) for leaf in rest)), arrays
 
 
 def _bound(fn: Any, treedef: Any, is_array: tuple[bool, ...], rest: tuple[Any, ...]) -> Any:

@@ -39,17 +39,19 @@ def placed(fields: MeshFields) -> Mesh:
     specs = [DeviceSpec.from_string(fields.single)] if fields.single else _specs(fields)
     present, me = devices_of(kind), process_index()
     owners = [me if spec.task is None else spec.task for spec in specs]
-    places = list(zip(owners, (spec.device_index or 0 for spec in specs), strict=True))
-    missing = [spec.to_string() for spec, (owner, place) in zip(specs, places, strict=True)
-               if place >= len(present.get(owner, ()))]  # fmt: skip
-    if missing:
-        counts = {owner: len(ids) for owner, ids in sorted(present.items())}
-        raise UsageError(
-            f"dtensor.Mesh: no such {kind} devices: {', '.join(missing[:8])}; processes have "
-            f"{counts}"
-        )
-    ids = [present[owner][place] for owner, place in places]
+    found = [_id(spec, owner, present) for spec, owner in zip(specs, owners, strict=True)]
+    ids = [one for one in found if one is not None]
+    if len(ids) < len(specs):
+        missing = [spec.to_string() for spec, one in zip(specs, found, strict=True) if one is None]
+        counts = {owner: len(own) for owner, own in sorted(present.items())}
+        told = f"no such {kind} devices: {', '.join(missing[:8])}; processes have {counts}"
+        raise UsageError(f"dtensor.Mesh: {told}")
     return registered(Mesh(fields.dims, ids, owners, kind, fields.name))
+
+
+def _id(spec: DeviceSpec, owner: int, present: dict[int, list[int]]) -> int | None:
+    own, place = present.get(owner, []), spec.device_index or 0
+    return own[place] if place < len(own) else None
 
 
 def _specs(fields: MeshFields) -> list[DeviceSpec]:
@@ -59,21 +61,17 @@ def _specs(fields: MeshFields) -> list[DeviceSpec]:
     """
     if fields.global_devices:
         return [DeviceSpec.from_string(text) for text in fields.global_devices]
-    own = [DeviceSpec.from_string(text) for text in fields.local_devices]
-    first = min(fields.local_ids)
-    order = sorted(range(len(own)), key=lambda place: fields.local_ids[place])
-    own = [own[place] for place in order]
-    is_block = [fields.local_ids[place] - first for place in order] == [*range(len(own))]
-    me = process_index()
+    pairs = sorted(zip(fields.local_ids, fields.local_devices, strict=True))
+    own = [DeviceSpec.from_string(text) for _, text in pairs]
+    first, me = pairs[0][0], process_index()
+    is_block = [one - first for one, _ in pairs] == [*range(len(own))]
     if not is_block or (first - fields.first_id != me * len(own) and len(own) < fields.size):
         raise UsageError(
             f"dtensor.Mesh: local_device_ids={list(fields.local_ids)} do not say which devices "
             f"other processes have; give global_devices=, or use create_distributed_mesh"
         )
-    if len(own) == fields.size:
-        return own
-    tasks = range(fields.size // len(own))
-    return [spec.replace(task=number) for number in tasks for spec in own]
+    others = range(fields.size // len(own))
+    return own if len(own) == fields.size else [s.replace(task=n) for n in others for s in own]
 
 
 def fields_of(mesh: Mesh, *, job: str, use_xla_spmd: bool = False) -> MeshFields:

@@ -45,12 +45,9 @@ def saved_form(value: Any) -> Any:
 
 @collective("the mesh's processes")
 def sharded_save(
-    mesh: Mesh,
-    file_prefix: Prefix,
-    tensor_names: Sequence[str],
-    shape_and_slices: Sequence[str],
+    mesh: Mesh, file_prefix: Prefix, tensor_names: Sequence[str], shape_and_slices: Sequence[str],
     tensors: Sequence[Any],
-) -> None:
+) -> None:  # fmt: skip
     """Save arrays by name, committed on all processes or on none: `shoal.save`.
 
     Collective over the mesh's processes.
@@ -65,12 +62,7 @@ def sharded_save(
       tensors: arrays on meshes, DVariables, or host values that are equal on all processes.
     """
     must_be_eager("sharded_save", "save what the program returns")
-    counts = {len(tensor_names), len(shape_and_slices), len(tensors)}
-    if len(counts) > 1 or 0 in counts:
-        raise UsageError(
-            f"dtensor.sharded_save: {len(tensor_names)} tensor_names, {len(shape_and_slices)} "
-            f"shape_and_slices and {len(tensors)} tensors: give as many of each, at least one"
-        )
+    _as_many(tensor_names, shape_and_slices, tensors)
     parts: dict[str, list[tuple[Any, Any]]] = {}
     for name, text, tensor in zip(tensor_names, shape_and_slices, tensors, strict=True):
         value = saved_form(tensor)
@@ -79,6 +71,14 @@ def sharded_save(
     tree = {name: whole_of(name, *zip(*rows, strict=True)) for name, rows in parts.items()}
     with said_of("sharded_save"):
         save(file_prefix, tree, processes=processes_of(mesh), name="dtensor.sharded_save")
+
+
+def _as_many(names: Sequence[Any], slices: Sequence[Any], tensors: Sequence[Any]) -> None:
+    if not len(names) == len(slices) == len(tensors) > 0:
+        raise UsageError(
+            f"dtensor.sharded_save: {len(names)} tensor_names, {len(slices)} shape_and_slices and "
+            f"{len(tensors)} tensors: give as many of each, at least one"
+        )
 
 
 @collective("the mesh's processes")

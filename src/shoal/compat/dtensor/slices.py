@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -37,22 +38,27 @@ def part_of(text: str, shape: Sequence[int]) -> Part:
     shape = tuple(shape)
     if text == "":
         return Part(shape, (0,) * len(shape), shape)
-    *sizes, spec = text.split(" ") if isinstance(text, str) and _TEXT.fullmatch(text) else ["", ""]
-    whole, bounds = tuple(int(size) for size in sizes if size), spec.split(":")
-    if not whole or len(whole) != len(bounds):
-        raise UsageError(
-            f"dtensor.sharded_save: {text!r} is no shape and slice, such as '8 4 0,2:-'; '' is the "
-            "whole tensor"
-        )
-    pairs = [(0, size) if bound == "-" else tuple(map(int, bound.split(",")))
-             for bound, size in zip(bounds, whole, strict=True)]  # fmt: skip
+    if not isinstance(text, str) or not _TEXT.fullmatch(text):
+        raise _bad(text, "no shape and slice, such as '8 4 0,2:-'; '' is the whole tensor")
+    *sizes, spec = text.split(" ")
+    whole, bounds = tuple(map(int, sizes)), spec.split(":")
+    if len(whole) != len(bounds):
+        raise _bad(text, "no shape and slice of as many dims, such as '8 4 0,2:-'")
+    pairs = [_bounds(bound, size) for bound, size in zip(bounds, whole, strict=True)]
     part = Part(whole, tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
-    beyond = any(b + s > w for b, s, w in zip(part.begins, part.sizes, whole, strict=True))
-    if part.sizes != shape or beyond:
-        raise UsageError(
-            f"dtensor.sharded_save: {text!r} is no slice that a tensor of {list(shape)} can be"
-        )
+    if part.sizes != shape or any(b + s > w for (b, s), w in zip(pairs, whole, strict=True)):
+        raise _bad(text, f"no slice that a tensor of {list(shape)} can be")
     return part
+
+
+def _bounds(text: str, size: int) -> tuple[int, int]:
+    """Return where a slice begins, and its size."""
+    begin, _, length = (f"0,{size}" if text == "-" else text).partition(",")
+    return int(begin), int(length)
+
+
+def _bad(text: object, what: str) -> UsageError:
+    return UsageError(f"dtensor.sharded_save: {text!r} is {what}")
 
 
 def whole_of(name: str, parts: Sequence[Part], values: Sequence[Any]) -> Any:
@@ -68,16 +74,14 @@ def whole_of(name: str, parts: Sequence[Part], values: Sequence[Any]) -> Any:
             f"dtensor.sharded_save: the {len(parts)} slices of {name!r} do not make up one array: "
             f"{[(part.begins, part.sizes) for part in parts[:8]]} of {sorted(shapes)}"
         )
-    if len(parts) == 1:
-        return values[0]
+    return values[0] if len(parts) == 1 else jax.jit(partial(_joined, tuple(parts)))(*values)
 
-    def joined(*pieces: jax.Array) -> jax.Array:
-        whole = jnp.zeros(parts[0].shape, pieces[0].dtype)
-        for part, piece in zip(parts, pieces, strict=True):
-            whole = jax.lax.dynamic_update_slice(whole, piece, part.begins)
-        return whole
 
-    return jax.jit(joined)(*values)
+def _joined(parts: Sequence[Part], *pieces: jax.Array) -> jax.Array:
+    whole = jnp.zeros(parts[0].shape, pieces[0].dtype)
+    for part, piece in zip(parts, pieces, strict=True):
+        whole = jax.lax.dynamic_update_slice(whole, piece, part.begins)
+    return whole
 
 
 def _meet(parts: Sequence[Part]) -> bool:

@@ -17,17 +17,15 @@ from shoal.runtime import process
 from shoal.runtime.accelerators import count_accelerators
 
 __all__ = [
-    "dtensor_initialize_tpu_system",
-    "dtensor_shutdown_tpu_system",
     "initialize_accelerator_system",
     "initialize_multi_client",
     "initialize_multi_client_cluster",
     "initialize_tpu_system",
     "is_initialized",
+    "must_not_be_megacore",
     "set_initialized",
     "shutdown_accelerator_system",
     "shutdown_tpu_system",
-    "tpu_system_init_helper",
 ]
 
 _LOG = logging.getLogger("shoal")
@@ -56,12 +54,10 @@ def set_initialized(value: bool) -> None:
 
 @collective()
 def initialize_accelerator_system(
-    device_type: str | None = None,
-    enable_coordination_service: bool | None = True,
-    num_logical_cpu_devices: int | None = None,
-    experimental_reset_context: bool | None = False,
+    device_type: str | None = None, enable_coordination_service: bool | None = True,
+    num_logical_cpu_devices: int | None = None, experimental_reset_context: bool | None = False,
     experimental_enable_megcore: bool | None = False,
-) -> str:
+) -> str:  # fmt: skip
     """Join the job: `shoal.initialize`.
 
     Collective over all processes.
@@ -88,14 +84,23 @@ def initialize_accelerator_system(
     asked = "initialize_accelerator_system"
     must_be_eager(asked, "call it first in the program")
     kind = None if device_type is None else config.type_of(asked, device_type)
-    if experimental_enable_megcore:
-        raise NotPossible(
-            f"dtensor.{asked}: experimental_enable_megcore=True: JAX sees each megacore as one "
-            "device already; LIBTPU_INIT_ARGS sets flags of libtpu"
-        )
+    must_not_be_megacore(asked, experimental_enable_megcore)
     _must_be_first(asked)
     _join(asked, **_devices(asked, kind, num_logical_cpu_devices))
     return _found(asked, kind)
+
+
+def must_not_be_megacore(asked: str, value: bool | None) -> None:
+    """Refuse the switch.
+
+    Raises:
+      NotPossible: it is on.
+    """
+    if value:
+        raise NotPossible(
+            f"dtensor.{asked}: megacore: JAX sees each megacore as one device already; "
+            "LIBTPU_INIT_ARGS sets flags of libtpu"
+        )
 
 
 def _must_be_first(asked: str) -> None:
@@ -154,52 +159,16 @@ def _found(asked: str, kind: str | None) -> str:
     return kind
 
 
-@collective()
-def initialize_tpu_system(
-    device_type: str | bool | None = None,
-    enable_coordination_service: bool | None = True,
-    num_logical_cpu_devices: int | None = None,
-    experimental_reset_context: bool | None = False,
-    experimental_enable_megcore: bool | None = False,
-    *,
-    use_megacore: bool = False,
-) -> str:
-    """Join the job, as `initialize_accelerator_system` does; `use_megacore` is `tpu_util`'s.
-
-    Collective over all processes.
-    """
-    is_megacore = device_type is True or use_megacore  # tpu_util's first argument
-    return initialize_accelerator_system(
-        None if isinstance(device_type, bool) else device_type,
-        enable_coordination_service,
-        num_logical_cpu_devices,
-        experimental_reset_context,
-        experimental_enable_megcore or is_megacore,
-    )
-
-
+initialize_tpu_system = initialize_accelerator_system
 initialize_multi_client = initialize_accelerator_system
 
 
 @collective()
-def dtensor_initialize_tpu_system(enable_coordination_service: bool = False) -> str:
-    """Join the job, and find its TPUs: the name before `initialize_accelerator_system`.
-
-    Collective over all processes.
-    """
-    return initialize_accelerator_system("TPU", enable_coordination_service)
-
-
-@collective()
 def initialize_multi_client_cluster(
-    job_name: str,
-    dtensor_jobs: list[str],
-    client_id: int,
-    collective_leader: str,
-    port: int | None = None,
-    gpu_use_nccl_communication: bool = False,
+    job_name: str, dtensor_jobs: list[str], client_id: int, collective_leader: str,
+    port: int | None = None, gpu_use_nccl_communication: bool = False,
     enable_coordination_service: bool = True,
-) -> None:
+) -> None:  # fmt: skip
     """Join the job that a list of host:port describes: `shoal.initialize`.
 
     Collective over all processes.
@@ -240,22 +209,3 @@ def shutdown_accelerator_system() -> None:
 
 
 shutdown_tpu_system = shutdown_accelerator_system
-dtensor_shutdown_tpu_system = shutdown_accelerator_system
-
-
-@local
-def tpu_system_init_helper(
-    task_id: int,
-    num_tasks: int,
-    num_devices: int,
-    use_tfrt_host_runtime: bool = True,
-    use_megacore: bool = False,
-) -> None:
-    """Refuse: JAX knows the coordinates of all cores without a sum over them.
-
-    Local.
-    """
-    raise NotPossible(
-        "dtensor.tpu_system_init_helper: JAX finds the cores of all processes by itself; call "
-        "initialize_accelerator_system()"
-    )

@@ -61,23 +61,15 @@ class DVariable:
     __array_ufunc__ = None  # so that NumPy's operators leave the work to this one's
 
     def __init__(
-        self,
-        initial_value: Any,
-        *args: Any,
-        dtype: Any = None,
-        layout: Layout | None = None,
+        self, initial_value: Any, *args: Any, dtype: Any = None, layout: Layout | None = None,
         **kwargs: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         must_be_eager("DVariable", "make it outside, and pass its read_value()")
         trainable = args[0] if args else kwargs.pop("trainable", None)
         self.trainable = trainable is not False
         self.name = str(kwargs.pop("name", None) or "Variable")
         shape = kwargs.pop("shape", None)
-        if odd := [name for name, value in kwargs.items() if value is not None]:
-            raise NotPossible(
-                f"dtensor.DVariable: {', '.join(odd)}: there are no graphs and no caching devices "
-                "here; leave it out"
-            )
+        _no_others(kwargs)
         self._value: jax.Array = _initial(initial_value, dtype, layout)
         self._layout = layout or fetch_layout(self._value)
         self._saves_as_bf16 = False
@@ -208,24 +200,37 @@ def _initial(value: Any, dtype: Any, layout: Layout | None) -> jax.Array:
         value = value() if layout is None else call_with_layout(value, layout)
     value = value_of(value)
     if is_on_mesh(value):
-        if layout is not None:
-            try:
-                check_layout(value, layout)
-            except UsageError as error:
-                raise UsageError(
-                    f"dtensor.DVariable: Conflicting layout are provided: {error}"
-                ) from None
-        if dtype is not None and np.dtype(dtype) != value.dtype:
-            raise UsageTypeError(f"dtensor.DVariable: dtype={dtype} of a value of {value.dtype}")
+        _must_agree(value, dtype, layout)
         return value
     if layout is None:
         raise UsageError(
-            "dtensor.DVariable: Neither layout nor DTensor initial value are provided."
+            "dtensor.DVariable: Neither layout nor DTensor initial value are provided; give layout="
         )
     if not isinstance(value, jax.Array | np.ndarray | np.generic) or dtype is not None:
         array = np.asarray(value)
         value = array.astype(jax.dtypes.canonicalize_dtype(array.dtype) if dtype is None else dtype)
     return relayout(value, layout)
+
+
+def _must_agree(value: jax.Array, dtype: Any, layout: Layout | None) -> None:
+    """Refuse a layout or a dtype that is not the value's."""
+    try:
+        if layout is not None:
+            check_layout(value, layout)
+    except UsageError as error:
+        told = f"dtensor.DVariable: Conflicting layout are provided: {error}"
+        raise UsageError(told) from None
+    if dtype is not None and np.dtype(dtype) != value.dtype:
+        raise UsageTypeError(f"dtensor.DVariable: dtype={dtype} of a value of {value.dtype}")
+
+
+def _no_others(given: dict[str, Any]) -> None:
+    """Refuse arguments that only TensorFlow's graphs had."""
+    if odd := [name for name, value in given.items() if value is not None]:
+        raise NotPossible(
+            f"dtensor.DVariable: {', '.join(odd)}: there are no graphs and no caching devices "
+            "here; leave it out"
+        )
 
 
 @local
