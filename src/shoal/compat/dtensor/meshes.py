@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from shoal.arrays.make_mesh import make_mesh
 from shoal.collectives.drain import drain
@@ -190,9 +191,9 @@ def create_tpu_mesh(
         ring_dims, _AXES if ring_axes is None else ring_axes, ring_bounds,
         can_split_host_across_rings, build_ring_across_rings, rotate_ring_across_rings,
     )  # fmt: skip
-    options = {"name": mesh_name, "compatible_with": "dtensor", "rings": rings}
+    options: dict[str, Any] = {"name": mesh_name, "compatible_with": "dtensor", "rings": rings}
     with said_of("create_tpu_mesh"):
-        mesh = make_mesh(_named(mesh_dim_names, mesh_shape), devices="tpu", **options)  # type: ignore[arg-type]
+        mesh = make_mesh(_named(mesh_dim_names, mesh_shape), devices="tpu", **options)
     return Mesh.from_shoal(mesh, job=config.job_name(), use_xla_spmd=use_xla_spmd)
 
 
