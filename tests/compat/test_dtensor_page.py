@@ -44,3 +44,49 @@ def test_the_texts_are_read_by_tensorflow():
                 read = tensorflow.Layout.from_string(one.to_string())
                 assert read.to_string() == one.to_string()
                 assert dtensor.Layout.from_string(read.to_string()) == one
+
+
+def test_the_examples_of_dtensor(tmp_path):
+    from shoal.compat import dtensor
+
+    devices = [f"CPU:{number}" for number in range(6)]
+    mesh = dtensor.create_mesh([("x", 3), ("y", 2)], devices=devices)
+    value = dtensor.relayout(
+        np.arange(6, dtype=np.int32).reshape(3, 2), dtensor.Layout(["x", dtensor.UNSHARDED], mesh)
+    )
+    pieces = [piece.tolist() for piece in dtensor.unpack(value)]
+    assert pieces == [[[0, 1]], [[0, 1]], [[2, 3]], [[2, 3]], [[4, 5]], [[4, 5]]]
+    assert mesh.unravel_index() == {
+        number: {"x": number // 2, "y": number % 2} for number in range(6)
+    }
+    for device in range(6):
+        strided = device // np.array(mesh.strides) % mesh.shape()
+        assert strided.tolist() == mesh.coords(device).tolist()
+
+    wide = dtensor.create_mesh([("X", 2), ("Y", 3)], devices=devices)
+    for specs, split in ((["X"], 2), (["Y"], 3)):
+        rows = np.arange(126, dtype=np.int32)
+        parts = np.split(rows, split)
+        own = [parts[n // 3 if specs == ["X"] else n % 3] for n in range(6)]
+        packed = dtensor.pack(own, dtensor.Layout(specs, wide))
+        np.testing.assert_array_equal(packed, rows)
+        for piece, given in zip(dtensor.unpack(packed), own, strict=True):
+            np.testing.assert_array_equal(piece, given)
+
+    x = [1, 2, 3]
+    x = dtensor.relayout(x, dtensor.Layout.batch_sharded(mesh, "x", 1))
+    dtensor.barrier(mesh)
+
+    step = dtensor.DVariable(np.int32(0), layout=dtensor.Layout([], mesh), name="step")
+    checkpoint = dtensor.DTensorCheckpoint(mesh, step=step)
+    assert checkpoint.save(f"{tmp_path}/ckpt") == f"{tmp_path}/ckpt-1"
+    checkpoint.restore(f"{tmp_path}/ckpt-1").assert_consumed()
+    path = checkpoint.write(f"{tmp_path}/my_checkpoint")
+    checkpoint.read(path).assert_consumed()
+
+    with dtensor.default_mesh(mesh):
+        other = dtensor.copy_to_mesh(
+            np.ones((4, 4), np.float32), dtensor.Layout.replicated(mesh, 2)
+        )
+    y = dtensor.relayout_like(np.ones(other.shape, np.float32), other)
+    assert dtensor.fetch_layout(other + y).mesh == mesh
