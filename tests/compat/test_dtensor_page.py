@@ -46,7 +46,7 @@ def test_the_texts_are_read_by_tensorflow():
                 assert dtensor.Layout.from_string(read.to_string()) == one
 
 
-def test_the_examples_of_dtensor(tmp_path):
+def test_the_examples_of_meshes_and_layouts():
     from shoal.compat import dtensor
 
     devices = [f"CPU:{number}" for number in range(6)]
@@ -63,6 +63,11 @@ def test_the_examples_of_dtensor(tmp_path):
         strided = device // np.array(mesh.strides) % mesh.shape()
         assert strided.tolist() == mesh.coords(device).tolist()
 
+
+def test_the_examples_of_pack():
+    from shoal.compat import dtensor
+
+    devices = [f"CPU:{number}" for number in range(6)]
     wide = dtensor.create_mesh([("X", 2), ("Y", 3)], devices=devices)
     for specs, split in ((["X"], 2), (["Y"], 3)):
         rows = np.arange(126, dtype=np.int32)
@@ -73,6 +78,11 @@ def test_the_examples_of_dtensor(tmp_path):
         for piece, given in zip(dtensor.unpack(packed), own, strict=True):
             np.testing.assert_array_equal(piece, given)
 
+
+def test_the_examples_of_barriers_checkpoints_and_default_meshes(tmp_path):
+    from shoal.compat import dtensor
+
+    mesh = dtensor.create_mesh([("x", 3), ("y", 2)], devices=[f"CPU:{n}" for n in range(6)])
     x = [1, 2, 3]
     x = dtensor.relayout(x, dtensor.Layout.batch_sharded(mesh, "x", 1))
     dtensor.barrier(mesh)
