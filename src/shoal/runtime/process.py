@@ -27,6 +27,7 @@ from shoal.runtime.exit_guard import ExitGuard
 from shoal.runtime.launched import alone
 from shoal.runtime.leaving import Given
 from shoal.runtime.meshes import Meshes, Registered
+from shoal.runtime.not_joined import BY_JAX, not_joined
 from shoal.runtime.notices import Sources
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ class _Record:
 
 _RECORD = _Record()
 _LOG = logging.getLogger("shoal")
-_BY_JAX = "jax.distributed.initialize"
 
 
 @collective()
@@ -357,32 +357,14 @@ def _alone() -> Coordinator:
     if found is None:
         shown = shown_job(os.environ)
     elif found.num_processes > 1:
-        shown = ShownJob(_BY_JAX, found.num_processes)
+        shown = ShownJob(BY_JAX, found.num_processes)
     else:
         shown = None
     if shown is not None:
-        raise _not_joined(shown)
+        raise not_joined(shown)
     if _RECORD.alone is None:
         _RECORD.alone = alone()
     return _RECORD.alone
-
-
-def _not_joined(shown: ShownJob) -> InitializeError:
-    if shown.num_processes is None:
-        return InitializeError(
-            f"{shown.words} shows that this process is in a job, but not of how many processes\n"
-            "call shoal.initialize(num_processes=…, process_id=…, coordinator_address=…) first, or "
-            "initialize(num_processes=1) for a job of one"
-        )
-    if shown.words == _BY_JAX:
-        return InitializeError(
-            f"{_BY_JAX} made this process one of {shown.num_processes}, but it has not joined them "
-            "in shoal: call shoal.initialize() after it"
-        )
-    return InitializeError(
-        f"this process is one of {shown.num_processes} ({shown.words}) and has not joined them: "
-        "call shoal.initialize() first, or initialize(num_processes=1) for a job of one"
-    )
 
 
 def _part(words: str) -> None:
