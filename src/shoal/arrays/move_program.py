@@ -303,16 +303,22 @@ def _halves(blocks: Sequence[jax.Array], places: np.ndarray[Any, Any], at: jax.A
 def _block(
     x: jax.Array, each: Copies, names: tuple[str, ...], place: jax.Array, side: tuple[int, ...]
 ) -> jax.Array:
-    """Return the block that a device writes in a round."""
+    """Return the block that a device writes in a round.
+
+    A device that keeps one sends it to itself, if it sends nothing else.
+    """
 
     def cut(blocks: np.ndarray[Any, Any]) -> jax.Array:
         return jax.lax.dynamic_slice(x, _at(blocks, place, side), side)
 
     if not each.sends:
         return cut(each.keeps)
+    keepers = np.flatnonzero(~each.receives).tolist()
+    if not {sender for sender, _ in each.sends}.intersection(keepers):
+        reads = np.where(each.receives[:, None], each.reads, each.keeps)
+        to_itself = [(device, device) for device in keepers]
+        return jax.lax.ppermute(cut(reads), names, [*each.sends, *to_itself])
     sent = jax.lax.ppermute(cut(each.reads), names, each.sends)
-    if each.receives.all():
-        return sent
     return jnp.where(jnp.asarray(each.receives)[place], sent, cut(each.keeps))
 
 
