@@ -44,7 +44,7 @@ TORCH_XLA: Mapping[str, str] = {
     "enable_manual_sharding": "enter_manual",
     "get_1d_mesh": "make_mesh",
     "get_global_mesh": "use_mesh",
-    "mark_sharding": "put",
+    "mark_sharding": "constrain",
     "mark_sharding_with_gradients": "constrain",
     "set_global_mesh": "use_mesh",
     "shard_as": "tie",
