@@ -44,9 +44,9 @@ def plan_of(array: jax.Array, target: NamedSharding) -> Transfer | None:
 def is_better(plan: Transfer, dtype: Any = None) -> bool:
     """Say whether a plan receives less, needs less memory or is faster than XLA's own program.
 
-    A single step is what XLA does too. But it does it with the whole array at once, and not with
-    narrow floats, the bits of which only a program of ours keeps; and shards that are to be joined
-    along a later dim it joins element by element, except for TPU.
+    Slices, and a single step of another kind, are what XLA does too. But it does it with the whole
+    array at once, and not with narrow floats, the bits of which only a program of ours keeps; and
+    shards that are to be joined along a later dim it joins element by element, except for TPU.
     """
     if plan.way != "collectives":
         return False
@@ -54,6 +54,7 @@ def is_better(plan: Transfer, dtype: Any = None) -> bool:
         return True
     reordered = not in_one_order(plan.source.mesh, plan.target.mesh)
     is_single = len(plan.steps) == 1 and _is_as_good(plan.steps[0])
+    is_single |= all(step.kind == "slice" for step in plan.steps)
     is_large = chunks_of(plan.steps, plan.shape, plan.item_bytes) is not None
     return reordered or not is_single or is_large or bool(plan.source.partial)
 
