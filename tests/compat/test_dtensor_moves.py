@@ -232,7 +232,7 @@ def test_call_with_layout(mesh, rows):
     for by in (2.0, 2.0, 3.0):
         y = dtensor.call_with_layout(scaled, rows, DVariable(x), by=by)
         dtensor.check_layout(y, rows)
-    assert calls == [2.0, 3.0]  # equal calls are compiled once
+    assert calls == [2.0, 2.0, 3.0]  # what it closes over may have changed
     assert dtensor.call_with_layout(len, None, [1, 2]) == 2
     inner = jax.jit(lambda v: dtensor.call_with_layout(jnp.add, rows, v, v))(values())
     dtensor.check_layout(inner, rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from shoal.compat.dtensor import config
 from shoal.compat.dtensor.layout import Layout
 from shoal.compat.dtensor.layouts_of import array_of, is_on_mesh, layout_for, mesh_for, value_of
 from shoal.compat.dtensor.mesh import Mesh
+from shoal.compat.dtensor.numbers import array_from
 from shoal.compat.dtensor.refused import must_be_eager, said_of
 from shoal.errors import UsageError, UsageTypeError
 
@@ -73,8 +73,7 @@ def _array(value: Any) -> Any:
     """Return a list of numbers as one array, in JAX's default dtype; anything else as it is."""
     if not isinstance(value, list | tuple):
         return value
-    array = np.asarray(value)
-    return array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    return array_from("relayout", value)
 
 
 @collective("the processes of both meshes")
@@ -257,27 +256,19 @@ def _split(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, list[An
     is_array = tuple(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
     rest = [None if own else leaf for leaf, own in zip(leaves, is_array, strict=True)]
     arrays = [leaf for leaf, own in zip(leaves, is_array, strict=True) if own]
-    return _bound(fn, treedef, is_array, tuple((type(leaf), leaf) for leaf in rest)), arrays
+    return _bind(fn, treedef, is_array, rest), arrays
 
 
-def _bound(fn: Any, treedef: Any, is_array: tuple[bool, ...], rest: tuple[Any, ...]) -> Any:
-    """Return the function of the arrays alone; the same one each time, so that it compiles once."""
-    try:
-        hash((fn, rest))
-    except TypeError:  # an argument that has no hash
-        return _bind(fn, treedef, is_array, rest)
-    return _bind_once(fn, treedef, is_array, rest)
+def _bind(fn: Any, treedef: Any, is_array: Sequence[bool], rest: Sequence[Any]) -> Any:
+    """Return a function of the arrays alone; another one each time.
 
+    It is traced each time, too: what `fn` closes over, and random numbers, may have changed.
+    """
 
-def _bind(fn: Any, treedef: Any, is_array: tuple[bool, ...], rest: tuple[Any, ...]) -> Any:
     def bound(*arrays: Any) -> Any:
         given = iter(arrays)
-        leaves = [next(given) if own else value
-                  for own, (_, value) in zip(is_array, rest, strict=True)]  # fmt: skip
+        leaves = [next(given) if own else value for own, value in zip(is_array, rest, strict=True)]
         args, kwargs = jax.tree.unflatten(treedef, leaves)
         return fn(*args, **kwargs)
 
     return bound
-
-
-_bind_once = lru_cache(maxsize=256)(_bind)

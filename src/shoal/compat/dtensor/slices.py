@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from shoal.errors import UsageError
 
@@ -74,7 +75,20 @@ def whole_of(name: str, parts: Sequence[Part], values: Sequence[Any]) -> Any:
             f"dtensor.sharded_save: the {len(parts)} slices of {name!r} do not make up one array: "
             f"{[(part.begins, part.sizes) for part in parts[:8]]} of {sorted(shapes)}"
         )
-    return values[0] if len(parts) == 1 else jax.jit(partial(_joined, tuple(parts)))(*values)
+    if len(parts) == 1:
+        return values[0]
+    if any(isinstance(value, jax.Array) for value in values):
+        return jax.jit(partial(_joined, tuple(parts)))(*values)
+    return _joined_here(parts, values)
+
+
+def _joined_here(parts: Sequence[Part], pieces: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """Join host values, whose dtype JAX may not have."""
+    whole = np.empty(parts[0].shape, pieces[0].dtype)
+    for part, piece in zip(parts, pieces, strict=True):
+        ends = zip(part.begins, part.sizes, strict=True)
+        whole[tuple(slice(begin, begin + size) for begin, size in ends)] = piece
+    return whole
 
 
 def _joined(parts: Sequence[Part], *pieces: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -13,7 +13,8 @@ from shoal.colour import local
 from shoal.compat.dtensor.layout import Layout
 from shoal.compat.dtensor.layouts_of import is_on_mesh, value_of
 from shoal.compat.dtensor.moves import call_with_layout, check_layout, fetch_layout, relayout
-from shoal.compat.dtensor.refused import NotPossible, must_be_eager
+from shoal.compat.dtensor.numbers import array_from
+from shoal.compat.dtensor.refused import EagerOnly, NotPossible, must_be_eager
 from shoal.errors import UsageError, UsageTypeError
 
 __all__ = ["DVariable", "enable_save_as_bf16"]
@@ -121,8 +122,13 @@ class DVariable:
         """
         must_be_eager("DVariable.assign", "return the new value, and assign it outside")
         given = value_of(value)
+        if isinstance(given, jax.core.Tracer):
+            raise EagerOnly(
+                "dtensor.DVariable.assign: a value that is being differentiated or batched would "
+                "outlive that; return it, and assign it outside"
+            )
         if not isinstance(given, jax.Array | np.ndarray | np.generic):
-            given = np.asarray(given, self.dtype)  # Python's numbers, and lists of them
+            given = array_from("DVariable.assign", given, self.dtype)
         if given.shape != self.shape or given.dtype != self.dtype:
             raise UsageError(
                 f"dtensor.DVariable.assign: {self.name!r} is {self.dtype}{list(self.shape)}, the "
@@ -141,9 +147,15 @@ class DVariable:
 
     def _delta(self, delta: Any) -> Any:
         value = value_of(delta)
-        if is_on_mesh(value) or np.ndim(value) == 0:
+        if np.ndim(value) and np.shape(value) != self.shape:
+            raise UsageError(
+                f"dtensor.DVariable: {self.name!r} is {list(self.shape)}, what is added or "
+                f"subtracted {list(np.shape(value))}"
+            )
+        if isinstance(value, jax.Array):
             return value
-        return relayout(np.asarray(value, self.dtype), self.layout)
+        host = array_from("DVariable", value, self.dtype)
+        return relayout(host, self.layout) if host.ndim else host
 
     def numpy(self) -> np.ndarray[Any, Any]:
         """Return the whole value on this host; of an array of several processes, an error.
@@ -166,6 +178,12 @@ class DVariable:
 
     def __getitem__(self, index: Any) -> jax.Array:
         return self._value[index]
+
+    def __len__(self) -> int:
+        return len(self._value)
+
+    def __iter__(self) -> Iterator[jax.Array]:
+        return iter(self._value)
 
     def __neg__(self) -> jax.Array:
         return -self._value
@@ -207,8 +225,7 @@ def _initial(value: Any, dtype: Any, layout: Layout | None) -> jax.Array:
             "dtensor.DVariable: Neither layout nor DTensor initial value are provided; give layout="
         )
     if not isinstance(value, jax.Array | np.ndarray | np.generic) or dtype is not None:
-        array = np.asarray(value)
-        value = array.astype(jax.dtypes.canonicalize_dtype(array.dtype) if dtype is None else dtype)
+        value = array_from("DVariable", value, dtype)
     return relayout(value, layout)
 
 

@@ -1,0 +1,61 @@
+"""Python's numbers, and lists of them, as arrays of a dtype; none changes on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from shoal.errors import UsageError
+
+__all__ = ["array_from"]
+
+
+def array_from(asked: str, value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
+    """Return a host value as an array.
+
+    Fractions may be rounded, as in a literal of that dtype; nothing else may change.
+
+    Args:
+      asked: which name of DTensor's was called.
+      dtype: default the one that JAX gives such numbers.
+
+    >>> array_from("pack", [1, 2]).dtype
+    dtype('int32')
+
+    Raises:
+      UsageError: a number does not fit.
+    """
+    array = np.asarray(value)
+    wanted = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype) if dtype is None else dtype)
+    if not _is_of_one_kind(array.dtype, wanted):
+        raise UsageError(f"dtensor.{asked}: {array.dtype} is no {wanted}; cast it")
+    with np.errstate(all="ignore"):
+        found = array.astype(wanted)
+    _must_fit(asked, array, found)
+    return found
+
+
+def _must_fit(asked: str, given: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> None:
+    """Refuse numbers that became others; a fraction may be rounded."""
+    is_whole = given.dtype.kind in "iub" and found.dtype.kind in "iu"
+    kept = found == given if is_whole else np.isfinite(found) | ~np.isfinite(given)
+    if not np.all(kept):
+        worst = given[~kept].flat[0] if given.ndim else given
+        told = f"{worst} does not fit {found.dtype}; give dtype= or an array"
+        raise UsageError(f"dtensor.{asked}: {told}")
+
+
+def _is_of_one_kind(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Say whether a cast changes no kind of number into a lesser one: bool, whole, real, complex.
+
+    >>> _is_of_one_kind(np.dtype(float), np.dtype("int8"))
+    False
+    """
+    kinds = (np.bool_, np.integer, np.floating, np.complexfloating)
+    ranks = [
+        next((n for n, kind in enumerate(kinds) if jax.dtypes.issubdtype(dtype, kind)), None)
+        for dtype in (given, wanted)
+    ]
+    return given == wanted or (None not in ranks and ranks[0] <= ranks[1])  # type: ignore[operator]
