@@ -121,12 +121,7 @@ class DVariable:
           UsageError: its shape or dtype is another.
         """
         must_be_eager("DVariable.assign", "return the new value, and assign it outside")
-        given = value_of(value)
-        if isinstance(given, jax.core.Tracer):
-            raise EagerOnly(
-                "dtensor.DVariable.assign: a value that is being differentiated or batched would "
-                "outlive that; return it, and assign it outside"
-            )
+        given = _concrete(value)
         if not isinstance(given, jax.Array | np.ndarray | np.generic):
             given = array_from("DVariable.assign", given, self.dtype)
         if given.shape != self.shape or given.dtype != self.dtype:
@@ -227,6 +222,17 @@ def _initial(value: Any, dtype: Any, layout: Layout | None) -> jax.Array:
     if not isinstance(value, jax.Array | np.ndarray | np.generic) or dtype is not None:
         value = array_from("DVariable", value, dtype)
     return relayout(value, layout)
+
+
+def _concrete(value: Any) -> Any:
+    """Return a value that a variable may hold: one that is no transformation's."""
+    given = value_of(value)
+    if isinstance(given, jax.core.Tracer):
+        raise EagerOnly(
+            "dtensor.DVariable.assign: a value that is being differentiated or batched would "
+            "outlive that; return it, and assign it outside"
+        )
+    return given
 
 
 def _must_agree(value: jax.Array, dtype: Any, layout: Layout | None) -> None:
