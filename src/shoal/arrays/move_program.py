@@ -268,7 +268,8 @@ def _exchange(step: Step, shape: Sequence[int]) -> OnShard:
         blocks = [_block(x, each, names, place, side) for each in rounds]
         if len(blocks) == 1 and side == tile:
             return blocks[0]
-        if len(blocks) == 2 and 2 * np.prod(side) == np.prod(tile):
+        fills = len(blocks) == 2 and 2 * np.prod(side) == np.prod(tile)
+        if fills and all(map(_all_receive, rounds)):
             return _halves(blocks, np.stack([each.writes for each in rounds]), place)
         found = jax.lax.empty(tile, x.dtype)
         for block, each in zip(blocks, rounds, strict=True):
@@ -285,7 +286,8 @@ def _exchange(step: Step, shape: Sequence[int]) -> OnShard:
 def _halves(blocks: Sequence[jax.Array], places: np.ndarray[Any, Any], at: jax.Array) -> jax.Array:
     """Return a tile of two blocks, which each device has in an order of its own.
 
-    Written once; an empty tile would be filled with zeros first.
+    Written once; an empty tile would be filled with zeros first. Both blocks were received: others
+    XLA's compiler for CPU would cut out of the old tile anew, and slowly, for each item.
 
     Args:
       places: where blocks go: 0 or 1, along the dim that has two [block, devices, rank].
@@ -313,13 +315,18 @@ def _block(
 
     if not each.sends:
         return cut(each.keeps)
-    keepers = np.flatnonzero(~each.receives).tolist()
-    if not {sender for sender, _ in each.sends}.intersection(keepers):
+    if _all_receive(each):
         reads = np.where(each.receives[:, None], each.reads, each.keeps)
-        to_itself = [(device, device) for device in keepers]
+        to_itself = [(device, device) for device in np.flatnonzero(~each.receives).tolist()]
         return jax.lax.ppermute(cut(reads), names, [*each.sends, *to_itself])
     sent = jax.lax.ppermute(cut(each.reads), names, each.sends)
     return jnp.where(jnp.asarray(each.receives)[place], sent, cut(each.keeps))
+
+
+def _all_receive(each: Copies) -> bool:
+    """Say whether each device receives a block in a round, be it from itself."""
+    senders = [sender for sender, _ in each.sends]
+    return bool(senders) and bool(each.receives[senders].all())
 
 
 def _at(blocks: np.ndarray[Any, Any], place: jax.Array, side: tuple[int, ...]) -> list[jax.Array]:
