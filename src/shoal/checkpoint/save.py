@@ -9,6 +9,7 @@ from typing import Any
 
 from shoal import settings
 from shoal.checkpoint.blocks.writer import Arena
+from shoal.checkpoint.disk.step_names import step_at
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.fields import check_json
 from shoal.checkpoint.format.json_files import metrics_json
@@ -149,7 +150,7 @@ def request_of(
     waits = Waits.of(asked, timeout_s)
     return Request(
         folder,
-        _step(asked, step),
+        _step(asked, step, folder.path),
         dict(user or {}),
         _metrics(asked, metrics),
         name,
@@ -159,7 +160,7 @@ def request_of(
     )
 
 
-def _step(asked: str, step: object) -> int | None:
+def _step(asked: str, step: object, path: str) -> int | None:
     if step is None:
         return None
     try:
@@ -170,6 +171,8 @@ def _step(asked: str, step: object) -> int | None:
         raise UsageTypeError(f"{asked}: step={step!r} must be a whole number")
     if not 0 <= number < 1 << 62:
         raise UsageError(f"{asked}: step={number} must not be negative, and below 2**62")
+    if (named := step_at(path)) not in (None, number):
+        raise UsageError(f"{asked}: step={number}, and the folder is named after step {named}")
     return number
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from shoal.checkpoint.disk.step_folder import in_folder
+from shoal.checkpoint.disk.step_names import check_place
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.files import (
     Blob,
@@ -28,12 +29,13 @@ def assemble(folder: Folder, attempt: str) -> tuple[Manifest, Blob, Index]:
 
     Raises:
       FileNotFoundError: manifest or a part is missing.
-      CorruptCheckpoint: they contradict one another, or the files.
+      CorruptCheckpoint: they contradict one another, the files, or the name of the folder.
     """
     name = manifest_name(attempt)
     text = folder.read(name)
     with in_folder(folder):
         manifest = decode_manifest(text, name)
+        check_place(folder.path, manifest.step, name)
         parts: list[Part] = []
         for process in range(manifest.num_processes):
             own = part_name(attempt, process)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from shoal.checkpoint.disk.step_names import check_place
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.files import (
     COMMIT_BYTES,
@@ -182,11 +183,13 @@ def committed(folder: Folder) -> Commit | None:
     """Return what COMMIT says, None if there is none.
 
     Raises:
-      CorruptCheckpoint: it contradicts itself, or the names and sizes that it vouches for.
+      CorruptCheckpoint: it contradicts itself, the names and sizes that it vouches for, or the
+        name of the folder: the step that it says is not the one that the folder is named after.
     """
     found = standing(folder)
     while found:
-        _, commit = found
+        name, commit = found
+        check_place(folder.path, commit.step, name)
         wrong = _missing_or_cut(folder, commit)
         if wrong is None:
             return commit

@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.step_folder import COMMIT, KEEP
+from shoal.checkpoint.disk.step_names import step_name, step_of
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.files import Commit
 from shoal.checkpoint.retention import Keep, Saved, doomed
@@ -54,7 +54,6 @@ MOST_STEPS = 1 << 62
 
 _LOG = logging.getLogger("shoal")
 _CORRUPT = (CorruptCheckpoint,)
-_NAME = re.compile(r"step_(\d{12,19})")
 
 
 class Step(NamedTuple):
@@ -86,26 +85,6 @@ def checked_path(path: object) -> str:
       UsageError: it is none.
     """
     return os.path.abspath(local_path(path, f"Checkpoints: path={path!r}"))
-
-
-def step_name(step: int) -> str:
-    """Return the name of a step's folder.
-
-    >>> step_name(1000)
-    'step_000000001000'
-    """
-    return f"step_{step:012d}"
-
-
-def step_of(name: str) -> int | None:
-    """Return the step that a folder is named after, None if it is no step's.
-
-    >>> step_of("step_000000001000"), step_of("step_0000000001000"), step_of("step_7")
-    (1000, None, None)
-    """
-    match = _NAME.fullmatch(name)
-    step = int(match[1]) if match is not None and name.isascii() else None
-    return step if step is not None and step_name(step) == name else None
 
 
 def check_history(root: Folder) -> None:

@@ -1,0 +1,58 @@
+"""Names of the folders of steps, and whether what was saved in one belongs there."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from shoal.errors import CorruptCheckpoint
+
+__all__ = ["check_place", "step_at", "step_name", "step_of"]
+
+_NAME = re.compile(r"step_(\d{12,19})")
+
+
+def step_name(step: int) -> str:
+    """Return the name of a step's folder.
+
+    >>> step_name(1000)
+    'step_000000001000'
+    """
+    return f"step_{step:012d}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step that a folder is named after, None if it is no step's.
+
+    >>> step_of("step_000000001000"), step_of("step_0000000001000"), step_of("step_7")
+    (1000, None, None)
+    """
+    match = _NAME.fullmatch(name)
+    step = int(match[1]) if match is not None and name.isascii() else None
+    return step if step is not None and step_name(step) == name else None
+
+
+def step_at(path: str) -> int | None:
+    """Return the step that the folder at a path is named after, None if it is no step's."""
+    return step_of(os.path.basename(os.path.abspath(path)))
+
+
+def check_place(path: str, step: int | None, file: str) -> None:
+    """Refuse a folder that is named after another step than the one that was saved.
+
+    A checkpoint that was saved without a step belongs anywhere, and so does one in a folder that is
+    no step's.
+
+    Raises:
+      CorruptCheckpoint: `file` says `step`, and the folder's name another.
+    """
+    named = step_at(path)
+    if step is None or named is None or named == step:
+        return
+    raise CorruptCheckpoint(
+        f"{path}: {file} is of step {step}, and the folder is named after step {named}: it was "
+        "copied, renamed or linked\n"
+        f"name it {step_name(step)}, or remove it: the step that was saved counts",
+        path=path,
+        file=file,
+    )

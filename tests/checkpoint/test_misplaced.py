@@ -1,0 +1,124 @@
+"""Folders of steps that were copied, renamed or linked: the step that was saved counts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from checkpoint import saves
+from cli import checkpoints
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.steps import step_name
+from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.restore import plan_restore, restore_with
+from shoal.checkpoint.save import save_with
+from shoal.cli.main import build
+from shoal.errors import CorruptCheckpoint, NotCommitted, UsageError
+from shoal.runtime.coordinator_local import LocalJob
+
+WORDS = r"step_000000000040: COMMIT is of step 10, and the folder is named after step 40"
+
+
+@pytest.fixture
+def alone():
+    return LocalJob(1).coordinators[0]
+
+
+def copy(run):
+    shutil.copytree(run / step_name(10), run / step_name(40))
+
+
+def move(run):
+    (run / step_name(10)).rename(run / step_name(40))
+
+
+def link(run):
+    (run / step_name(40)).symlink_to(step_name(10))
+
+
+@pytest.fixture(params=[copy, move, link])
+def run(request, tmp_path):
+    run = checkpoints.run_of_two(tmp_path / "run")
+    request.param(run)
+    return run
+
+
+def test_a_history_refuses_it_in_words(run, alone):
+    with Checkpoints(run, coordinator=alone) as ckpts:
+        for ask in (
+            ckpts.latest,
+            ckpts.all_steps,
+            ckpts.restore,
+            lambda: ckpts.restore(40),
+            lambda: ckpts.resume(None, dict),
+            lambda: ckpts.pin(40),
+            lambda: ckpts.save(40, {"w": 1}),
+            lambda: plan_restore(ckpts.path_of(40)),
+            lambda: restore_with(alone, ckpts.path_of(40)),
+        ):
+            with pytest.raises(CorruptCheckpoint, match=WORDS):
+                ask()
+        assert ckpts.latest(skip_corrupt=True) == 20
+        state, first = ckpts.resume(None, dict, skip_corrupt=True)
+        assert (state["step"], first) == (20, 21)
+
+
+def ckpt(*arguments):
+    result = CliRunner().invoke(build(["ckpt"]), ["ckpt", *map(str, arguments)])
+    return result.exit_code, result.output, result.exception
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "recover", "gc"])
+def test_commands_that_look_at_all_say_it_of_the_one(run, command):
+    code, told, _ = ckpt(command, run)
+    assert code == 76
+    assert "COMMIT is of step 10, and the folder is named after step 40" in told
+    code, told, _ = ckpt(command, run, "--json")
+    problems = [one.get("problem") or one.get("problems") for one in json.loads(told)]
+    assert [bool(one) for one in problems] == [False] * (len(problems) - 1) + [True]
+
+
+def test_commands_that_look_at_one_refuse_it(run):
+    for arguments in (["show", run], ["diff", run / step_name(20), run]):
+        _, _, error = ckpt(*arguments)
+        assert isinstance(error, CorruptCheckpoint)
+        assert "named after step 40" in str(error)
+
+
+def test_old_steps_go_all_the_same_and_what_contradicts_itself_stays(run, alone, caplog):
+    with Checkpoints(run, keep=1, coordinator=alone) as ckpts:
+        ckpts.save(30, {"w": 1})
+    assert {step_name(30), step_name(40)} <= set(os.listdir(run))
+    assert ckpts.all_steps(skip_corrupt=True) == (30,)
+    assert "named after step 40" in caplog.text
+
+
+def test_elsewhere_a_copy_is_as_good_as_what_was_copied(tmp_path, alone):
+    run = checkpoints.run_of_two(tmp_path / "run")
+    shutil.copytree(run / step_name(10), tmp_path / "best")
+    shutil.copytree(run / step_name(10), tmp_path / "other" / step_name(10))
+    for path in (tmp_path / "best", tmp_path / "other" / step_name(10)):
+        assert restore_with(alone, path)["step"] == 10
+    checkpoints.save(run / step_name(30), checkpoints.tree(30))  # it says no step
+    assert Checkpoints(run, coordinator=alone).latest() == 30
+
+
+def test_a_copied_attempt_is_not_committed_under_another_step(tmp_path):
+    run = tmp_path / "run"
+    saves.Save("0" * 12, step=10).prepare(LocalFolder(run / step_name(10)))
+    copy(run)
+    assert attempts.recover(LocalFolder(run / step_name(40))) is None
+    assert attempts.recover(LocalFolder(run / step_name(10))).step == 10
+    with pytest.raises(NotCommitted):
+        restore_with(LocalJob(1).coordinators[0], run / step_name(40))
+
+
+def test_a_step_is_not_saved_as_another(tmp_path, alone):
+    with pytest.raises(UsageError, match=r"step=10, and the folder is named after step 40"):
+        save_with(alone, tmp_path / step_name(40), {"w": 1}, step=10)
+    assert not (tmp_path / step_name(40)).exists()
