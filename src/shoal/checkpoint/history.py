@@ -15,12 +15,13 @@ from shoal.checkpoint.disk.steps import checked_path, checked_step
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.in_flight import Saver
 from shoal.checkpoint.lead import lead_says
+from shoal.checkpoint.newest_whole import newest_whole, none_left
 from shoal.checkpoint.restoring.target import check_names
 from shoal.checkpoint.resumable import check_resumable
 from shoal.checkpoint.retention import Keep, policy_of
 from shoal.checkpoint.rules.cadence import Cadence, rule_text, rules_of
 from shoal.colour import collective, local
-from shoal.errors import NotCommitted, UsageError
+from shoal.errors import UsageError
 from shoal.runtime import process
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.group import group_in
@@ -150,7 +151,7 @@ class Checkpoints:
         Raises:
           CorruptCheckpoint: the newest COMMIT is damaged, unless `skip_corrupt`.
         """
-        return steps.chosen(self._root, None, skip_corrupt=skip_corrupt)
+        return steps.chosen(self._root, skip_corrupt=skip_corrupt)
 
     # ---- saving
 
@@ -244,7 +245,8 @@ class Checkpoints:
         Args:
           step: None: the newest that is committed.
           target: what it becomes, as for `shoal.restore`: layouts, shapes, arrays, or None.
-          skip_corrupt: pass over steps whose COMMIT is damaged.
+          skip_corrupt: pass over damaged steps, with a warning: all processes restore the newest
+            that is whole. `save` replaces those that were passed over when it comes to them.
           timeout_s: deadline in seconds; None: that of this history.
           options: as for `shoal.restore`: only, rename, dtype, mode, most_bytes, merge.
 
@@ -254,11 +256,12 @@ class Checkpoints:
           CorruptCheckpoint, RestoreMismatch, …: as `shoal.restore`, on all.
         """
         with self._coordinator.call("restore", "main", self._group.named):
-            check_names("restore", options)
-            found = self._agreed_step("restore", step, skip_corrupt)
-            if found is None:
-                raise NotCommitted(f"{self._path}: no step is saved", path=self._path)
-            return self._restore(found, target, timeout_s, options)
+            restore = self._restoring("restore", target, timeout_s, options)
+            step = None if step is None else checked_step("restore", step)
+            found = self._restored("restore", step, skip_corrupt, restore)
+        if found is None:
+            raise none_left(self._path, self._saver.damaged)
+        return found[1]
 
     @collective("processes")
     def resume(
@@ -289,15 +292,13 @@ class Checkpoints:
         Raises: as `restore`, but for NotCommitted.
         """
         with self._coordinator.call("resume", "main", self._group.named):
-            check_names("resume", options)
-            found = self._agreed_step("resume", None, skip_corrupt)
-            if found is not None:
-                state, first = self._restore(found, target, timeout_s, options), found + 1
+            restore = self._restoring("resume", target, timeout_s, options)
+            found = self._restored("resume", None, skip_corrupt, restore)
         if found is None:  # `init` may make calls of its own
-            state, first = init() if callable(init) else init, 0
-            check_resumable(state, target, options, self._coordinator.num_processes)
-        self._saver.reserve_for(state)
-        return state, first
+            found = -1, init() if callable(init) else init
+            check_resumable(found[1], target, options, self._coordinator.num_processes)
+        self._saver.reserve_for(found[1])
+        return found[1], found[0] + 1
 
     # ---- tidying
 
@@ -322,17 +323,17 @@ class Checkpoints:
 
     @collective("processes")
     def delete(self, step: int) -> None:
-        """Delete a step; a crash meanwhile leaves it deleted.
+        """Delete a step, damaged or not; a crash meanwhile leaves it deleted.
 
         Collective over processes.
 
         Raises:
-          NotCommitted: on all: it is not saved.
-          UsageError: on all: it is pinned.
+          NotCommitted, UsageError: on all: it is not saved; it is pinned.
         """
         with self._coordinator.call("delete", "main", self._group.named):
             number = checked_step("delete", step)
             self._lead_says("delete", (f"step={number}",), lambda: steps.delete(self._root, number))
+            self._saver.damaged.discard(number)
 
     # ---- the block
 
@@ -366,24 +367,25 @@ class Checkpoints:
 
     # ---- inside
 
-    def _agreed_step(self, operation: str, step: int | None, skip_corrupt: bool) -> int | None:
-        """Return the step that all restore; what the lead sees on storage decides."""
+    def _restored(
+        self, operation: str, step: int | None, skip_corrupt: bool, restore: Callable[[int], Any]
+    ) -> tuple[int, Any] | None:
+        """Restore the step that the lead finds; return it, and what was restored."""
+        ask, root, damaged = partial(self._lead_says, operation), self._root, self._saver.damaged
+        if step is None:
+            return newest_whole(root, ask, restore, skip_corrupt=skip_corrupt, damaged=damaged)
+        ask((f"step={step}",), lambda: steps.require(root, step).step)
+        return step, restore(step)
 
-        def look() -> int | None:
-            return steps.chosen(self._root, step, skip_corrupt=skip_corrupt)
-
-        step = None if step is None else checked_step(operation, step)
-        found = self._lead_says(operation, (f"step={step}", f"skip_corrupt={skip_corrupt}"), look)
-        return None if found is None else int(found)
-
-    def _restore(
-        self, step: int, target: Any, timeout_s: float | None, options: Mapping[str, Any]
-    ) -> Any:
+    def _restoring(
+        self, operation: str, target: Any, timeout_s: float | None, options: Mapping[str, Any]
+    ) -> Callable[[int], Any]:
         from shoal.checkpoint.restore import restore_with
 
+        check_names(operation, options)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        options = {**options, "processes": self._group.named, "timeout_s": limit_s}
-        return restore_with(self._coordinator, self.path_of(step), target, **options)
+        own = {**options, "processes": self._group.named, "timeout_s": limit_s}
+        return lambda step: restore_with(self._coordinator, self.path_of(step), target, **own)
 
     def _ask_clock(self, look: Callable[[], str]) -> str:
         return str(self._lead_says("should_save", (), look))

@@ -77,6 +77,7 @@ class Saver:
         self._turn = threading.Lock()  # threads that save share the arena
         self._trouble: Exception | None = None  # of what followed the commit
         self._rate: Rate | None = None
+        self.damaged: set[int] = set()  # steps that this run passed over when it was resumed
 
     def save(
         self,
@@ -104,6 +105,7 @@ class Saver:
         timeout_s: float | None,
     ) -> None:
         self._wait_for_the_last(step, timeout_s)
+        self._make_room(step)
         timeout_s = self._in_time(step, state, timeout_s)
         began, site = time.monotonic(), callsite()
 
@@ -193,6 +195,17 @@ class Saver:
                 blocked_s,
             )
 
+    def _make_room(self, step: int) -> None:
+        """Delete the step that was damaged when the run passed over it, and is saved anew now."""
+        if step not in self.damaged:
+            return
+        lead_says(
+            self._coordinator, "delete", (f"step={step}",), lambda: steps.delete(self._root, step),
+            group=self._group, timeout_s=settings.seconds("SHOAL_TIMEOUT_S"),
+        )  # fmt: skip
+        self.damaged.discard(step)
+        _LOG.warning("save(%d): that step was damaged, and is replaced", step)
+
     def _in_time(self, step: int, state: Any, timeout_s: float | None) -> float | None:
         """Return the deadline of a save; say so if it cannot be done before the job is ended."""
         notice = self._coordinator.stop.notice()
@@ -212,7 +225,10 @@ class Saver:
             return
 
         def act() -> list[int]:
-            return steps.retain(self._root, keep, saved=step, idle_s=self._lease_s, process=lead)
+            return steps.retain(
+                self._root, keep, saved=step, idle_s=self._lease_s, process=lead,
+                damaged=self.damaged,
+            )  # fmt: skip
 
         path, limit_s = self._root.path, settings.seconds("SHOAL_TIMEOUT_S")
         try:

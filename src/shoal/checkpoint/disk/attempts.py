@@ -40,7 +40,7 @@ from shoal.checkpoint.disk.step_folder import (
     see,
     state_of,
 )
-from shoal.checkpoint.disk.sweep import collect, delete, recover
+from shoal.checkpoint.disk.sweep import collect, delete, delete_damaged, recover
 
 __all__ = [
     "Attempt",
@@ -51,6 +51,7 @@ __all__ = [
     "commit",
     "committed",
     "delete",
+    "delete_damaged",
     "ended",
     "in_doubt",
     "is_complete",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from shoal.checkpoint.disk import attempts
@@ -31,6 +31,7 @@ from shoal.runtime import fault_points
 __all__ = [
     "MOST_STEPS",
     "Step",
+    "add_remedy",
     "begin",
     "check_history",
     "check_single",
@@ -128,9 +129,21 @@ def commits(root: Folder, *, skip_corrupt: bool = False) -> list[Step]:
     return list(_committed(folders(root), _CORRUPT if skip_corrupt else ()))
 
 
-def newest(root: Folder, *, skip_corrupt: bool = False) -> Step | None:
-    """Return the newest step that is committed, None if none is. Raises as `commits`."""
-    return next(_committed(reversed(folders(root)), _CORRUPT if skip_corrupt else ()), None)
+def newest(
+    root: Folder,
+    *,
+    skip_corrupt: bool = False,
+    passed: Collection[int] = (),
+    faults: dict[int, str] | None = None,
+) -> Step | None:
+    """Return the newest step that is committed, None if none is. Raises as `commits`.
+
+    Args:
+      passed: steps that are not looked at.
+      faults: takes what is wrong with each that is left out; None: that is a warning.
+    """
+    pairs = [one for one in reversed(folders(root)) if one[0] not in passed]
+    return next(_committed(pairs, _CORRUPT if skip_corrupt else (), faults), None)
 
 
 def require(root: Folder, step: int) -> Step:
@@ -153,14 +166,8 @@ def _listed(there: list[int], step: int) -> str:
     return ", ".join(map(str, near)) + (f" and {len(there) - 5} more" if len(there) > 5 else "")
 
 
-def chosen(root: Folder, step: int | None, *, skip_corrupt: bool) -> int | None:
-    """Return a step that is committed, or with None the newest; None: there is none.
-
-    Raises:
-      NotCommitted: it is not. Else as `commits`.
-    """
-    if step is not None:
-        return require(root, step).step
+def chosen(root: Folder, *, skip_corrupt: bool) -> int | None:
+    """Return the number of the newest step, None if there is none. Raises as `commits`."""
     found = newest(root, skip_corrupt=skip_corrupt)
     return None if found is None else found.step
 
@@ -182,28 +189,44 @@ def unpin(root: Folder, step: int) -> None:
 
 
 def delete(root: Folder, step: int) -> None:
-    """Delete a step that is not pinned. Raises as `require`."""
-    found = require(root, step)
-    if KEEP in found.folder.names():
+    """Delete a step that is not pinned, damaged or not.
+
+    Raises:
+      NotCommitted: it is not there; says which are near.
+    """
+    with contextlib.suppress(CorruptCheckpoint):
+        require(root, step)
+    folder = root.folder(step_name(step))
+    if KEEP in folder.names():
         raise UsageError(f"delete: step {step} is pinned; unpin it first")
-    attempts.delete(found.folder, found.commit.attempt)
+    attempts.delete_damaged(folder)
 
 
 def _committed(
-    pairs: Iterable[tuple[int, Folder]], skipped: tuple[type[CheckpointError], ...]
+    pairs: Iterable[tuple[int, Folder]],
+    skipped: tuple[type[CheckpointError], ...],
+    faults: dict[int, str] | None = None,
 ) -> Iterator[Step]:
     for step, folder in pairs:
         try:
             commit = attempts.committed(folder)
         except skipped as error:
-            _LOG.warning("step %d is left out: %s", step, error)
+            if faults is None:
+                _LOG.warning("step %d is left out: %s", step, error)
+            else:
+                faults[step] = str(error)
             continue
         except CorruptCheckpoint as error:
-            told = "remove or repair that folder, or pass over it with skip_corrupt=True"
-            error.args = (f"{error}\n{told}",)
+            add_remedy(error)
             raise
         if commit is not None:
             yield Step(step, folder, commit)
+
+
+def add_remedy(error: CorruptCheckpoint) -> None:
+    """Let the error about a damaged step of a history say what to do."""
+    told = "delete that step, or repair its folder, or pass over it with skip_corrupt=True"
+    error.args = (f"{error}\n{told}",)
 
 
 def begin(root: Folder, *, idle_s: float | None) -> int | None:
@@ -218,7 +241,7 @@ def begin(root: Folder, *, idle_s: float | None) -> int | None:
     check_history(root)
     if idle_s is not None:
         tend(root, idle_s=idle_s)
-    return chosen(root, None, skip_corrupt=True)
+    return chosen(root, skip_corrupt=True)
 
 
 def tend(root: Folder, *, idle_s: float) -> None:
@@ -241,16 +264,26 @@ def _warning(step: int) -> Iterator[None]:
         _LOG.warning("step %d could not be tidied: %s", step, error)
 
 
-def retain(root: Folder, keep: Keep, *, saved: int, idle_s: float, process: int) -> list[int]:
+def retain(
+    root: Folder,
+    keep: Keep,
+    *,
+    saved: int,
+    idle_s: float,
+    process: int,
+    damaged: Collection[int] = (),
+) -> list[int]:
     """Delete the steps that `keep` does not keep; return them. End what crashes left elsewhere.
 
     The step that was `saved` just now stays, also if later ones are there. A step whose COMMIT is
-    damaged, or of a newer shoal, is left alone. If steps cannot be deleted, the others are, and the
+    damaged, or of a newer shoal, or that is known to be `damaged`, is left alone, and none goes
+    because of it. If steps cannot be deleted, the others are, and the
     first error is raised.
     """
     fault_points.reach("retain.before", process)
     skipped = (CorruptCheckpoint, UnsupportedCheckpoint)
-    steps = {one.step: one for one in _committed(folders(root), skipped)}
+    pairs = [one for one in folders(root) if one[0] not in damaged]
+    steps = {one.step: one for one in _committed(pairs, skipped)}
     if (last := max(steps, default=saved)) > saved:
         _LOG.warning(
             "step %d is saved, but step %d is later, and what a run resumes: delete what is later "

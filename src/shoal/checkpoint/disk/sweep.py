@@ -9,6 +9,7 @@ from shoal.checkpoint.disk.committing import (
     commit,
     give_back,
     left_over,
+    remove_attempt,
     tidy,
 )
 from shoal.checkpoint.disk.step_folder import (
@@ -16,6 +17,7 @@ from shoal.checkpoint.disk.step_folder import (
     KEEP,
     committed,
     listing,
+    new_attempt,
     pending_name,
     read_commit,
     standing,
@@ -23,7 +25,7 @@ from shoal.checkpoint.disk.step_folder import (
     tombstone_name,
 )
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.files import Commit
+from shoal.checkpoint.format.files import Commit, index_name
 from shoal.errors import (
     CorruptCheckpoint,
     SaveAborted,
@@ -32,7 +34,7 @@ from shoal.errors import (
 )
 from shoal.runtime import fault_points
 
-__all__ = ["collect", "delete", "recover"]
+__all__ = ["collect", "delete", "delete_damaged", "recover"]
 
 
 def recover(folder: Folder) -> Commit | None:
@@ -93,6 +95,37 @@ def delete(folder: Folder, attempt: str) -> None:
         with contextlib.suppress(FileNotFoundError):  # others delete it, too
             folder.rename(COMMIT, tombstone_name(attempt))
     _finish_deletions(folder)
+
+
+def delete_damaged(folder: Folder) -> None:
+    """Delete a step of which COMMIT may say anything, or nothing; as safe as `delete`.
+
+    An attempt that somebody else writes at the same time is spared.
+    """
+    try:
+        found = standing(folder)
+    except CorruptCheckpoint:
+        _delete_unreadable(folder)
+    else:
+        if found:
+            delete(folder, found[1].attempt)
+
+
+def _delete_unreadable(folder: Folder) -> None:
+    owned = listing(folder).attempts
+    # What was committed has an index; what has none, and a PENDING, may still be written.
+    gone = [
+        attempt
+        for attempt, names in owned.items()
+        if index_name(attempt) in names or pending_name(attempt) not in names
+    ]
+    for attempt in gone:
+        folder.remove(pending_name(attempt))
+    with contextlib.suppress(FileNotFoundError):  # others delete it, too
+        folder.rename(COMMIT, tombstone_name(gone[0] if gone else new_attempt()))
+    _finish_deletions(folder)
+    for attempt in gone[1:]:
+        remove_attempt(folder, attempt)
 
 
 def _finish_deletions(folder: Folder) -> None:

@@ -1,0 +1,78 @@
+"""The newest step that is whole: all processes pass over what any of them finds damaged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from shoal.checkpoint.disk import steps
+from shoal.checkpoint.disk.storage import Folder
+from shoal.errors import CorruptCheckpoint, NotCommitted
+
+__all__ = ["newest_whole", "none_left"]
+
+_LOG = logging.getLogger("shoal")
+_SHOWN = 8
+
+
+def newest_whole(
+    root: Folder,
+    ask_lead: Callable[[tuple[str, ...], Callable[[], Any]], Any],
+    restore: Callable[[int], Any],
+    *,
+    skip_corrupt: bool,
+    damaged: set[int],
+) -> tuple[int, Any] | None:
+    """Restore the newest step; return it and what `restore` made of it; None: there is none.
+
+    With `skip_corrupt`, whatever is found damaged is passed over, COMMIT or any byte that is read:
+    all processes warn, and take the one before.
+
+    Args:
+      ask_lead: as `lead_says`, from `spec` on.
+      restore: restores a step; raises CorruptCheckpoint on all processes, or on none.
+      damaged: takes the steps that were passed over.
+
+    Raises:
+      CorruptCheckpoint: on all: the newest is damaged, without `skip_corrupt`.
+    """
+    passed: set[int] = set()
+    while True:
+        spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"passed over: {sorted(passed)}")
+        step, found = ask_lead(spec, partial(_look, root, skip_corrupt, passed))
+        faults = dict(found)
+        _warn(faults)
+        try:
+            return None if step is None else (step, restore(step))
+        except CorruptCheckpoint as error:
+            if not skip_corrupt:
+                steps.add_remedy(error)
+                raise
+            _warn({step: str(error)})
+            passed |= {step}
+        finally:
+            passed |= faults.keys()
+            damaged |= passed
+
+
+def _look(
+    root: Folder, skip_corrupt: bool, passed: set[int]
+) -> tuple[int | None, list[tuple[int, str]]]:
+    """Return the newest step of which COMMIT is whole, and what is wrong with later ones."""
+    faults: dict[int, str] = {}
+    one = steps.newest(root, skip_corrupt=skip_corrupt, passed=passed, faults=faults)
+    return None if one is None else one.step, list(faults.items())
+
+
+def none_left(path: str, damaged: set[int]) -> NotCommitted:
+    """Return the error that there is nothing to restore."""
+    few = ", ".join(map(str, sorted(damaged)[-_SHOWN:]))
+    told = f"no step that is whole is saved: {few} are damaged" if damaged else "no step is saved"
+    return NotCommitted(f"{path}: {told}", path=path)
+
+
+def _warn(faults: Mapping[int, str]) -> None:
+    for step, words in faults.items():
+        _LOG.warning("step %d is damaged, and passed over: %s", step, words)
