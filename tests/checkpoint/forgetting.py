@@ -262,6 +262,12 @@ class MemoryFolder:
         self.disk.note(Names(self.host, self._chain()[-2], ((self._parts[-1], None),)))
         return True
 
+    def is_link(self) -> bool:
+        return False
+
+    def remove_link(self) -> None:
+        raise NotImplementedError
+
     def touch(self, name: str) -> None:
         self.disk.times[self._file(name)] = self.disk.now
 

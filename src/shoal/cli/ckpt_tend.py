@@ -87,7 +87,11 @@ def gc(
     if not older >= 0:
         raise UsageError(f"--older {older} must be a number of seconds, not negative")
     results, code = [], 0
-    for entry in look_at(path).entries:
+    place = look_at(path)
+    for entry in place.entries:
+        if place.is_history and entry.folder.is_link():
+            results.append({"step": entry.step, "path": entry.folder.path, **_BEHIND_A_LINK})
+            continue
         try:
             gone = _collected(entry, older, is_dry=dry_run)
         except (CorruptCheckpoint, UnsupportedCheckpoint) as error:
@@ -101,6 +105,9 @@ def gc(
         _tell(results, "would go" if dry_run else "are gone")
     if code:
         raise typer.Exit(code)
+
+
+_BEHIND_A_LINK: dict[str, Any] = {"link": True, "removed": [], "bytes": 0, "spared": []}
 
 
 def _collected(entry: Entry, older: float, *, is_dry: bool) -> dict[str, Any]:
@@ -137,9 +144,14 @@ def _tell(results: list[dict[str, Any]], verb: str) -> None:
         name = one["path"] if one["step"] is None else f"step {one['step']}"
         if "problem" in one:
             print_lines(name, one["problem"])
+        elif "link" in one:
+            print(f"{name}: is a link: what it leads to is tidied where it lies")
         elif one["removed"]:
             print(f"{name}: {len(one['removed'])} files, {in_bytes(one['bytes'])}, {verb}")
         for attempt in one.get("spared", ()):
             print(f"{name}: attempt {attempt} is spared: it was touched a moment ago")
-    if not any(one.get("removed") or one.get("spared") or "problem" in one for one in results):
+    if not any(
+        one.get("removed") or one.get("spared") or {"problem", "link"} & one.keys()
+        for one in results
+    ):
         print("nothing is left to remove")

@@ -247,13 +247,15 @@ def begin(root: Folder, *, idle_s: float | None) -> int | None:
 def tend(root: Folder, *, idle_s: float) -> None:
     """Finish what crashes left: commit what is complete, end what is stale, spare who still writes.
 
-    Whatever cannot be finished is a warning: it must not keep anybody from what is committed.
+    Whatever cannot be finished is a warning: it must not keep anybody from what is committed. What
+    was begun behind a link is not ended: it is not this history's.
     """
     for step, folder in folders(root):
         with _warning(step):
             attempts.recover(folder)
         with _warning(step):
-            attempts.collect(folder, idle_s=idle_s)
+            if not folder.is_link():
+                attempts.collect(folder, idle_s=idle_s)
 
 
 @contextlib.contextmanager
@@ -299,7 +301,7 @@ def retain(
         except CheckpointError as error:
             errors.append(error)
     for step, folder in folders(root):
-        if step not in steps:
+        if step not in steps and not folder.is_link():
             with _warning(step), contextlib.suppress(*skipped):  # of those that was told
                 attempts.collect(folder, idle_s=idle_s)
     if errors:

@@ -87,7 +87,13 @@ class Folder(Protocol):
         """Remove a file; none is fine."""
 
     def remove_folder(self) -> bool:
-        """Remove this folder if it is empty; say whether it is gone."""
+        """Remove this folder if it is empty, and no link; say whether it is gone."""
+
+    def is_link(self) -> bool:
+        """Does this name lead to a folder that lies elsewhere?"""
+
+    def remove_link(self) -> None:
+        """Remove the name, durably; what it leads to stays. None is fine."""
 
     def touch(self, name: str) -> None:
         """Set a file's time of change to now. FileNotFoundError."""
@@ -261,11 +267,21 @@ class LocalFolder:
             except FileNotFoundError:
                 return True
             except OSError as error:
-                if error.errno in (ENOTEMPTY, EEXIST, EBUSY):
+                if error.errno in (ENOTEMPTY, EEXIST, EBUSY) or self.is_link():
                     return False
                 raise
             return True
         return False
+
+    def is_link(self) -> bool:
+        """See `Folder.is_link`."""
+        return os.path.islink(self._path)
+
+    def remove_link(self) -> None:
+        """See `Folder.remove_link`."""
+        with _refusals(self._path, "remove the link"), contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+            _sync_folder(os.path.dirname(self._path))
 
     def touch(self, name: str) -> None:
         """See `Folder.touch`."""

@@ -86,15 +86,18 @@ def delete(folder: Folder, attempt: str) -> None:
     """Delete a committed step: COMMIT becomes DELETING-<attempt>, then its files go, then that.
 
     A crash in between leaves a step that is gone; `recover` and `collect` finish the deletion.
-    Deleting what is not there any more, or is another attempt's by now, does nothing.
+    Deleting what is not there any more, or is another attempt's by now, does nothing. Of a link to
+    a step that lies elsewhere the link goes.
     """
+    if folder.is_link():
+        return folder.remove_link()
     found = standing(folder)
     if found and found[0] == COMMIT and found[1].attempt == attempt:
         # A PENDING that a crash left behind could be committed again without COMMIT.
         folder.remove(pending_name(attempt))
         with contextlib.suppress(FileNotFoundError):  # others delete it, too
             folder.rename(COMMIT, tombstone_name(attempt))
-    _finish_deletions(folder)
+    return _finish_deletions(folder)
 
 
 def delete_damaged(folder: Folder) -> None:
@@ -102,6 +105,8 @@ def delete_damaged(folder: Folder) -> None:
 
     An attempt that somebody else writes at the same time is spared.
     """
+    if folder.is_link():
+        return folder.remove_link()
     try:
         found = standing(folder)
     except CorruptCheckpoint:
@@ -109,6 +114,7 @@ def delete_damaged(folder: Folder) -> None:
     else:
         if found:
             delete(folder, found[1].attempt)
+    return None
 
 
 def _delete_unreadable(folder: Folder) -> None:

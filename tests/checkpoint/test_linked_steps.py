@@ -1,0 +1,97 @@
+"""Steps that are links: what they lead to belongs to whoever keeps it there."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from checkpoint import saves
+from cli import checkpoints
+from shoal.checkpoint.blocks.reader import open_checkpoint, verify
+from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk.steps import step_name
+from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.history import Checkpoints
+from shoal.cli.main import build
+from shoal.errors import UsageError
+from shoal.runtime.coordinator_local import LocalJob
+
+
+@pytest.fixture
+def alone():
+    return LocalJob(1).coordinators[0]
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """An archive of two steps, and a run whose steps are links to it."""
+    archive = checkpoints.run_of_two(tmp_path / "archive")
+    (tmp_path / "run").mkdir()
+    for step in (10, 20):
+        (tmp_path / "run" / step_name(step)).symlink_to(archive / step_name(step))
+    return archive
+
+
+def whole(archive):
+    for step in (10, 20):
+        assert verify(open_checkpoint(archive / step_name(step))) == []
+    return True
+
+
+def test_retention_removes_the_link_alone(archive, tmp_path, alone):
+    run = tmp_path / "run"
+    with Checkpoints(run, keep=1, coordinator=alone) as ckpts:
+        assert ckpts.restore()["step"] == 20
+        ckpts.save(30, {"w": np.ones(3)})
+    assert os.listdir(run) == [step_name(30)]
+    assert whole(archive)
+
+
+def test_delete_removes_the_link_alone_and_a_pin_holds_it(archive, tmp_path, alone):
+    run = tmp_path / "run"
+    (archive / step_name(20) / "KEEP").touch()
+    with Checkpoints(run, coordinator=alone) as ckpts:
+        with pytest.raises(UsageError, match="pinned"):
+            ckpts.delete(20)
+        ckpts.delete(10)
+        assert ckpts.all_steps() == (20,)
+    assert os.listdir(run) == [step_name(20)]
+    assert whole(archive)
+
+
+@pytest.mark.parametrize("target", [10, 20])
+def test_a_link_that_is_damaged_goes_and_what_it_leads_to_stays(archive, tmp_path, alone, target):
+    (tmp_path / "run" / step_name(40)).symlink_to(archive / step_name(target))
+    if target == 20:
+        (archive / step_name(20) / "COMMIT").write_text("{}")
+    before = sorted(path.name for path in (archive / step_name(target)).iterdir())
+    Checkpoints(tmp_path / "run", coordinator=alone).delete(40)
+    assert not (tmp_path / "run" / step_name(40)).is_symlink()
+    assert sorted(path.name for path in (archive / step_name(target)).iterdir()) == before
+
+
+def test_what_was_begun_behind_a_link_is_not_ended(archive, tmp_path, alone):
+    run = tmp_path / "run"
+    attempt = checkpoints.begun(archive, 25)
+    (run / step_name(25)).symlink_to(archive / step_name(25))
+    with Checkpoints(run, keep=1, lease_s=1e-9, coordinator=alone) as ckpts:
+        ckpts.save(30, {"w": np.ones(3)})
+    told = CliRunner().invoke(build(["ckpt"]), ["ckpt", "gc", str(run), "--older", "0"]).output
+    assert "step 25: is a link: what it leads to is tidied where it lies" in told
+    assert attempts.see(LocalFolder(archive / step_name(25)), attempt)
+    arguments = ["ckpt", "gc", str(run / step_name(25)), "--older", "0"]  # this very folder
+    assert "2 files" in CliRunner().invoke(build(["ckpt"]), arguments).output
+
+
+def test_an_attempt_that_ends_behind_a_link_leaves_the_link(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "here").symlink_to("there")
+    folder = LocalFolder(tmp_path / "here")
+    one = saves.Save("1" * 12)
+    one.begin(folder)
+    assert attempts.abandon(folder, one.attempt) is None
+    assert (tmp_path / "here").is_symlink()
+    assert list((tmp_path / "there").iterdir()) == []
