@@ -1,10 +1,11 @@
-"""What one process alone finds damaged, all pass over: they resume from one step, and go on."""
+"""Histories of processes of which one finds damage, or each calls the folder otherwise."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import shoal
 from cli.checkpoints import flip
@@ -55,8 +56,33 @@ def resumed(path):
     return found
 
 
-def test_all_resume_from_the_step_before_whoever_reads_the_damage(tmp_path, child_env):
-    with Cluster(2, start_method="fork", devices=2, env=child_env) as job:
-        found = job.run(resumed, str(tmp_path))
+def under_two_names(path):
+    """Save, resume and tidy in a folder that each process knows by another name."""
+    own = Path(path) / f"l{shoal.process_index()}" / "run"
+    with shoal.Checkpoints(own, keep=2) as ckpts:
+        _, first = ckpts.resume({"w": layout(), "step": 0}, lambda: state(-1))
+        for step in range(first, 4):
+            ckpts.save(step, state(step))
+        ckpts.wait()
+        back = shoal.restore(ckpts.path_of(3), {"w": layout(), "step": 0})
+        shoal.save(own / "best", back)
+        return first, list(ckpts.all_steps()), wholly(back["w"])
+
+
+@pytest.fixture(scope="module")
+def job():
+    with Cluster(2, start_method="fork", devices=2) as job:
+        yield job
+
+
+def test_one_folder_may_have_a_name_on_each_process(job, tmp_path):
+    (tmp_path / "shared").mkdir()
+    for name in ("l0", "l1"):
+        (tmp_path / name).symlink_to("shared")
+    assert job.run(under_two_names, str(tmp_path)) == [(0, [2, 3], 3.0)] * 2
+
+
+def test_all_resume_from_the_step_before_whoever_reads_the_damage(job, tmp_path):
+    found = job.run(resumed, str(tmp_path))
     assert found[0] == found[1]
     assert found[0] == [(kind, 76, 2, 2.0, 3, [3, 4]) for kind in KINDS]

@@ -15,7 +15,8 @@ from shoal.checkpoint.disk.steps import checked_path, checked_step
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.in_flight import Saver
 from shoal.checkpoint.lead import lead_says
-from shoal.checkpoint.newest_whole import newest_whole, none_left
+from shoal.checkpoint.newest_whole import none_left, restored
+from shoal.checkpoint.one_folder import in_one_folder
 from shoal.checkpoint.restoring.target import check_names
 from shoal.checkpoint.resumable import check_resumable
 from shoal.checkpoint.retention import Keep, policy_of
@@ -109,11 +110,13 @@ class Checkpoints:
             )  # fmt: skip
             self._is_closed = False
 
-            options: dict[str, object] = {"path": self._path, "keep": policy}
-            options |= {"every": rule_text(every), "asynchronous": asynchronous, "recover": recover}
-            spec = tuple(f"{name}={value}" for name, value in options.items())
-            begin = partial(steps.begin, self._root, idle_s=lease_s if recover else None)
-            last = self._lead_says("Checkpoints", spec, begin)
+            options: dict[str, object] = {"keep": policy, "every": rule_text(every)}
+            options |= {"asynchronous": asynchronous, "recover": recover}
+            last, self._saver.called = in_one_folder(
+                coordinator, "Checkpoints", options,
+                partial(steps.begin, self._root, idle_s=lease_s if recover else None), self._root,
+                group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
+            )  # fmt: skip
             self._cadence = Cadence(every, self._ask_clock, last=-1 if last is None else last)
 
     # ---- what is there
@@ -257,8 +260,8 @@ class Checkpoints:
         """
         with self._coordinator.call("restore", "main", self._group.named):
             restore = self._restoring("restore", target, timeout_s, options)
-            step = None if step is None else checked_step("restore", step)
-            found = self._restored("restore", step, skip_corrupt, restore)
+            ask, damaged = partial(self._lead_says, "restore"), self._saver.damaged
+            found = restored(self._root, ask, restore, step, damaged, skip_corrupt=skip_corrupt)
         if found is None:
             raise none_left(self._path, self._saver.damaged)
         return found[1]
@@ -293,7 +296,8 @@ class Checkpoints:
         """
         with self._coordinator.call("resume", "main", self._group.named):
             restore = self._restoring("resume", target, timeout_s, options)
-            found = self._restored("resume", None, skip_corrupt, restore)
+            ask, damaged = partial(self._lead_says, "resume"), self._saver.damaged
+            found = restored(self._root, ask, restore, None, damaged, skip_corrupt=skip_corrupt)
         if found is None:  # `init` may make calls of its own
             found = -1, init() if callable(init) else init
             check_resumable(found[1], target, options, self._coordinator.num_processes)
@@ -367,16 +371,6 @@ class Checkpoints:
 
     # ---- inside
 
-    def _restored(
-        self, operation: str, step: int | None, skip_corrupt: bool, restore: Callable[[int], Any]
-    ) -> tuple[int, Any] | None:
-        """Restore the step that the lead finds; return it, and what was restored."""
-        ask, root, damaged = partial(self._lead_says, operation), self._root, self._saver.damaged
-        if step is None:
-            return newest_whole(root, ask, restore, skip_corrupt=skip_corrupt, damaged=damaged)
-        ask((f"step={step}",), lambda: steps.require(root, step).step)
-        return step, restore(step)
-
     def _restoring(
         self, operation: str, target: Any, timeout_s: float | None, options: Mapping[str, Any]
     ) -> Callable[[int], Any]:
@@ -391,9 +385,11 @@ class Checkpoints:
         return str(self._lead_says("should_save", (), look))
 
     def _lead_says(self, operation: str, spec: tuple[str, ...], act: Callable[[], Any]) -> Any:
-        limit_s = settings.timeout(operation, self._timeout_s, "SHOAL_TIMEOUT_S")
-        group = self._group
+        group, limit_s = self._group, self._limit_s(operation)
         return lead_says(self._coordinator, operation, spec, act, group=group, timeout_s=limit_s)
+
+    def _limit_s(self, operation: str) -> float:
+        return settings.timeout(operation, self._timeout_s, "SHOAL_TIMEOUT_S")
 
     def _refuse_if_closed(self, asked: str) -> None:
         if self._is_closed:

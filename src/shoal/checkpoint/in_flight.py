@@ -77,6 +77,7 @@ class Saver:
         self._turn = threading.Lock()  # threads that save share the arena
         self._trouble: Exception | None = None  # of what followed the commit
         self._rate: Rate | None = None
+        self.called = root.path  # the same on all processes, whatever each calls the folder
         self.damaged: set[int] = set()  # steps that this run passed over when it was resumed
 
     def save(
@@ -230,7 +231,7 @@ class Saver:
                 damaged=self.damaged,
             )  # fmt: skip
 
-        path, limit_s = self._root.path, settings.seconds("SHOAL_TIMEOUT_S")
+        path, limit_s = self.called, settings.seconds("SHOAL_TIMEOUT_S")
         try:
             gone = lead_says(
                 self._coordinator, "retain", (), act, group=self._group,

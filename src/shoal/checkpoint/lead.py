@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.checkpoint.told import tellers, told, untold
@@ -13,7 +13,7 @@ from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.group import Group
 from shoal.runtime.verdicts import Self
 
-__all__ = ["lead_says"]
+__all__ = ["lead_says", "meet_lead"]
 
 
 def lead_says(
@@ -38,7 +38,26 @@ def lead_says(
 
     Raises, besides: as `agree`.
     """
-    payload, raised = b"", None
+    options: dict[str, Any] = {"name": name, "site": site, "lane": lane}
+    options |= {"group": group, "timeout_s": timeout_s}
+    return meet_lead(coordinator, operation, spec, act, b"", **options)[0]
+
+
+def meet_lead(
+    coordinator: Coordinator,
+    operation: str,
+    spec: tuple[str, ...],
+    act: Callable[[], Any],
+    brought: bytes,
+    *,
+    group: Group,
+    timeout_s: float,
+    name: str | None = None,
+    site: str | None = None,
+    lane: str = "main",
+) -> tuple[Any, Mapping[int, bytes]]:
+    """Do what `lead_says` does; return also what the others `brought`, by process."""
+    payload, raised = brought, None
     if coordinator.process == group.lead:
         try:
             payload = json.dumps(act()).encode()
@@ -51,4 +70,4 @@ def lead_says(
     if tellers(answers):
         me = Self(coordinator.process, coordinator.hosts)
         raise untold(answers[group.lead], group.lead, me)
-    return json.loads(answers[group.lead])
+    return json.loads(answers[group.lead]), answers

@@ -11,24 +11,25 @@ from shoal.checkpoint.disk import steps
 from shoal.checkpoint.disk.storage import Folder
 from shoal.errors import CorruptCheckpoint, NotCommitted
 
-__all__ = ["newest_whole", "none_left"]
+__all__ = ["none_left", "restored"]
 
 _LOG = logging.getLogger("shoal")
 _SHOWN = 8
 
 
-def newest_whole(
+def restored(
     root: Folder,
     ask_lead: Callable[[tuple[str, ...], Callable[[], Any]], Any],
     restore: Callable[[int], Any],
+    step: int | None,
+    damaged: set[int],
     *,
     skip_corrupt: bool,
-    damaged: set[int],
 ) -> tuple[int, Any] | None:
-    """Restore the newest step; return it and what `restore` made of it; None: there is none.
+    """Restore a step, or with None the newest; return it and what `restore` made of it.
 
-    With `skip_corrupt`, whatever is found damaged is passed over, COMMIT or any byte that is read:
-    all processes warn, and take the one before.
+    None: there is none. With `skip_corrupt`, whatever is found damaged is passed over, COMMIT or
+    any byte that is read: all processes warn, and take the one before.
 
     Args:
       ask_lead: as `lead_says`, from `spec` on.
@@ -36,8 +37,13 @@ def newest_whole(
       damaged: takes the steps that were passed over.
 
     Raises:
-      CorruptCheckpoint: on all: the newest is damaged, without `skip_corrupt`.
+      CorruptCheckpoint: on all: it is damaged, without `skip_corrupt` or what was asked for.
+      UsageError: `step` is none. NotCommitted: on all: it is not saved.
     """
+    if step is not None:
+        number = steps.checked_step("restore", step)
+        ask_lead((f"step={number}",), lambda: steps.require(root, number).step)
+        return number, restore(number)
     passed: set[int] = set()
     while True:
         spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"passed over: {sorted(passed)}")

@@ -16,6 +16,7 @@ from shoal.checkpoint.disk.opening import Checkpoint, open_folder
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format import tree
 from shoal.checkpoint.format.names import ROOT, component
+from shoal.checkpoint.one_folder import different_folders
 from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.restoring.filling import Filling, Job, fill, on_host
 from shoal.checkpoint.restoring.target import Asked, Options, Wish, Wishes
@@ -58,7 +59,6 @@ class Request(NamedTuple):
         options = self.options
         renames = options.rename if isinstance(options.rename, Mapping) else bool(options.rename)
         return (
-            f"path={self.folder.path!r}",
             f"only={options.only!r}, dtype={options.dtype!r}, mode={self.mode!r}",
             f"rename={renames!r}, merge={self.merge is not None}",
             *(one.line for one in self.asked),
@@ -157,15 +157,21 @@ class Restore:
         error = untold(answers[who[0]], who[0], self._me)
         is_opening = call is self._call  # later, somebody may have deleted it for all
         if is_opening and isinstance(error, NotCommitted) and len(who) < len(answers):
-            raise self._not_shared(who) from problem
+            raise self._not_shared(who, answers) from problem
         is_own = problem is not None and type(problem) is type(error)
         is_first = problem is not None and isinstance(error, PeerFailedError)
         if problem is not None and (is_own or (is_first and who[0] == self._me.process)):
             raise problem
         raise error from problem
 
-    def _not_shared(self, who: tuple[int, ...]) -> NotShared:
+    def _not_shared(
+        self, who: tuple[int, ...], answers: Mapping[int, bytes]
+    ) -> NotShared | DivergenceError:
         path = self._request.folder.path
+        paths = {p: json.loads(text)["path"] for p, text in answers.items() if p not in who}
+        paths |= {p: getattr(untold(answers[p], p, self._me), "path", path) for p in who}
+        if len({*paths.values()}) > 1:
+            return different_folders(self._coordinator, "restore", paths)
         names = ", ".join(self._me.name(process) for process in who)
         return NotShared(
             f"{self._me}: restore({path!r}): {names} see no checkpoint there, others do\n"
@@ -177,20 +183,23 @@ class Restore:
     def _same(self, answers: Mapping[int, bytes]) -> None:
         """Raise unless all see the same checkpoint."""
         sides: dict[str, tuple[int, ...]] = {}
-        for process in sorted(answers):
-            said = json.loads(answers[process])
+        found = {process: json.loads(answers[process]) for process in sorted(answers)}
+        if len({(said["attempt"], said["index"]) for said in found.values()}) == 1:
+            return  # also where they call the folder by several names
+        is_one = len({said["path"] for said in found.values()}) == 1
+        for process, said in found.items():
             text = f"step {said['step']}, attempt {said['attempt']}, index {said['index'][:12]}"
+            text += "" if is_one else f", at {said['path']}"
             sides[text] = (*sides.get(text, ()), process)
-        if len(sides) > 1:
-            path = self._request.folder.path
-            rows = "\n".join(
-                f"  - {text}: {', '.join(map(self._me.name, who))}" for text, who in sides.items()
-            )
-            raise DivergenceError(
-                f"{self._me}: restore({path!r}): processes see different checkpoints there\n"
-                f"{rows}\nthe path is not shared, or somebody saved while they looked",
-                sides=sides,
-            )
+        path = self._request.folder.path
+        rows = "\n".join(
+            f"  - {text}: {', '.join(map(self._me.name, who))}" for text, who in sides.items()
+        )
+        raise DivergenceError(
+            f"{self._me}: restore({path!r}): processes see different checkpoints there\n"
+            f"{rows}\nthe path is not shared, or somebody saved while they looked",
+            sides=sides,
+        )
 
     def _refuse_other_devices(self, opened: Opened, answers: Mapping[int, bytes]) -> None:
         """Raise, on all alike, if arrays shall lie on devices of processes outside of the group."""
@@ -319,7 +328,7 @@ def _identity(opened: Opened, group: Group) -> bytes:
     """Return which checkpoint this process sees; of a part of the job, also its number in JAX."""
     commit = opened.checkpoint.commit
     said: dict[str, Any] = {"attempt": commit.attempt, "step": commit.step}
-    said["index"] = commit.index.sha256
+    said |= {"index": commit.index.sha256, "path": opened.checkpoint.folder.path}
     if not group.is_all and opened.geometry is not None:
         from jax import process_index
 

@@ -38,6 +38,7 @@ from shoal.checkpoint.format.files import (
     decode_commit,
     encode_commit,
 )
+from shoal.checkpoint.one_folder import different_folders
 from shoal.checkpoint.rules.chunks import lay_out
 from shoal.checkpoint.rules.shares import Own
 from shoal.checkpoint.saving import preflight, settling
@@ -89,6 +90,7 @@ class Save:
         self._own: list[Own] = []
         self._plan = lay_out((), self._group.place, "", max_file_bytes=MAX_FILE_BYTES)
         self._problem: Exception | None = None
+        self._paths: Mapping[int, str] = {}  # what each process calls the folder
         self._images: list[FileImage] = []
         self._manifest: Manifest | None = None
 
@@ -117,6 +119,7 @@ class Save:
         process, group = self._coordinator.process, self._group
         fault_points.reach("save.preflight", process)
         said: dict[str, Any] = {"attempt": self._attempt} if self._is_lead else {}
+        said["path"] = self._folder.path
         numbers = self._numbers(state)
         problem: Exception | None = None
         try:
@@ -132,6 +135,7 @@ class Save:
         self._raise_told(answers, problem)
         if group.is_all:
             self._check_numbers(answers)
+        self._paths = {who: json.loads(text)["path"] for who, text in answers.items()}
         preflight.check_space(self._folder, answers)
         self._attempt = json.loads(answers[group.lead])["attempt"]
 
@@ -218,7 +222,7 @@ class Save:
     @property
     def own_lane(self) -> str:
         """A lane for a thread that completes this save, and for nothing else."""
-        return f"save {self._attempt}: {self._folder.path}"
+        return f"save {self._attempt}"
 
     def complete(self, arena: Arena | None, *, lane: str = "main") -> Commit:
         """S1, then S3 to S7: from the first file to a commit that all know of.
@@ -356,7 +360,9 @@ class Save:
             return
         error = untold(answers[who[0]], who[0], self._me)
         if isinstance(error, NotShared):
-            error = self._not_shared(who)
+            is_one = len({*self._paths.values()}) == 1
+            paths = (self._coordinator, self._request.asked, self._paths)
+            error = self._not_shared(who) if is_one else different_folders(*paths)
         if problem is not None and who[0] == self._coordinator.process:
             if len(answers) == 1 or isinstance(error, PeerFailedError):
                 raise problem

@@ -63,8 +63,7 @@ class Request(NamedTuple):
     @property
     def lines(self) -> tuple[str, ...]:
         """What of it must be equal on all processes."""
-        options: dict[str, Any] = {"path": self.folder.path, "step": self.step}
-        options |= {"user": self.user, "metrics": self.metrics}
+        options = {"step": self.step, "user": self.user, "metrics": self.metrics}
         return tuple(f"{key}: {shown(value)}" for key, value in options.items())
 
 

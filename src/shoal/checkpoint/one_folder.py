@@ -1,0 +1,110 @@
+"""Do the paths that the processes give lead to one folder? What lies there says so, not the names.
+
+One folder may be mounted, or linked to, under another name on each host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.checkpoint.disk.step_folder import new_attempt, temporary_name
+from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.lead import lead_says, meet_lead
+from shoal.errors import DivergenceError, StorageError
+from shoal.runtime.agreement import Call, agree
+from shoal.runtime.callsite import callsite
+from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.group import Group
+from shoal.runtime.verdicts import Self
+
+__all__ = ["different_folders", "in_one_folder"]
+
+
+def in_one_folder(
+    coordinator: Coordinator,
+    operation: str,
+    options: Mapping[str, object],
+    act: Callable[[], Any],
+    folder: Folder,
+    *,
+    group: Group,
+    timeout_s: float,
+    may_write: bool,
+) -> tuple[Any, str]:
+    """Do what `lead_says` does if all mean one folder; return also what the lead calls it.
+
+    `options` must be equal on all.
+
+    Where the paths differ, the lead leaves an empty file there for a moment, and all look for it;
+    where nothing may be written, they compare what is there.
+
+    Raises, besides: DivergenceError: on all: the paths lead to different folders.
+    """
+
+    def answer() -> tuple[Any, str]:
+        return act(), folder.path
+
+    spec = tuple(f"{name}={value}" for name, value in options.items())
+    (said, called), answers = meet_lead(
+        coordinator, operation, spec, answer, json.dumps(folder.path).encode(),
+        group=group, timeout_s=timeout_s,
+    )  # fmt: skip
+    paths = {p: called if p == group.lead else json.loads(text) for p, text in answers.items()}
+    if len({*paths.values()}) == 1:
+        return said, called
+    mark = lead_says(
+        coordinator, operation, ("which folder",), lambda: _leave_mark(folder, may_write),
+        group=group, timeout_s=timeout_s,
+    )  # fmt: skip
+    try:
+        call = Call(operation, None, callsite(), ("the same folder",))
+        seen = agree(coordinator, call, _look(folder, mark), timeout_s=timeout_s, group=group.named)
+    finally:
+        if mark is not None and coordinator.process == group.lead:
+            folder.remove(mark)
+    if len({*seen.values()}) > 1:
+        raise different_folders(coordinator, operation, paths)
+    return said, called
+
+
+def different_folders(
+    coordinator: Coordinator, asked: str, paths: Mapping[int, str]
+) -> DivergenceError:
+    """Return the error that says which process gave which path."""
+    me = Self(coordinator.process, coordinator.hosts)
+    sides: dict[str, tuple[int, ...]] = {}
+    for process in sorted(paths):
+        sides[paths[process]] = (*sides.get(paths[process], ()), process)
+    rows = "\n".join(f"  - {path}: {', '.join(map(me.name, who))}" for path, who in sides.items())
+    return DivergenceError(
+        f"{me}: {asked}: the paths of the processes lead to different folders\n{rows}\n"
+        "give all of them paths that lead to one folder",
+        sides=sides,
+    )
+
+
+def _leave_mark(folder: Folder, may_write: bool) -> str | None:
+    """Write a file that all look for; return its name, None if nothing can be written."""
+    mark = temporary_name(new_attempt())
+    try:
+        if may_write:
+            folder.make()
+            folder.write_new(mark, b"")
+            return mark
+    except (StorageError, FileNotFoundError):
+        pass
+    return None
+
+
+def _look(folder: Folder, mark: str | None) -> bytes:
+    """Return what all see alike who look at one folder."""
+    try:
+        if mark is None:
+            return hashlib.sha256(json.dumps(folder.names()).encode()).digest()
+        folder.size(mark)
+    except (StorageError, FileNotFoundError):
+        return b"not there"
+    return b"there"
