@@ -298,7 +298,8 @@ def test_options_must_be_equal(tmp_path, field):
 
     errors = in_job(2, work)
     assert {type(error) for error in errors} == {DivergenceError}
-    assert f"{field}:" in str(errors[0])
+    shown = [str(tmp_path / place) for place in "01"] if field == "path" else [f"{field}:"]
+    assert all(words in str(errors[0]) for words in shown)
 
 
 def test_equal_values_may_lie_on_other_devices_of_each_process(path):
