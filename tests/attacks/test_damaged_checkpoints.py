@@ -133,6 +133,52 @@ def test_a_file_of_another_length_is_named(bad, harm, pattern):
         assert any(file.name in words for words in verify(open_checkpoint(bad)))
 
 
+def held_in(path: Path, begin: int = 0) -> list[tuple[str, str]]:
+    """Return each data file, and what an error says that it holds from a byte on."""
+    checkpoint = open_checkpoint(path)
+    chunks, leaves = checkpoint.index.chunks, checkpoint.manifest.leaves
+    found = []
+    for number, file in enumerate(checkpoint.index.files):
+        rows = [row for row in range(len(chunks.leaf)) if chunks.file[row] == number]
+        rows = [row for row in rows if chunks.end[row] > begin]
+        names = list(dict.fromkeys(leaves[chunks.leaf[row]].name for row in by_begin(rows, chunks)))
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        found.append((file.name, f"(it holds {', '.join(names[:3])}{more})"))
+    return found
+
+
+def by_begin(rows: list[int], chunks) -> list[int]:
+    return sorted(rows, key=lambda row: (chunks.begin[row], row))
+
+
+@pytest.mark.parametrize(("harm", "words"), [(remove, "is missing"), (empty, "has 0 bytes, ")])
+def test_all_files_that_are_gone_are_named_and_what_lay_in_them(bad, harm, words):
+    held = held_in(bad)
+    for file in data_files(bad):
+        harm(file)
+    with pytest.raises(CorruptCheckpoint) as info:
+        restore(bad)
+    assert info.value.file == held[0][0]
+    assert info.value.leaf
+    assert info.value.leaf in held[0][1]
+    lines = [str(info.value).splitlines()[0], str(info.value).splitlines()[-1]]
+    for line, told, (name, leaves) in zip(lines, verify(open_checkpoint(bad)), held, strict=True):
+        for text in (line, told.splitlines()[0]):
+            assert f"{name}: {words}" in text
+            assert text.endswith(leaves)
+
+
+def test_what_lay_behind_a_cut_is_named(bad):
+    block = BLOCK_BYTES
+    held = held_in(bad, block)
+    os.truncate(bad / held[0][0], block + 7)
+    with pytest.raises(CorruptCheckpoint) as info:
+        restore(bad)
+    assert f"has {block + 7:,} bytes, " in str(info.value)
+    assert str(info.value).splitlines()[0].endswith(held[0][1])
+    assert info.value.offset == block + 7
+
+
 @pytest.mark.parametrize("harm", [truncate, extend, empty, zero])
 def test_a_commit_of_another_length_is_no_commit(bad, harm):
     harm(bad / "COMMIT")

@@ -25,6 +25,7 @@ Bytes = NDArray[np.uint8]
 Progress = Callable[[int], None]
 
 _MOST_THREADS = 8
+_SHOWN = 3  # leaves of a file, and files, that an error names
 _LEAST_RUN_BYTES = 64 << 10  # that are worth a read of their own
 
 
@@ -260,7 +261,7 @@ def _wrong(
             return
         at += got
         if got < len(part):
-            yield _damaged(checkpoint, file, at, f"ends at byte {at:,}")
+            yield _damaged(checkpoint, file, at, f"ends at byte {at:,}", to_end=True)
             return
     hashes = checkpoint.index.block_hash
     first = int(checkpoint.index.first_block[file]) + begin // BLOCK_BYTES
@@ -271,11 +272,14 @@ def _wrong(
             yield _damaged(checkpoint, file, at, told)
 
 
-def _damaged(checkpoint: Checkpoint, file: int, offset: int | None, what: str) -> CorruptCheckpoint:
-    """Return the error for a file, or a block of it."""
+def _damaged(
+    checkpoint: Checkpoint, file: int, offset: int | None, what: str, *, to_end: bool = False
+) -> CorruptCheckpoint:
+    """Return the error for a file, or a block of it, or all from there `to_end`."""
     record, path = checkpoint.index.files[file], checkpoint.folder.path
-    leaves = _leaves_at(checkpoint, file, offset)
-    held = f" (it holds {', '.join(leaves[:3])}{', …' if leaves[3:] else ''})" if leaves else ""
+    leaves = _leaves_at(checkpoint, file, offset, to_end)
+    more = f" and {len(leaves) - _SHOWN} more" if len(leaves) > _SHOWN else ""
+    held = f" (it holds {', '.join(leaves[:_SHOWN])}{more})" if leaves else ""
     return CorruptCheckpoint(
         f"{path}: {record.name}: {what}{held}\n"
         "nothing of it was returned; restore another step, or put an undamaged copy in place",
@@ -286,13 +290,13 @@ def _damaged(checkpoint: Checkpoint, file: int, offset: int | None, what: str) -
     )
 
 
-def _leaves_at(checkpoint: Checkpoint, file: int, offset: int | None) -> list[str]:
-    """Return the names of leaves with bytes in a block."""
-    if offset is None:
-        return []
+def _leaves_at(checkpoint: Checkpoint, file: int, offset: int | None, to_end: bool) -> list[str]:
+    """Return the names of leaves with bytes in a block; without an offset, in the file."""
     chunks = checkpoint.chunks
-    block = offset // BLOCK_BYTES * BLOCK_BYTES
-    inside = (chunks.file == file) & (chunks.end > block) & (chunks.begin < block + BLOCK_BYTES)
+    inside = chunks.file == file
+    if offset is not None:
+        block = offset // BLOCK_BYTES * BLOCK_BYTES
+        inside &= (chunks.end > block) & (to_end | (chunks.begin < block + BLOCK_BYTES))
     rows = np.flatnonzero(inside)
     rows = rows[np.argsort(chunks.begin[rows], kind="stable")]
     numbers = dict.fromkeys(chunks.leaf[rows].tolist())
@@ -300,16 +304,30 @@ def _leaves_at(checkpoint: Checkpoint, file: int, offset: int | None) -> list[st
 
 
 def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
-    """Raise if a file is not as long as it was."""
+    """Raise if files are not as long as they were; one error names all of them."""
+    found: list[CorruptCheckpoint] = []
     for number in numbers:
         record = checkpoint.index.files[number]
         try:
             size = checkpoint.folder.size(record.name)
         except FileNotFoundError:
-            raise _damaged(checkpoint, number, None, "is missing") from None
+            found.append(_damaged(checkpoint, number, None, "is missing"))
+            continue
         if size != record.bytes:
             told = f"has {size:,} bytes, {record.bytes:,} were saved"
-            raise _damaged(checkpoint, number, min(size, record.bytes), told)
+            at = min(size, record.bytes)
+            found.append(_damaged(checkpoint, number, at, told, to_end=True))
+    if len(found) > 1:
+        others = [f"{one.file}: {_said(one)}" for one in found[1 : _SHOWN + 1]]
+        others += [f"and {len(found) - 1 - _SHOWN} more files"] if found[_SHOWN + 1 :] else []
+        found[0].args = ("\n".join([str(found[0]), *others]),)
+    if found:
+        raise found[0]
+
+
+def _said(error: CorruptCheckpoint) -> str:
+    """Return what an error says of its file."""
+    return str(error).partition("\n")[0].partition(f"{error.file}: ")[2]
 
 
 def _sizes(manifest: Manifest, wants: Sequence[Want], most_bytes: int) -> tuple[int, int]:
