@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.checkpoint.blocks.digests import digests
+from shoal.checkpoint.blocks.headers import check_header
 from shoal.checkpoint.blocks.scatter import box_of, scatter
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.opening import Checkpoint, open_checkpoint, open_folder
@@ -85,7 +86,10 @@ def read(
 
 
 def verify(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[str]:
-    """Read every byte of every file; return what is wrong, in words. Raises nothing for it."""
+    """Read every byte of every file; return what is wrong, in words. Raises nothing for it.
+
+    Where the bytes are right, what the header of a file says is compared with manifest and index.
+    """
     found: list[tuple[int, int, str]] = []
     parts: list[tuple[int, int, int]] = []
     for number, record in enumerate(checkpoint.index.files):
@@ -105,6 +109,13 @@ def verify(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[
             progress(end - begin)
 
     in_threads(look, [part for part in parts if part[0] not in silent], _threads())
+    damaged = {number for number, _, _ in found}
+    for number in range(len(checkpoint.index.files)):
+        try:
+            if number not in damaged:
+                check_header(checkpoint, number)
+        except CorruptCheckpoint as why:
+            found.append((number, -1, str(why)))
     return [words for _, _, words in sorted(found)]
 
 

@@ -114,14 +114,14 @@ def parse(data: bytes | memoryview, file_bytes: int, file: str) -> Header:
 
 
 def strict_json(text: bytes | str, file: str) -> Any:
-    """Return JSON without repeated keys, NaN or anything that only Python calls JSON.
+    """Return JSON without repeated keys, NaN, 1e400 or anything that only Python calls JSON.
 
     Raises:
       CorruptCheckpoint: it is none.
     """
     try:
         whole = text if isinstance(text, str) else text.decode("utf-8")
-        return json.loads(whole, object_pairs_hook=_object, parse_constant=_no_constant)
+        return json.loads(whole, **_STRICT)
     except (ValueError, RecursionError, MemoryError) as why:
         words = "it is nested too deeply" if isinstance(why, RecursionError) else str(why)
         raise CorruptCheckpoint(
@@ -142,6 +142,18 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(word: str) -> NoReturn:
     raise UsageError(f"{word} is not JSON")
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):  # Python reads 1e400 as inf
+        raise UsageError(f"{text[:100]} is larger than any number")
+    return number
+
+
+_STRICT: Mapping[str, Any] = {
+    "object_pairs_hook": _object, "parse_constant": _no_constant, "parse_float": _number,
+}  # fmt: skip
 
 
 def _entry(name: str, said: Any, file: str) -> Entry:

@@ -1,0 +1,107 @@
+"""Do the headers of data files say what manifest and index say? Other readers believe them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from shoal.checkpoint.disk.opening import Checkpoint
+from shoal.checkpoint.format import header, names
+from shoal.checkpoint.format.dtypes import dtype_of, entry_shape, storage_of
+from shoal.checkpoint.format.files import PAGE_BYTES, data_metadata
+from shoal.errors import CorruptCheckpoint
+
+__all__ = ["check_header"]
+
+_SHOWN = 100  # characters of a name
+
+
+class _Said(NamedTuple):
+    """What is said of an entry; bytes count from the beginning of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)} at bytes {self.begin:,} to {self.end:,}"
+
+
+def check_header(checkpoint: Checkpoint, file: int) -> None:
+    """Refuse a data file whose header contradicts manifest and index, though its hashes are right.
+
+    Raises:
+      CorruptCheckpoint: names the file, and the first leaf that they do not agree on.
+    """
+    record, path = checkpoint.index.files[file], checkpoint.folder.path
+    try:
+        found = header.parse(_read(checkpoint, file), record.bytes, record.name)
+    except CorruptCheckpoint as error:
+        raise CorruptCheckpoint(f"{path}: {error}", path=path, file=record.name) from None
+    leaf, told = "", ""
+    entries = {
+        one.name: _Said(
+            one.dtype, one.shape, found.num_bytes + one.begin, found.num_bytes + one.end
+        )
+        for one in found.entries
+    }
+    if found.num_bytes % PAGE_BYTES:
+        told = f"has {found.num_bytes:,} bytes, no multiple of {PAGE_BYTES}"
+    elif found.metadata != data_metadata(checkpoint.commit.attempt):
+        told = f"is not of attempt {checkpoint.commit.attempt}"
+    else:
+        leaf, told = _difference(entries, _expected(checkpoint, file))
+    if told:
+        raise CorruptCheckpoint(
+            f"{path}: {record.name}: its header {told}\n"
+            "its bytes are those that were written, but other readers would misread them; "
+            "restore another step",
+            path=path,
+            file=record.name,
+            leaf=leaf,
+        )
+
+
+def _read(checkpoint: Checkpoint, file: int) -> memoryview:
+    """Return a file from its beginning, as far as its header may reach."""
+    record = checkpoint.index.files[file]
+    first = memoryview(bytearray(8))
+    checkpoint.folder.read_at(record.name, 0, first)
+    whole = memoryview(bytearray(header.header_bytes(first, record.bytes, record.name)))
+    checkpoint.folder.read_at(record.name, 0, whole)
+    return whole
+
+
+def _expected(checkpoint: Checkpoint, file: int) -> dict[str, tuple[str, _Said]]:
+    """Return by entry: the leaf, and what manifest and index say."""
+    chunks, found = checkpoint.index.chunks, {}
+    for row in np.flatnonzero(chunks.file == file).tolist():
+        leaf = checkpoint.manifest.leaves[int(chunks.leaf[row])]
+        dtype, shape = dtype_of(leaf.dtype), leaf.stored_shape
+        origin, extent = chunks.origin[row].tolist(), chunks.extent[row].tolist()
+        if leaf.kind == "per_process":
+            name, box = names.entry_of_process(leaf.name, origin[0]), tuple(extent[:1])
+        else:
+            box = tuple(extent[: len(shape)])
+            name = names.entry(leaf.name, None if box == shape else origin[: len(shape)])
+        places = int(chunks.begin[row]), int(chunks.end[row])
+        said = _Said(storage_of(dtype).entry, entry_shape(dtype, box), *places)
+        found[name] = leaf.name, said
+    return found
+
+
+def _difference(
+    entries: dict[str, _Said], expected: dict[str, tuple[str, _Said]]
+) -> tuple[str, str]:
+    """Return the first leaf that differs, and how, in words; empty if none does."""
+    for name, (leaf, said) in expected.items():
+        if name not in entries:
+            return leaf, f"lacks the entry {name[:_SHOWN]!r}, which the index has there"
+        if entries[name] != said:
+            told = f"says that {name[:_SHOWN]!r} is {entries[name]}"
+            return leaf, f"{told}; by manifest and index it is {said}"
+    if more := entries.keys() - expected.keys():
+        return "", f"has an entry {min(more)[:_SHOWN]!r}, which the index has not"
+    return "", ""
