@@ -133,6 +133,8 @@ def test_the_age_of_a_file(folder):
         assert folder.age_s("x") > 1e9
         folder.touch("x")
         assert folder.age_s("x") < 60
+        os.utime(Path(folder.path) / "x", (1e11, 1e11))
+        assert folder.age_s("x") < -1e9
     assert folder.names() == ["x"]
     with pytest.raises(FileNotFoundError):
         folder.age_s("y")

@@ -20,6 +20,7 @@ from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoi
 __all__ = ["ls"]
 
 _MOST_SHOWN = 6
+_SLACK_S = 1.0
 
 
 def ls(
@@ -84,7 +85,8 @@ def _begun(entry: Entry, attempt: attempts.Attempt) -> dict[str, Any]:
         "attempt": attempt.id,
         "live": attempt.is_live,
         "complete": attempt.is_complete,
-        "idle_s": None if math.isinf(attempt.idle_s) else attempt.idle_s,
+        "idle_s": None if math.isinf(attempt.idle_s) or attempt.is_ahead else attempt.idle_s,
+        "ahead_s": attempt.ahead_s if attempt.is_ahead else None,
         "owner": dict(attempt.owner),
         "processes": count,
         "missing": missing,
@@ -101,7 +103,7 @@ def _show(found: list[dict[str, Any]]) -> None:
                 one["state"] + (", pinned" if one["pinned"] else ""),
                 in_bytes(one["bytes"]) if is_saved else "",
                 str(one["files"]) if is_saved else "",
-                in_seconds(max(0.0, one["age_s"])) if is_saved else "",
+                _age(one["age_s"]) if is_saved else "",
                 " ".join(f"{name}={value:.6g}" for name, value in one["metrics"].items())
                 if is_saved
                 else "",
@@ -116,13 +118,20 @@ def _show(found: list[dict[str, Any]]) -> None:
             print_lines(name, one["problem"])
 
 
+def _age(age_s: float) -> str:
+    """Say how old a step is; clocks may have been set since."""
+    return f"{in_seconds(-age_s)} ahead" if age_s < -_SLACK_S else in_seconds(max(0.0, age_s))
+
+
 def _words(attempt: dict[str, Any]) -> str:
     """Say what an attempt waits for."""
     if not attempt["live"]:
         return "was ended, or never begun: `shoal ckpt gc` removes its files"
-    owner, idle_s = attempt["owner"], attempt["idle_s"] or 0.0
+    owner = attempt["owner"]
     by = f"by {owner.get('host', '?')} (pid {owner.get('pid', '?')}), "
-    idle = f"touched {in_seconds(idle_s)} ago"
+    idle = f"touched {in_seconds(attempt['idle_s'] or 0.0)} ago"
+    if attempt["ahead_s"] is not None:
+        idle = f"its time lies {in_seconds(attempt['ahead_s'])} in the future"
     if attempt["complete"]:
         return f"{by}{idle}, is complete: `shoal ckpt recover` commits it"
     if attempt["missing"] is None:

@@ -10,7 +10,7 @@ from shoal import settings
 from shoal.checkpoint.disk import attempts
 from shoal.cli.ckpt_paths import Entry, look_at
 from shoal.cli.ckpt_tables import print_json, print_lines
-from shoal.draw.amounts import in_bytes
+from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import CorruptCheckpoint, NotCommitted, UnsupportedCheckpoint, UsageError
 
 __all__ = ["gc", "recover"]
@@ -125,10 +125,12 @@ def _collected(entry: Entry, older: float, *, is_dry: bool) -> dict[str, Any]:
     else:
         names = attempts.collect(folder, idle_s=older)
     spared = [one.id for one in state.attempts if one.idle_s < older]
+    ahead = {one.id: one.ahead_s for one in state.attempts if one.is_ahead and one.id in spared}
     return {
         "removed": names,
         "bytes": sum(sizes.get(name, 0) for name in names),
         "spared": spared,
+        "ahead_s": ahead,
     }
 
 
@@ -149,7 +151,11 @@ def _tell(results: list[dict[str, Any]], verb: str) -> None:
         elif one["removed"]:
             print(f"{name}: {len(one['removed'])} files, {in_bytes(one['bytes'])}, {verb}")
         for attempt in one.get("spared", ()):
-            print(f"{name}: attempt {attempt} is spared: it was touched a moment ago")
+            why = "it was touched a moment ago"
+            if attempt in one.get("ahead_s", {}):
+                ahead = in_seconds(one["ahead_s"][attempt])
+                why = f"its time lies {ahead} in the future, and it counts as touched now"
+            print(f"{name}: attempt {attempt} is spared: {why}")
     if not any(
         one.get("removed") or one.get("spared") or {"problem", "link"} & one.keys()
         for one in results

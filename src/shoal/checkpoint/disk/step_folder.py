@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 COMMIT, KEEP = "COMMIT", "KEEP"
+_SLACK_S = 1.0  # by which clocks that stamp files may differ
 _ATTEMPT = "[0-9a-f]{12}"
 _OWNED = re.compile(
     rf"(?:PENDING-|manifest-|part-|index-|data-|tmp-)({_ATTEMPT})"
@@ -110,6 +111,12 @@ class Attempt:
     idle_s: float  # since its PENDING was last touched; inf if there is none
     owner: Mapping[str, Any]  # what its PENDING says: host, pid, when it began
     names: tuple[str, ...]  # its files
+    ahead_s: float = 0.0  # by which that time lies in the future: then `idle_s` is 0, and unknown
+
+    @property
+    def is_ahead(self) -> bool:
+        """Does its time lie so far in the future that it says nothing?"""
+        return self.ahead_s > _SLACK_S
 
 
 @dataclass(frozen=True)
@@ -269,12 +276,12 @@ def state_of(folder: Folder) -> State:
 def _look_at(folder: Folder, attempt: str, names: tuple[str, ...]) -> Attempt:
     owner: Mapping[str, Any] = {}
     try:
-        idle_s = folder.age_s(pending_name(attempt))
+        age_s = folder.age_s(pending_name(attempt))
         with contextlib.suppress(ValueError):  # half written, or COMMIT's text already
             said = json.loads(folder.read(pending_name(attempt)))
             owner = said if isinstance(said, dict) else {}
         is_live = True
     except FileNotFoundError:
-        idle_s, is_live = math.inf, False
+        age_s, is_live = math.inf, False
     whole = _is_complete(folder, attempt, names)
-    return Attempt(attempt, is_live, whole, idle_s, owner, names)
+    return Attempt(attempt, is_live, whole, max(0.0, age_s), owner, names, ahead_s=max(0.0, -age_s))

@@ -99,7 +99,8 @@ class Folder(Protocol):
         """Set a file's time of change to now. FileNotFoundError."""
 
     def age_s(self, name: str) -> float:
-        """Seconds since a file's time of change, by the clock of the storage. FileNotFoundError."""
+        """Seconds since a file's time of change, by the clock of the storage; negative if that is
+        still to come. FileNotFoundError."""
 
     def sync(self) -> None:
         """Make the names in it durable (fsync of the folder). A folder that is gone has none."""
@@ -294,7 +295,7 @@ class LocalFolder:
         path = self._at(name)
         with _refusals(path, "look at", FileNotFoundError):
             changed = os.stat(path).st_mtime
-            return max(0.0, self._now() - changed)
+            return self._now() - changed
         return 0.0
 
     def _now(self) -> float:

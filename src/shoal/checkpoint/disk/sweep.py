@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 
 from shoal.checkpoint.disk.committing import (
     abandon,
@@ -36,6 +37,8 @@ from shoal.runtime import fault_points
 
 __all__ = ["collect", "delete", "delete_damaged", "recover"]
 
+_LOG = logging.getLogger("shoal")
+
 
 def recover(folder: Folder) -> Commit | None:
     """Commit a complete attempt of a step that has no COMMIT; finish deletions and tidying.
@@ -54,7 +57,7 @@ def recover(folder: Folder) -> Commit | None:
             tidy(folder, done)
         return done
     attempts = [one for one in state_of(folder).attempts if one.is_live and one.is_complete]
-    for attempt in sorted(attempts, key=lambda one: one.idle_s):
+    for attempt in sorted(attempts, key=lambda one: (one.is_ahead, one.idle_s)):
         # One that cannot be committed is left to `collect`; the next may do.
         with contextlib.suppress(SaveAborted, CorruptCheckpoint, UnsupportedCheckpoint):
             try:
@@ -70,10 +73,20 @@ def collect(folder: Folder, *, idle_s: float) -> list[str]:
     Spares committed files, attempts that are alive, and names that are not of a checkpoint. A
     complete attempt is recovered rather than ended. A folder that was empty before goes only if
     `idle_s` is 0: somebody may be about to begin in it. Returns the names removed.
+
+    Of one whose time lies in the future nobody knows how long it has rested: from now on it counts.
     """
     recover(folder)
     removed: list[str] = []
     for attempt in state_of(folder).attempts:
+        if attempt.is_ahead and idle_s:
+            _LOG.warning(
+                "%s: attempt %s: its time lies %.0f s in the future; it is set to now",
+                folder.path, attempt.id, attempt.ahead_s,
+            )  # fmt: skip
+            with contextlib.suppress(FileNotFoundError):  # others commit or end it
+                folder.touch(pending_name(attempt.id))
+            continue
         # One without PENDING has been idle for ever.
         if attempt.idle_s >= idle_s and abandon(folder, attempt.id) is None:
             removed += attempt.names
