@@ -98,6 +98,23 @@ def test_old_steps_go_all_the_same_and_what_contradicts_itself_stays(run, alone,
     assert "named after step 40" in caplog.text
 
 
+def test_a_run_that_comes_to_that_step_destroys_nothing_that_is_whole(run, alone):
+    before = sorted(os.listdir(run / step_name(40)))
+    with Checkpoints(run, coordinator=alone) as ckpts:
+        ckpts.resume(None, dict, skip_corrupt=True)
+        if (run / step_name(40)).is_symlink():
+            ckpts.save(40, {"w": 1})
+            ckpts.wait()
+            assert (ckpts.all_steps(), ckpts.restore()) == ((10, 20, 40), {"w": 1})
+            return
+        with pytest.raises(CorruptCheckpoint, match=WORDS):
+            ckpts.save(40, {"w": 1})
+        assert sorted(os.listdir(run / step_name(40))) == before
+        ckpts.delete(40)
+        ckpts.save(40, {"w": 1})
+    assert ckpts.latest() == 40
+
+
 def test_elsewhere_a_copy_is_as_good_as_what_was_copied(tmp_path, alone):
     run = checkpoints.run_of_two(tmp_path / "run")
     shutil.copytree(run / step_name(10), tmp_path / "best")

@@ -13,7 +13,7 @@ from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.steps import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history import Checkpoints
-from shoal.errors import CorruptCheckpoint, NotCommitted, UsageError
+from shoal.errors import CorruptCheckpoint, NotCommitted, StepAlreadyCommitted, UsageError
 from shoal.runtime import fault_points
 from shoal.runtime.coordinator_local import LocalJob
 
@@ -97,6 +97,27 @@ def test_a_run_that_passed_over_a_step_comes_to_it_again_and_replaces_it(tmp_pat
 
     assert run_all(LocalJob(2), go_on) == [(3, (4, 5), 50)] * 2
     assert "save(3): that step was damaged, and is replaced" in caplog.text
+
+
+def test_a_step_that_was_repaired_and_restored_counts_again(tmp_path, alone):
+    run_of_three(tmp_path, alone)
+    path = harm(tmp_path, 3, "data-*")
+    with Checkpoints(tmp_path, keep=2, coordinator=alone) as ckpts:
+        assert ckpts.resume(None, dict, skip_corrupt=True)[1] == 3
+        flip(path)  # the bit is back
+        assert ckpts.restore(3)["step"] == 3
+        with pytest.raises(StepAlreadyCommitted):
+            ckpts.save(3, state(30))
+
+
+def test_a_damaged_step_that_others_deleted_is_saved_anew(tmp_path, alone):
+    run_of_three(tmp_path, alone)
+    harm(tmp_path, 3, "data-*")
+    with Checkpoints(tmp_path, coordinator=alone) as ckpts:
+        ckpts.resume(None, dict, skip_corrupt=True)
+        Checkpoints(tmp_path, coordinator=alone).delete(3)
+        ckpts.save(3, state(30))
+    assert ckpts.restore()["step"] == 30
 
 
 def test_a_damaged_step_takes_no_whole_one_s_place(tmp_path, alone):

@@ -201,7 +201,8 @@ class Saver:
         if step not in self.damaged:
             return
         lead_says(
-            self._coordinator, "delete", (f"step={step}",), lambda: steps.delete(self._root, step),
+            self._coordinator, "delete", (f"step={step}",),
+            lambda: steps.make_room(self._root, step),
             group=self._group, timeout_s=settings.seconds("SHOAL_TIMEOUT_S"),
         )  # fmt: skip
         self.damaged.discard(step)

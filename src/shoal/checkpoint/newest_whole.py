@@ -34,7 +34,7 @@ def restored(
     Args:
       ask_lead: as `lead_says`, from `spec` on.
       restore: restores a step; raises CorruptCheckpoint on all processes, or on none.
-      damaged: takes the steps that were passed over.
+      damaged: takes the steps that were passed over; one that is restored after all leaves it.
 
     Raises:
       CorruptCheckpoint: on all: it is damaged, without `skip_corrupt` or what was asked for.
@@ -43,7 +43,9 @@ def restored(
     if step is not None:
         number = steps.checked_step("restore", step)
         ask_lead((f"step={number}",), lambda: steps.require(root, number).step)
-        return number, restore(number)
+        value = restore(number)
+        damaged.discard(number)
+        return number, value
     passed: set[int] = set()
     while True:
         spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"passed over: {sorted(passed)}")
@@ -51,7 +53,9 @@ def restored(
         faults = dict(found)
         _warn(faults)
         try:
-            return None if step is None else (step, restore(step))
+            found = None if step is None else (step, restore(step))
+            damaged.discard(step)
+            return found
         except CorruptCheckpoint as error:
             if not skip_corrupt:
                 steps.add_remedy(error)

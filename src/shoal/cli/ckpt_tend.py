@@ -89,11 +89,10 @@ def gc(
     results, code = [], 0
     place = look_at(path)
     for entry in place.entries:
-        if place.is_history and entry.folder.is_link():
-            results.append({"step": entry.step, "path": entry.folder.path, **_BEHIND_A_LINK})
-            continue
         try:
-            gone = _collected(entry, older, is_dry=dry_run)
+            is_elsewhere = place.is_history and entry.folder.is_link()
+            look = _behind_a_link if is_elsewhere else _collected
+            gone = look(entry, older, is_dry=dry_run)
         except (CorruptCheckpoint, UnsupportedCheckpoint) as error:
             code = max(code, error.exit_code)
             results.append({"step": entry.step, "path": entry.folder.path, "problem": str(error)})
@@ -107,7 +106,10 @@ def gc(
         raise typer.Exit(code)
 
 
-_BEHIND_A_LINK: dict[str, Any] = {"link": True, "removed": [], "bytes": 0, "spared": []}
+def _behind_a_link(entry: Entry, older: float, *, is_dry: bool) -> dict[str, Any]:
+    """Look at a step that lies elsewhere; whose it is tidies it."""
+    attempts.state_of(entry.folder)
+    return {"link": True, "removed": [], "bytes": 0, "spared": []}
 
 
 def _collected(entry: Entry, older: float, *, is_dry: bool) -> dict[str, Any]:

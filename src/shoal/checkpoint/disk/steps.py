@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.step_folder import COMMIT, KEEP
-from shoal.checkpoint.disk.step_names import step_name, step_of
+from shoal.checkpoint.disk.step_folder import COMMIT, KEEP, standing
+from shoal.checkpoint.disk.step_names import check_place, step_name, step_of
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.files import Commit
 from shoal.checkpoint.retention import Keep, Saved, doomed
@@ -41,6 +41,7 @@ __all__ = [
     "commits",
     "delete",
     "folders",
+    "make_room",
     "newest",
     "pin",
     "require",
@@ -200,6 +201,23 @@ def delete(root: Folder, step: int) -> None:
     if KEEP in folder.names():
         raise UsageError(f"delete: step {step} is pinned; unpin it first")
     attempts.delete_damaged(folder)
+
+
+def make_room(root: Folder, step: int) -> None:
+    """Delete a step that was found damaged, for it is saved anew.
+
+    Raises:
+      CorruptCheckpoint: it is another step, in a folder of the wrong name: that may be whole.
+      UsageError: it is pinned.
+    """
+    folder = root.folder(step_name(step))
+    found = None
+    with contextlib.suppress(CorruptCheckpoint):
+        found = standing(folder)
+    if found and not folder.is_link():
+        check_place(folder.path, found[1].step, found[0])
+    with contextlib.suppress(NotCommitted):  # others were faster
+        delete(root, step)
 
 
 def _committed(
