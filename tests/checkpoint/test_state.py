@@ -230,7 +230,7 @@ def test_what_a_file_says_of_a_deque_is_no_deque(static):
         (range(3), "is a range"),
         (np.ma.array([1]), "masked"),
         (jax.ShapeDtypeStruct((2,), "float32"), "stands for an array"),
-        (dict, "is a type"),
+        (dict, "is the class dict; save its name"),
     ],
 )
 def test_what_is_no_leaf(value, words):

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
+from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -166,6 +167,8 @@ def _of_other(key: Key, depth: int) -> str:
 
 def _no_key(key: Key) -> UsageError:
     what = f"has a key of type {type(key).__name__}"
+    if isinstance(key, Enum):
+        what += ", an enum; take its .name or .value"
     return UsageTypeError(
         f"{what}; keys are str, int, float, bool, bytes, None or tuples of these",
         offences=[WrongType(what)],

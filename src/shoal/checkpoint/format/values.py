@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.checkpoint.format import dtypes
+from shoal.checkpoint.format.remedies import remedy
 from shoal.errors import UsageError, WrongType, raise_all
 
 __all__ = [
@@ -55,8 +56,7 @@ def to_json(value: Any) -> Any:
     """
     kind = kind_of(value)
     if kind is None:
-        what = f"is a {type(value).__name__}"
-        raise_all("a value", [WrongType(what)])
+        raise_all("a value", [WrongType(remedy(value, can_register=False))])
     return _WRITE[kind or ""](value)
 
 

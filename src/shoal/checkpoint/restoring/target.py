@@ -79,6 +79,7 @@ class Asked(NamedTuple):
     is_layout: bool = False  # a layout alone; it may stand for a whole subtree
     is_array: bool = False  # it must be an array or a key
     text: str = ""  # what all processes must say alike
+    hint: str = ""  # what to write instead, where nothing like it was saved
 
     @property
     def line(self) -> str:
@@ -204,7 +205,7 @@ class _Matching:
         self.below: dict[int, str] = {}
         self.used: set[int] = set()
         self.offences: list[str] = []
-        self.missing: list[tuple[str, str]] = []
+        self.missing: list[tuple[Asked, str]] = []  # and the name in the checkpoint
         self.kinds: dict[str, list[str]] = {"unexpected": [], "wrong_shape": [], "wrong_dtype": []}
 
     def find(self, number: int, asked: Asked) -> None:
@@ -220,7 +221,7 @@ class _Matching:
             below = [n for name, n in self.number.items() if name.startswith(start)]
         is_all = asked.is_layout and stored == ROOT  # of a tree without leaves, too
         if not below and not is_all:
-            self.missing.append((asked.name, stored))
+            self.missing.append((asked, stored))
             return
         before = "" if asked.name == ROOT else f"{asked.name}/"
         skip = 0 if stored == ROOT else len(stored) + 1
@@ -303,16 +304,17 @@ class _Matching:
         """Raise if anything is wrong."""
         missing, unexpected = self.missing, self.kinds["unexpected"]
         known = list(unexpected or self.number)[:_MOST_COMPARED]
-        for name, stored in missing:
-            where = f" (as {stored})" if stored != name else ""
+        for one, stored in missing:
+            where = f" (as {stored})" if stored != one.name else ""
             near = nearest(stored, known) if len(missing) <= _MOST_GUESSED else ""
-            self.offences.append(f"{name}: is not in the checkpoint{where}{near}")
+            near = f": {one.hint}" if one.hint else near
+            self.offences.append(f"{one.name}: is not in the checkpoint{where}{near}")
         for name in unexpected:
             self.offences.append(
                 f"{name}: is in the checkpoint, not in the target; only= leaves out"
             )
         if self.offences:
-            raise mismatch(self.offences, missing=[name for name, _ in missing], **self.kinds)
+            raise mismatch(self.offences, missing=[one.name for one, _ in missing], **self.kinds)
         if self.options.only and self.leaves and not self.wishes:
             raise _no_such(self.options, list(self.number))
 

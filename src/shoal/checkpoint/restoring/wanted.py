@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
+from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from shoal.checkpoint.format import tree
 from shoal.checkpoint.format.dtypes import dtype_of
 from shoal.checkpoint.format.names import ROOT, name_of
 from shoal.checkpoint.format.records import LeafRecord
+from shoal.checkpoint.format.remedies import remedy
 from shoal.checkpoint.jax_nodes import JaxNodes
 from shoal.checkpoint.restoring.target import Asked
 from shoal.collectives.leaves import leaf_of
@@ -101,7 +104,8 @@ def _asked(name: str, value: Any) -> Asked:
     if isinstance(value, np.ndarray):
         dtype = value.dtype.newbyteorder("=")
         return Asked(name, None, value.shape, dtype, is_array=True, text="on the host")
-    return Asked(name, text="as stored")
+    is_odd = isinstance(value, Enum) or is_dataclass(value)
+    return Asked(name, text="as stored", hint=remedy(value) if is_odd else "")
 
 
 def _like(name: str, value: Any) -> Asked:

@@ -21,6 +21,7 @@ from shoal.arrays.sharding import layout_of_sharding
 from shoal.checkpoint.format import dtypes, names, tree, values
 from shoal.checkpoint.format.blobs import blob_of
 from shoal.checkpoint.format.records import IntArray, LeafRecord
+from shoal.checkpoint.format.remedies import remedy
 from shoal.checkpoint.jax_nodes import JaxNodes
 from shoal.checkpoint.per_process import PerProcess
 from shoal.checkpoint.rules.shares import Box, Held, Own, own_boxes
@@ -251,9 +252,7 @@ def _of_numpy(name: str, value: Any) -> Saved:
         return Saved(record, plain, None, ())
     if isinstance(value, jax.ShapeDtypeStruct):
         _refuse("stands for an array, but its value is saved; give the array")
-    kind = type(value).__name__
-    told = "give arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)"
-    what = WrongType(f"is a {kind}; {told}")
+    what = WrongType(remedy(value))
     raise UsageError(what, offences=[what])
 
 
