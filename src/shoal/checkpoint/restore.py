@@ -61,8 +61,11 @@ def restore(
         A tree of Layouts or shardings, which may stand for whole subtrees; of
         `jax.ShapeDtypeStruct`s (with a sharding; else NumPy arrays come back); of arrays, as
         which it shall lie; other values, and leaves that were no arrays, come back as saved. One
-        layout for all arrays. A function of (name, shape and dtype) that returns a layout, or
-        None for a NumPy array. "stored": the layouts that were saved, where they fit.
+        layout for all arrays. A mesh: each array lies whole on all of its devices, whatever its
+        rank. A function that is called with (name, x) for each array, `name` in the checkpoint
+        such as "params/w", `x` a `jax.ShapeDtypeStruct` of its shape and dtype, and returns a
+        Layout, a sharding, a mesh, or None for a NumPy array. Meshes and functions may stand for
+        subtrees, too. "stored": the layouts that were saved, where they fit.
       only: patterns of names, such as "params/**" or "opt/*/mu": other leaves come back as the
         target has them; without target they are left out.
       rename: prefixes of names of the target → those in the checkpoint, or a function.
@@ -104,6 +107,18 @@ def restore(
     >>> shoal.save(path, {"w": np.ones(3), "epoch": 2})
     >>> shoal.restore(path)
     {'epoch': 2, 'w': array([1., 1., 1.])}
+
+    On the devices of a mesh, and its large arrays split:
+
+    >>> shoal.save(path + "2", {"w": np.ones((8, 2), np.float32), "b": np.ones(2, np.float32)})
+    >>> mesh = shoal.make_mesh({"data": -1})
+    >>> shoal.restore(path + "2", mesh)["b"].sharding.is_fully_replicated
+    True
+    >>> back = shoal.restore(
+    ...     path + "2", lambda name, x: shoal.Layout(mesh, "data", None) if x.ndim == 2 else mesh
+    ... )
+    >>> back["w"].sharding.spec, back["b"].sharding.spec
+    (P('data', None), P(None,))
     """
     from shoal.runtime.process import coordinator
 

@@ -78,6 +78,7 @@ class Asked(NamedTuple):
     impl: str = ""  # of PRNG keys
     is_layout: bool = False  # a layout alone; it may stand for a whole subtree
     is_array: bool = False  # it must be an array or a key
+    is_function: bool = False  # it says where leaves lie; or has nothing to do with them
     text: str = ""  # what all processes must say alike
     hint: str = ""  # what to write instead, where nothing like it was saved
 
@@ -221,6 +222,8 @@ class _Matching:
             below = [n for name, n in self.number.items() if name.startswith(start)]
         is_all = asked.is_layout and stored == ROOT  # of a tree without leaves, too
         if not below and not is_all:
+            if asked.is_function and not self.options.takes(asked.name):
+                return  # a part of the program that was never saved
             self.missing.append((asked, stored))
             return
         before = "" if asked.name == ROOT else f"{asked.name}/"

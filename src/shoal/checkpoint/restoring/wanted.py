@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import is_dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from shoal.arrays.devices import jax_mesh
+from shoal.arrays.devices import jax_mesh, mesh_of
 from shoal.arrays.host_values import X64, cannot_hold, narrowed
 from shoal.arrays.layouts import Leaf, must_divide
 from shoal.arrays.sharding import layout_of_sharding, sharding
@@ -23,10 +23,12 @@ from shoal.checkpoint.format.names import ROOT, name_of
 from shoal.checkpoint.format.records import LeafRecord
 from shoal.checkpoint.format.remedies import remedy
 from shoal.checkpoint.jax_nodes import JaxNodes
+from shoal.checkpoint.restoring.functions import short, wrong_arguments
 from shoal.checkpoint.restoring.target import Asked
 from shoal.collectives.leaves import leaf_of
-from shoal.errors import UsageError, raise_all
+from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
 
 __all__ = ["STORED", "Target", "fit", "target_of"]
 
@@ -59,9 +61,10 @@ def target_of(target: Any) -> Target:
         return Target([one], 0, [target])
     if _is_layout(target):
         return Target([_asked(ROOT, target)], 0, [target])
-    if callable(target) and JaxNodes().flatten(target) is None:
-        chosen = _Chosen(lambda record: target(record.name, _abstract(record)))
-        return Target([Asked(ROOT, chosen, is_layout=True, text="by a function")], 0, [target])
+    if _is_function(target):
+        if why := wrong_arguments(target):
+            raise UsageTypeError(f"restore: target: {why}")
+        return Target([_asked(ROOT, target)], 0, [target])
     found, structure = tree.flatten(target, JaxNodes(), is_leaf=_is_one, asked="restore: target")
     offences: list[str] = []
     asked = []
@@ -88,10 +91,14 @@ def fit(asked: Asked, record: LeafRecord, dtype: np.dtype[Any] | None) -> tuple[
         if given is None:
             return None, ""
         if not _is_layout(given):
-            return None, f"{given!r} is no layout"
+            told = "return a Layout, a sharding, a Mesh, or None for a NumPy array"
+            return (
+                None,
+                f"the target's function returned {short(given)}, which is no layout; {told}",
+            )
         if dtype is not None and (why := _refused(dtype, bool(jax.config.jax_enable_x64))):
             return None, why
-        return _sharding(_on_mesh(given), record.shape), ""
+        return _sharding(_on_mesh(given, len(record.shape)), record.shape), ""
     except UsageError as error:
         return None, str(error)
 
@@ -104,8 +111,26 @@ def _asked(name: str, value: Any) -> Asked:
     if isinstance(value, np.ndarray):
         dtype = value.dtype.newbyteorder("=")
         return Asked(name, None, value.shape, dtype, is_array=True, text="on the host")
+    if _is_function(value):
+        return _by_function(name, value)
     is_odd = isinstance(value, Enum) or is_dataclass(value)
     return Asked(name, text="as stored", hint=remedy(value) if is_odd else "")
+
+
+def _by_function(name: str, function: Callable[[str, Any], Any]) -> Asked:
+    """Ask for what a function says; of one that cannot be called so, only where it is used."""
+    if why := wrong_arguments(function):
+
+        def refuse(record: LeafRecord) -> NoReturn:
+            raise UsageError(why)
+
+        return Asked(name, _Chosen(refuse), text="as stored", hint=why)
+    chosen = _Chosen(lambda record: function(record.name, _abstract(record)))
+    return Asked(name, chosen, is_layout=True, is_function=True, text="by a function")
+
+
+def _is_function(value: Any) -> bool:
+    return callable(value) and JaxNodes().flatten(value) is None
 
 
 def _like(name: str, value: Any) -> Asked:
@@ -122,7 +147,7 @@ def _like(name: str, value: Any) -> Asked:
 
 
 def _is_layout(value: Any) -> bool:
-    return isinstance(value, Layout | Sharding | PartitionSpec)
+    return isinstance(value, Layout | Sharding | PartitionSpec | Mesh | jax.sharding.Mesh)
 
 
 def _is_one(value: Any) -> bool:
@@ -160,8 +185,10 @@ def _refused(dtype: np.dtype[Any], is_wide: bool) -> str:
     return f"{change}; restore it to the host, cast it, or {X64}" if change else ""
 
 
-def _on_mesh(given: Any) -> Any:
-    """Put a PartitionSpec on the mesh of `use_mesh`."""
+def _on_mesh(given: Any, rank: int) -> Any:
+    """Put a PartitionSpec on the mesh of `use_mesh`; a mesh means that all of it holds the leaf."""
+    if isinstance(given, Mesh | jax.sharding.Mesh):
+        return Layout.replicated(given if isinstance(given, Mesh) else mesh_of(given), rank)
     if not isinstance(given, PartitionSpec):
         return given
     mesh = default_mesh()
@@ -178,6 +205,9 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
       UsageError: it does not fit.
     """
     if isinstance(given, Layout):
+        if len(shape) != given.rank and given.is_replicated:
+            told = "a Mesh as target replicates leaves of any rank"
+            raise UsageError(f"has {len(shape)} dims, {given!r} has {given.rank}; {told}")
         given.check_shape(shape)
         if given.partial:
             raise UsageError(f"{given!r} is partial; values are whole: leave it out")
@@ -199,6 +229,9 @@ def _text(given: Any) -> str:
     """Return what processes say of a place: the same where they mean the same."""
     if isinstance(given, Layout):
         return given.text
+    if isinstance(given, Mesh | jax.sharding.Mesh):
+        mesh = given if isinstance(given, Mesh) else mesh_of(given)
+        return f"replicated on {mesh.text}"
     if isinstance(given, PartitionSpec):
         return str(given)
     if jax.process_count() > 1 and len({one.process_index for one in given.device_set}) == 1:

@@ -1,0 +1,43 @@
+"""Functions of (name, x) as targets: can it be called so?"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["short", "wrong_arguments"]
+
+_MOST_SHOWN = 80  # characters
+
+
+def wrong_arguments(function: Callable[..., Any]) -> str:
+    """Return why a function cannot be called with (name, x); empty: it can, or nobody knows.
+
+    >>> wrong_arguments(lambda name, x: None), wrong_arguments(max)
+    ('', '')
+    >>> wrong_arguments(lambda name: None)[:52]
+    'the function <lambda>(name) must take (name, x): the'
+    """
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # of some builtins nothing is known
+        return ""
+    try:
+        signature.bind("", None)
+    except TypeError:
+        pass
+    else:
+        if not isinstance(function, type):
+            return ""
+    kind = "class" if isinstance(function, type) else "function"
+    what = getattr(function, "__name__", "")
+    what = f"{kind} {what}" if what else type(function).__name__
+    told = "the leaf's name, such as 'params/w', and a jax.ShapeDtypeStruct of its shape and dtype"
+    return f"the {what}{short(signature, str)} must take (name, x): {told}"
+
+
+def short(value: object, text: Callable[[object], str] = repr) -> str:
+    """Return a value in few characters, on one line."""
+    found = " ".join(text(value).split())
+    return found if len(found) <= _MOST_SHOWN else found[: _MOST_SHOWN - 1] + "…"

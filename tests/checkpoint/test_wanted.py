@@ -1,0 +1,187 @@
+"""Targets that say for each leaf where it shall lie: a mesh, and a function of (name, x)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from checkpoint import written
+from shoal.arrays.devices import jax_mesh
+from shoal.arrays.sharding import sharding
+from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.restore import plan_restore, restore
+from shoal.errors import RestoreMismatch, UsageError, UsageTypeError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.runtime.coordinator_local import LocalJob
+
+MESH = Mesh({"x": 4, "y": 2}, kind="cpu")
+TREE = {
+    "params": {
+        "w": np.arange(32, dtype=np.float32).reshape(8, 4),
+        "b": np.ones(4, np.float32),
+        "scale": np.zeros((), np.float32),
+    },
+    "opt": [{"mu": np.ones((2, 3, 4), np.float32)}],
+    "epoch": 3,
+}
+ARRAYS = ("params/w", "params/b", "opt/0/mu")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    tree = TREE
+    where = tmp_path_factory.mktemp("wanted") / "saved"
+    written.write(where, tree, written.grid(2))
+    return where
+
+
+def arrays(back):
+    return [one for one in jax.tree.leaves(back) if isinstance(one, jax.Array)]
+
+
+@pytest.mark.parametrize("mesh", [MESH, jax_mesh(MESH)], ids=["shoal", "jax"])
+def test_a_mesh_means_replicated_on_it_whatever_the_rank(path, mesh):
+    back = restore(path, mesh)
+    assert len(arrays(back)) == 4
+    for one in arrays(back):
+        assert one.sharding == sharding(Layout.replicated(MESH, one.ndim))
+    assert back["epoch"] == 3
+    assert np.array_equal(back["params"]["w"], TREE["params"]["w"])
+
+
+def test_a_mesh_stands_for_a_subtree_and_for_a_leaf(path):
+    split = Layout(MESH, "x", None)
+    back = restore(
+        path, {"params": {"w": split, "b": MESH, "scale": MESH}, "opt": MESH, "epoch": 0}
+    )
+    assert back["params"]["w"].sharding == sharding(split)
+    assert back["params"]["scale"].sharding == sharding(Layout(MESH))
+    assert back["opt"][0]["mu"].sharding == sharding(Layout(MESH, None, None, None))
+    assert plan_restore(path, MESH).needed_bytes == sum(one.nbytes for one in arrays(back))
+
+
+def test_a_mesh_of_devices_that_are_not_here(path):
+    with pytest.raises(UsageError, match="device"):
+        restore(path, Mesh({"x": 999}, kind="cpu"))
+
+
+def test_resume_onto_a_mesh(tmp_path):
+    one = LocalJob(1).coordinators[0]
+    state = {"w": np.ones((8, 2), np.float32), "b": np.ones(3, np.float32)}
+    with Checkpoints(tmp_path, coordinator=one) as ckpts:
+        assert ckpts.resume(MESH, state)[1] == 0
+        ckpts.save(4, state)
+        ckpts.wait()
+        back, first = ckpts.resume(MESH, state)
+    assert first == 5
+    assert back["w"].sharding == sharding(Layout(MESH, None, None))
+
+
+# ---- functions
+
+
+def test_a_function_returns_whatever_stands_for_a_layout(path):
+    places: dict[str, Any] = {
+        "params/w": NamedSharding(jax_mesh(MESH), PartitionSpec("x")),
+        "params/b": MESH,
+        "params/scale": None,
+        "opt/0/mu": Layout(MESH, "y", None, None),
+    }
+    back = restore(path, lambda name, x: places[name])
+    assert back["params"]["w"].sharding == places["params/w"]
+    assert back["params"]["b"].sharding == sharding(Layout(MESH, None))
+    assert type(back["params"]["scale"]) is np.ndarray
+    assert back["opt"][0]["mu"].sharding == sharding(places["opt/0/mu"])
+
+
+def test_a_function_stands_for_a_subtree(path):
+    seen = []
+
+    def rows(name, x):
+        seen.append((name, x.shape, x.dtype))
+        return Layout(MESH, "y", *[None] * (x.ndim - 1))
+
+    back = restore(path, {"params": MESH, "opt": rows, "epoch": 0})
+    assert seen == [("opt/0/mu", (2, 3, 4), np.float32)]
+    assert back["opt"][0]["mu"].sharding.spec[0] == "y"
+
+
+class Net:
+    def __init__(self, width):
+        self.width = width
+
+    def __call__(self, x):
+        return x
+
+
+def one(name):
+    return None
+
+
+FUNCTIONS = {
+    "one argument": (one, r"the function one\(name\)"),
+    "a lambda": (lambda: None, r"the function <lambda>\(\)"),
+    "three": (lambda a, b, c: None, r"the function <lambda>\(a, b, c\)"),
+    "keywords": (lambda *, name, x: None, r"the function <lambda>\(\*, name, x\)"),
+    "partial": (functools.partial(lambda a, b, c, d: None, 1), r"the partial\(b, c, d\)"),
+    "an object": (Net(3), r"the Net\(x\)"),
+    "a class": (Net, r"the class Net\(width\)"),
+}
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_a_function_of_other_arguments_is_refused_in_words(path, case):
+    function, told = FUNCTIONS[case]
+    inside = {"params": function, "opt": MESH, "epoch": 0}
+    for target, kind, where in (
+        (function, UsageTypeError, "target: "),
+        (inside, RestoreMismatch, "params: is not in the checkpoint: "),
+    ):
+        with pytest.raises(kind, match=where + told) as caught:
+            restore(path, target)
+        text = str(caught.value)
+        assert "must take (name, x): the leaf's name, such as 'params/w', and" in text
+        assert "jax.ShapeDtypeStruct" in text
+
+
+def test_arguments_that_have_defaults_or_any_number_are_taken(path):
+    for function in (
+        lambda *args: None,
+        lambda name, x, extra=3: None,
+        functools.partial(lambda a, b, c: None, 1),
+    ):
+        assert type(restore(path, function)["params"]["w"]) is np.ndarray
+
+
+@pytest.mark.parametrize("wrong", [("x", None), "x", 3, np.ones(3)], ids=str)
+def test_what_a_function_returns_that_is_no_layout(path, wrong):
+    with pytest.raises(RestoreMismatch) as caught:
+        restore(path, lambda name, x: wrong, only="params/w")
+    text = str(caught.value)
+    assert "params/w: the target's function returned" in text
+    assert "return a Layout, a sharding, a Mesh, or None for a NumPy array" in text
+
+
+@pytest.mark.parametrize("function", [one, lambda name, x: None])
+def test_a_function_that_only_leaves_out_stays(path, function):
+    back = restore(path, {"params": MESH, "apply": function}, only="params/**")
+    assert back["apply"] is function
+    with pytest.raises(RestoreMismatch, match="apply: is not in the checkpoint"):
+        restore(path, {"params": MESH, "opt": MESH, "epoch": 0, "apply": function})
+
+
+def test_a_function_of_other_arguments_at_the_place_of_an_array(path):
+    with pytest.raises(RestoreMismatch, match=r"params/w: the function one\(name\) must take"):
+        restore(path, {"params": {"w": one}}, only="params/w")
+
+
+def test_a_layout_for_all_is_refused_by_leaves_of_other_ranks_with_the_way_out(path):
+    with pytest.raises(RestoreMismatch, match="rank") as caught:
+        restore(path, Layout(MESH, None, None))
+    assert "a Mesh as target replicates leaves of any rank" in str(caught.value)
