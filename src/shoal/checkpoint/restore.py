@@ -70,7 +70,8 @@ def restore(
         target has them; without target they are left out.
       rename: prefixes of names of the target → those in the checkpoint, or a function.
       dtype: "exact"; "safe": arrays are cast to the target's dtype if nothing can be lost;
-        "any": they are cast. On the host, before they are placed.
+        "any": they are cast. On the host, before they are placed. Where a number was saved and
+        an array of no dims is wanted, such as the step of a train state, both make one of it.
       mode: "direct", "exchange", or "auto"; among some processes of the job "auto" is "direct".
       most_bytes: of memory beside the result, on each process; None: a quarter of what is free,
         at most 2 GiB. What goes to devices with memory of their own lies in that memory first:
@@ -107,6 +108,11 @@ def restore(
     >>> shoal.save(path, {"w": np.ones(3), "epoch": 2})
     >>> shoal.restore(path)
     {'epoch': 2, 'w': array([1., 1., 1.])}
+
+    A number as an array:
+
+    >>> shoal.restore(path, {"w": np.zeros(3), "epoch": np.zeros((), np.int32)}, dtype="safe")
+    {'epoch': array(2, dtype=int32), 'w': array([1., 1., 1.])}
 
     On the devices of a mesh, and its large arrays split:
 

@@ -15,6 +15,7 @@ from shoal.checkpoint.format.blobs import tree_of
 from shoal.checkpoint.format.dtypes import dtype_of
 from shoal.checkpoint.format.records import BLOCK_BYTES, LeafRecord
 from shoal.checkpoint.per_process import PerProcess
+from shoal.checkpoint.restoring.numbers import array_of
 from shoal.checkpoint.restoring.target import Wish
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
 
@@ -143,6 +144,8 @@ def on_host(checkpoint: Checkpoint, wish: Wish, job: Job) -> Filling:
     """Return how a leaf becomes a value on the host."""
     record = checkpoint.manifest.leaves[wish.leaf]
     if not record.has_data:
+        if (dtype := wish.dtype) is not None:
+            return Filling([], lambda: array_of(record, dtype))
         return Filling([], lambda: values.value_of(record.kind, record.value))
     if record.kind == "per_process":
         return _own_value(checkpoint, wish.leaf, job)

@@ -24,6 +24,7 @@ from shoal.checkpoint.blocks.reader import Want
 from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.format.dtypes import dtype_of
 from shoal.checkpoint.restoring.filling import Filling, keys_of
+from shoal.checkpoint.restoring.numbers import array_of
 from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.restoring.ways import Geometry
 
@@ -46,6 +47,8 @@ class Spread(NamedTuple):
 def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None) -> Filling:
     """Return how a leaf becomes an array on devices; `place`: None: the wish's own."""
     record = checkpoint.manifest.leaves[wish.leaf]
+    if not record.has_data and (number := wish.dtype) is not None:
+        return Filling([], lambda: _everywhere(array_of(record, number), wish.place))
     stored, words = dtype_of(record.dtype), record.words
     dtype = wish.dtype or stored
     place = wish.place if place is None else place
@@ -71,6 +74,13 @@ def on_devices(checkpoint: Checkpoint, wish: Wish, place: Sharding | None = None
 
     extra = 0 if _is_on_cpu(place) else sum(want.out.nbytes for want in wants)
     return Filling(wants, finish, extra)
+
+
+def _everywhere(number: Array, place: Sharding) -> jax.Array:
+    """Return an array of no dims on devices."""
+    if not spread_of(place, (), jax.process_index()).origins:
+        return jax.make_array_from_single_device_arrays((), place, [], dtype=number.dtype)
+    return jax.make_array_from_callback((), place, lambda _: number, dtype=number.dtype)
 
 
 def transports(place: Sharding, shape: tuple[int, ...]) -> list[NamedSharding]:

@@ -15,6 +15,7 @@ import numpy as np
 from shoal.checkpoint.format.dtypes import dtype_of
 from shoal.checkpoint.format.names import ROOT
 from shoal.checkpoint.format.records import LeafRecord, Manifest
+from shoal.checkpoint.restoring.numbers import wrong_number
 from shoal.checkpoint.rules.casting import is_lossless
 from shoal.errors import RestoreMismatch, UsageError, UsageTypeError, nearest
 from shoal.plan import patterns
@@ -244,20 +245,31 @@ class _Matching:
     def _wish(self, asked: Asked, leaf: int) -> Wish:
         record = self.leaves[leaf]
         if record.kind not in HELD:
-            if asked.is_array:
-                self._wrong("wrong_dtype", asked, f"was saved as {record.kind}, which is no array")
-            return Wish(leaf, None, None)
+            return self._number(asked, leaf) if asked.is_array else Wish(leaf, None, None)
         if asked.shape is not None and asked.shape != record.shape:
             told = f"has shape {record.shape} as saved, not {asked.shape}"
             self._wrong("wrong_shape", asked, told)
             return Wish(leaf, None, None)
         dtype = self._dtype(asked, record)
-        place, why = self.fit(asked, record, dtype)
-        if why:
-            self.offences.append(f"{record.name}: {why}")
+        place = self._place(asked, record, dtype)
         stored = dtype_of(record.dtype)
         is_kept = dtype is None or dtype == stored  # a dtype is in (None,) if it is float64
         return Wish(leaf, place, None if is_kept else dtype)
+
+    def _number(self, asked: Asked, leaf: int) -> Wish:
+        """Return the wish of an array where a number was saved, such as a step."""
+        record, dtype = self.leaves[leaf], asked.dtype
+        kind, told = wrong_number(record, asked.shape or (), dtype, self.options.dtype)
+        if kind:
+            self._wrong(kind, asked, told)
+            return Wish(leaf, None, None)
+        return Wish(leaf, self._place(asked, record, dtype), dtype)
+
+    def _place(self, asked: Asked, record: LeafRecord, dtype: np.dtype[Any] | None) -> Any:
+        place, why = self.fit(asked, record, dtype)
+        if why:
+            self.offences.append(f"{record.name}: {why}")
+        return place
 
     def _dtype(self, asked: Asked, record: LeafRecord) -> np.dtype[Any] | None:
         """Return the dtype of the result, if it is an array."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["is_lossless"]
+__all__ = ["as_array", "is_lossless", "policy_for"]
 
 _PARTS: Mapping[str, str] = {
     "complex64": "float32",
@@ -88,3 +89,39 @@ def _holds(integers: Any, other: np.dtype[Any]) -> bool:
     floats = ml_dtypes.finfo(other)
     bits = int(integers.max).bit_length()
     return bool(floats.nmant + 1 >= bits and float(floats.max) >= float(integers.max))
+
+
+def policy_for(value: Any, dtype: np.dtype[Any]) -> str:
+    """Return which casts make a number an array of a dtype: "safe", "any", or none ("").
+
+    Python's ints have no dtype: they are safe where this one is held as it is.
+
+    >>> policy_for(7, np.dtype("int32")), policy_for(300, np.dtype("int8"))
+    ('safe', '')
+    >>> policy_for(0.5, np.dtype("float64")), policy_for(0.5, np.dtype("float32"))
+    ('safe', 'any')
+    """
+    if dtype.kind in "SUOmM" or not isinstance(value, int | float | complex | np.generic):
+        return ""
+    if type(value) is not int:
+        own = np.asarray(value).dtype
+        is_number = own.kind not in "SUOmM" and np.can_cast(own, dtype, "unsafe")
+        return "" if not is_number else "safe" if is_lossless(own, dtype) else "any"
+    if dtype == np.bool_:
+        return "any"
+    if (integers := _integers(dtype)) is not None:
+        return "safe" if integers.min <= value <= integers.max else ""
+    try:
+        float(value)
+    except OverflowError:
+        return ""
+    with np.errstate(all="ignore"):
+        held = complex(as_array(value, dtype).astype(np.complex128)).real
+    return "safe" if math.isfinite(held) and int(held) == value else "any"
+
+
+def as_array(value: Any, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return a number as an array of no dims, where `policy_for` has a policy."""
+    if type(value) is int and not -(1 << 63) <= value < 1 << 64:
+        value = bool(value) if dtype == np.bool_ else float(value)
+    return np.asarray(value).astype(dtype)

@@ -1,0 +1,45 @@
+"""A number was saved, such as a step, and an array is wanted. Without JAX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shoal.checkpoint.format.records import LeafRecord
+from shoal.checkpoint.format.values import value_of
+from shoal.checkpoint.rules.casting import as_array, policy_for
+
+__all__ = ["array_of", "wrong_number"]
+
+_POLICIES = ("exact", "safe", "any")  # the later does what the earlier does
+
+
+def wrong_number(
+    record: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any] | None, policy: str
+) -> tuple[str, str]:
+    """Return what keeps a leaf that is no array from becoming one: kind of mismatch, and words.
+
+    Args:
+      dtype: of the array that is wanted; None: keys are.
+      policy: what may be cast, as `restore(dtype=…)`.
+    """
+    told = f"was saved as {record.kind}"
+    is_number = not record.has_data and record.kind not in ("str", "bytes", "none")
+    value = value_of(record.kind, record.value) if is_number else None
+    needed = policy_for(value, dtype) if is_number and dtype is not None else ""
+    if not needed:
+        is_large = type(value) is int and dtype is not None and dtype.kind not in "SUOmM"
+        return "wrong_dtype", f"{told}, which is no array" + (
+            f"; it does not fit {dtype}" if is_large else ""
+        )
+    if shape:
+        return "wrong_shape", f"{told}, of shape (), not {shape}"
+    if _POLICIES.index(policy) < _POLICIES.index(needed):
+        return "wrong_dtype", f"{told}, which is no array; dtype={needed!r} makes one of it"
+    return "", ""
+
+
+def array_of(record: LeafRecord, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return a number as the array that is wanted."""
+    return as_array(value_of(record.kind, record.value), dtype)
