@@ -251,7 +251,7 @@ class Checkpoints:
           skip_corrupt: pass over damaged steps, with a warning: all processes restore the newest
             that is whole. `save` replaces those that were passed over when it comes to them.
           timeout_s: deadline in seconds; None: that of this history.
-          options: as for `shoal.restore`: only, rename, dtype, mode, most_bytes, merge.
+          options: as for `shoal.restore`: only, rename, dtype, form, mode, most_bytes, merge.
 
         Raises:
           NotCommitted: on all: nothing is saved, or not that step.

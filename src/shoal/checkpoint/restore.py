@@ -8,9 +8,10 @@ from typing import Any
 
 from shoal.checkpoint.blocks.memory import extra_bytes
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
+from shoal.checkpoint.format.names import ROOT
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.restoring.protocol import Request, Restore, open_for, understand
-from shoal.checkpoint.restoring.target import one_of, options_of
+from shoal.checkpoint.restoring.target import FORMS, one_of, options_of
 from shoal.checkpoint.restoring.ways import MODES, RestorePlan, plan_all
 from shoal.collectives.arguments import deadline_of
 from shoal.colour import collective, local
@@ -35,6 +36,7 @@ def restore(
     only: str | Iterable[str] | None = None,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
     dtype: str = "exact",
+    form: str = "tree",
     mode: str = "auto",
     most_bytes: int | None = None,
     merge: Callable[[list[Any]], Any] | None = None,
@@ -72,6 +74,9 @@ def restore(
       dtype: "exact"; "safe": arrays are cast to the target's dtype if nothing can be lost;
         "any": they are cast. On the host, before they are placed. Where a number was saved and
         an array of no dims is wanted, such as the step of a train state, both make one of it.
+      form: of what comes back without a target, or with one thing for all of it, such as a mesh:
+        "tree": as it was saved; "dicts": dicts in dicts, also where lists, tuples and classes were
+        (the keys of lists are "0", "1", …); "names": one dict, from names to values.
       mode: "direct", "exchange", or "auto"; among some processes of the job "auto" is "direct".
       most_bytes: of memory beside the result, on each process; None: a quarter of what is free,
         at most 2 GiB. What goes to devices with memory of their own lies in that memory first:
@@ -109,6 +114,12 @@ def restore(
     >>> shoal.restore(path)
     {'epoch': 2, 'w': array([1., 1., 1.])}
 
+    By names, whatever classes the tree has:
+
+    >>> shoal.save(path + "1", {"layers": [{"w": np.ones(2)}, {"w": np.zeros(2)}]})
+    >>> shoal.restore(path + "1", form="names")
+    {'layers/0/w': array([1., 1.]), 'layers/1/w': array([0., 0.])}
+
     A number as an array:
 
     >>> shoal.restore(path, {"w": np.zeros(3), "epoch": np.zeros((), np.int32)}, dtype="safe")
@@ -135,6 +146,7 @@ def restore(
         only=only,
         rename=rename,
         dtype=dtype,
+        form=form,
         mode=mode,
         most_bytes=most_bytes,
         merge=merge,
@@ -153,6 +165,7 @@ def restore_with(
     only: str | Iterable[str] | None = None,
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
     dtype: str = "exact",
+    form: str = "tree",
     mode: str = "auto",
     most_bytes: int | None = None,
     merge: Callable[[list[Any]], Any] | None = None,
@@ -167,7 +180,7 @@ def restore_with(
     if merge is not None and not callable(merge):
         raise UsageTypeError(f"restore: merge={merge!r} must be a function of a list of values")
     most = _most("restore", most_bytes)
-    request = request._replace(merge=merge)
+    request = request._replace(merge=merge, form=_form("restore", form, request))
     if request.mode == "auto" and not group.is_all:
         # where others are dead, devices may wait for them
         request = request._replace(mode="direct")
@@ -236,6 +249,19 @@ def _request(
         raise UsageTypeError(f"{asked}: path={path!r} must be text or a pathlib.Path")
     options = options_of(asked, only, rename, dtype, has_target=target is not None)
     return understand(folder, target, options, one_of(asked, "mode", mode, MODES))
+
+
+def _form(asked: str, form: object, request: Request) -> str:
+    chosen = one_of(asked, "form", form, FORMS)
+    is_for_all = request.structure is None or (
+        [one.name for one in request.asked] == [ROOT] and request.asked[0].is_layout
+    )
+    if chosen != "tree" and not is_for_all:
+        told = (
+            "no target, or one layout, mesh or function for all; this target is a tree of its own"
+        )
+        raise UsageError(f"{asked}: form={chosen!r} is for {told}")
+    return chosen
 
 
 def _most(asked: str, most_bytes: object) -> int:

@@ -21,6 +21,7 @@ __all__ = [
     "OPAQUE",
     "Branch",
     "Structure",
+    "as_dicts",
     "from_json",
     "names_of",
     "num_leaves",
@@ -126,6 +127,14 @@ def _pruned(structure: Structure, number: Mapping[int, int]) -> Any:
         return Branch(kind, keys, children, "", static)
     keys = () if structure.kind in KEYLESS else keys
     return Branch(structure.kind, keys, children, structure.type, structure.static)
+
+
+def as_dicts(structure: Structure) -> Structure:
+    """Return the structure with a dict for every node: of lists, by the text of each index."""
+    if isinstance(structure, int):
+        return structure
+    keys = tuple(structure.child_keys())
+    return Branch("dict", keys, tuple([as_dicts(child) for child in structure.children]))
 
 
 def to_json(structure: Structure) -> Any:

@@ -52,6 +52,7 @@ class Request(NamedTuple):
     structure: tree.Structure | None = None  # of the target; None: there is none
     given: Sequence[Any] = ()  # the leaves of the target
     merge: Callable[[list[Any]], Any] | None = None
+    form: str = "tree"  # of what comes back where the target has none
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -60,6 +61,7 @@ class Request(NamedTuple):
         renames = options.rename if isinstance(options.rename, Mapping) else bool(options.rename)
         return (
             f"only={options.only!r}, dtype={options.dtype!r}, mode={self.mode!r}",
+            f"form={self.form!r}",
             f"rename={renames!r}, merge={self.merge is not None}",
             *(one.line for one in self.asked),
         )
@@ -282,6 +284,12 @@ def _built(request: Request, opened: Opened, values: Sequence[Any]) -> Any:
     """Return the tree: the target's, or the one that was stored."""
     structure, wishes = opened.checkpoint.manifest.tree, opened.wishes
     nodes = _nodes()
+    if request.form == "names":
+        leaves_of = opened.checkpoint.manifest.leaves
+        names = [leaves_of[wish.leaf].name for wish in wishes.wishes]
+        return dict(zip(names, values, strict=True))
+    if request.form == "dicts":
+        structure = tree.as_dicts(structure)
     if request.structure is None:
         return _tree(structure, wishes.wishes, values, nodes)
     leaves = list(request.given)

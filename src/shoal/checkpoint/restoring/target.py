@@ -22,6 +22,7 @@ from shoal.plan import patterns
 
 __all__ = [
     "DTYPES",
+    "FORMS",
     "HELD",
     "Asked",
     "Options",
@@ -34,8 +35,9 @@ __all__ = [
     "options_of",
 ]
 
-OPTIONS = ("only", "rename", "dtype", "mode", "most_bytes", "merge")
+OPTIONS = ("only", "rename", "dtype", "form", "mode", "most_bytes", "merge")
 DTYPES = ("exact", "safe", "any")
+FORMS = ("tree", "dicts", "names")
 HELD = ("array", "key")  # kinds of leaves that can lie on devices
 _MOST_LISTED = 50
 _MOST_GUESSED, _MOST_COMPARED = 10, 1000  # names, for which a near one is sought among these
