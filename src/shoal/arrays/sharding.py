@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from shoal.arrays.devices import jax_mesh, mesh_of
 from shoal.colour import local
@@ -14,7 +14,7 @@ from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Dim, Layout
 from shoal.plan.mesh import Mesh
 
-__all__ = ["layout_of", "layout_of_sharding", "sharding"]
+__all__ = ["layout_of", "layout_of_sharding", "memory_of", "sharding"]
 
 
 @local
@@ -117,6 +117,23 @@ def _sharding(layout: Layout, devices: tuple[jax.Device, ...] | None) -> NamedSh
         )
     unreduced = {"unreduced": set(partial)} if partial else {}
     return NamedSharding(jax_mesh(layout.mesh, devices), PartitionSpec(*layout.dims, **unreduced))
+
+
+def memory_of(given: Sharding) -> str:
+    """Return the kind of memory that a sharding names; "" if it is the devices' default memory."""
+    kind = given.memory_kind
+    return "" if kind is None or kind == _default_memory(_platform(given)) else str(kind)
+
+
+def _platform(given: Sharding) -> str:
+    return next(iter(given.device_set)).platform
+
+
+@lru_cache(maxsize=16)
+def _default_memory(platform: str) -> str:
+    """Of this process's devices: those of others cannot be asked, and are the same."""
+    here = jax.local_devices(backend=platform)
+    return str(here[0].default_memory().kind) if here else ""
 
 
 @lru_cache(maxsize=4096)

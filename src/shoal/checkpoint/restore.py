@@ -67,7 +67,8 @@ def restore(
         rank. A function that is called with (name, x) for each array, `name` in the checkpoint
         such as "params/w", `x` a `jax.ShapeDtypeStruct` of its shape and dtype, and returns a
         Layout, a sharding, a mesh, or None for a NumPy array. Meshes and functions may stand for
-        subtrees, too. "stored": the layouts that were saved, where they fit.
+        subtrees, too. "stored": the layouts that were saved, where they fit, and
+        the kind of memory, such as "pinned_host"; an error where the devices lack one.
       only: patterns of names, such as "params/**" or "opt/*/mu": other leaves come back as the
         target has them; without target they are left out.
       rename: prefixes of names of the target → those in the checkpoint, or a function.

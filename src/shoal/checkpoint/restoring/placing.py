@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from shoal.arrays.move import Move, move
+from shoal.arrays.sharding import memory_of
 from shoal.checkpoint.blocks.memory import empty
 from shoal.checkpoint.blocks.reader import Want
 from shoal.checkpoint.disk.opening import Checkpoint
@@ -85,8 +86,8 @@ def _everywhere(number: Array, place: Sharding) -> jax.Array:
 
 def transports(place: Sharding, shape: tuple[int, ...]) -> list[NamedSharding]:
     """Return how an array can be cut along one dim over all devices of its mesh."""
-    if not isinstance(place, NamedSharding):
-        return []
+    if not isinstance(place, NamedSharding) or memory_of(place):
+        return []  # what lies in other memory is read into it
     row = _row(place.mesh)
     count = row.devices.size
     return [

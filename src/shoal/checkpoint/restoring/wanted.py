@@ -15,13 +15,14 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from shoal.arrays.devices import jax_mesh, mesh_of
 from shoal.arrays.host_values import X64, cannot_hold, narrowed
 from shoal.arrays.layouts import Leaf, must_divide
-from shoal.arrays.sharding import layout_of_sharding, sharding
+from shoal.arrays.sharding import layout_of_sharding, memory_of, sharding
 from shoal.arrays.use_mesh import default_mesh
 from shoal.checkpoint.format import tree
 from shoal.checkpoint.format.dtypes import dtype_of
 from shoal.checkpoint.format.names import ROOT, name_of
 from shoal.checkpoint.format.records import LeafRecord
 from shoal.checkpoint.format.remedies import remedy
+from shoal.checkpoint.format.where import in_memory, layout_and_memory
 from shoal.checkpoint.jax_nodes import JaxNodes
 from shoal.checkpoint.restoring.functions import short, wrong_arguments
 from shoal.checkpoint.restoring.target import Asked
@@ -159,20 +160,26 @@ def _abstract(record: LeafRecord) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(record.shape, dtype_of(record.dtype))
 
 
-def _stored_layout(record: LeafRecord) -> Layout | None:
+def _stored_layout(record: LeafRecord) -> Layout | NamedSharding | None:
+    """Return how a leaf lay when it was saved, None if that is no layout."""
     if not record.layout:
         return None
+    text, memory = layout_and_memory(record.layout)
     try:
-        layout = Layout.parse(record.layout)
+        layout = Layout.parse(text)
         if layout.mesh.size > _MOST_DEVICES:
             raise UsageError(f"its mesh has {layout.mesh.size} devices")
-        sharding(layout)
+        place = sharding(layout)
     except UsageError as error:
         raise UsageError(
             f"was saved as {record.layout}, which does not fit here: {error}; "
             "give a target of layouts"
         ) from None
-    return layout
+    try:
+        return place.with_memory_kind(memory) if memory else layout
+    except ValueError as error:
+        told = f"was saved in {memory} memory, which devices here lack: {error}"
+        raise UsageError(f"{told}; give a target of layouts") from None
 
 
 @lru_cache(maxsize=256)
@@ -237,6 +244,7 @@ def _text(given: Any) -> str:
     if jax.process_count() > 1 and len({one.process_index for one in given.device_set}) == 1:
         return "on devices of one process"  # of each its own, or of the same: all read alone
     try:
-        return layout_of_sharding(given, len(getattr(given, "spec", ()))).text
+        layout = layout_of_sharding(given, len(getattr(given, "spec", ())))
+        return in_memory(layout.text, memory_of(given))
     except UsageError:
         return str(given)

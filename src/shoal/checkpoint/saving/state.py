@@ -17,11 +17,12 @@ import numpy as np
 import xxhash
 
 from shoal.arrays.host_values import deleted
-from shoal.arrays.sharding import layout_of_sharding
+from shoal.arrays.sharding import layout_of_sharding, memory_of
 from shoal.checkpoint.format import dtypes, names, tree, values
 from shoal.checkpoint.format.blobs import blob_of
 from shoal.checkpoint.format.records import IntArray, LeafRecord
 from shoal.checkpoint.format.remedies import remedy
+from shoal.checkpoint.format.where import in_memory
 from shoal.checkpoint.jax_nodes import JaxNodes
 from shoal.checkpoint.per_process import PerProcess
 from shoal.checkpoint.rules.shares import Box, Held, Own, own_boxes
@@ -272,7 +273,7 @@ def _key(dtype: Any) -> tuple[str, tuple[int, ...], np.dtype[Any]]:
 @lru_cache(maxsize=4096)
 def _layout_text(sharding: Any, rank: int) -> str:
     try:
-        return layout_of_sharding(sharding, rank).text
+        return in_memory(layout_of_sharding(sharding, rank).text, memory_of(sharding))
     except UsageError:  # it stands for no layout; this is information only
         return ""
 
