@@ -71,7 +71,9 @@ def restore(
         the kind of memory, such as "pinned_host"; an error where the devices lack one.
       only: patterns of names, such as "params/**" or "opt/*/mu": other leaves come back as the
         target has them; without target they are left out.
-      rename: prefixes of names of the target → those in the checkpoint, or a function.
+      rename: prefixes of names of the target → those in the checkpoint, such as
+        `{"enc": "encoder"}` ("" is the root), or a function of a name. Where subtrees were renamed,
+        the error prints the one that takes them.
       dtype: "exact"; "safe": arrays are cast to the target's dtype if nothing can be lost;
         "any": they are cast. On the host, before they are placed. Where a number was saved and
         an array of no dims is wanted, such as the step of a train state, both make one of it.
@@ -114,6 +116,11 @@ def restore(
     >>> shoal.save(path, {"w": np.ones(3), "epoch": 2})
     >>> shoal.restore(path)
     {'epoch': 2, 'w': array([1., 1., 1.])}
+
+    By other names than it was saved with:
+
+    >>> shoal.restore(path, {"model": {"w": np.zeros(3)}, "epoch": 0}, rename={"model": ""})
+    {'epoch': 2, 'model': {'w': array([1., 1., 1.])}}
 
     By names, whatever classes the tree has:
 

@@ -15,6 +15,7 @@ import numpy as np
 from shoal.checkpoint.format.dtypes import dtype_of
 from shoal.checkpoint.format.names import ROOT
 from shoal.checkpoint.format.records import LeafRecord, Manifest
+from shoal.checkpoint.restoring.missing import Missing, Spare, lines_of
 from shoal.checkpoint.restoring.numbers import wrong_number
 from shoal.checkpoint.rules.casting import is_lossless
 from shoal.errors import RestoreMismatch, UsageError, UsageTypeError, nearest
@@ -40,7 +41,6 @@ DTYPES = ("exact", "safe", "any")
 FORMS = ("tree", "dicts", "names")
 HELD = ("array", "key")  # kinds of leaves that can lie on devices
 _MOST_LISTED = 50
-_MOST_GUESSED, _MOST_COMPARED = 10, 1000  # names, for which a near one is sought among these
 
 Rename = Mapping[str, str] | Callable[[str], str]
 
@@ -209,7 +209,8 @@ class _Matching:
         self.below: dict[int, str] = {}
         self.used: set[int] = set()
         self.offences: list[str] = []
-        self.missing: list[tuple[Asked, str]] = []  # and the name in the checkpoint
+        self.missing: list[Missing] = []
+        self.names: list[str] = []  # of the target
         self.kinds: dict[str, list[str]] = {"unexpected": [], "wrong_shape": [], "wrong_dtype": []}
 
     def find(self, number: int, asked: Asked) -> None:
@@ -227,7 +228,8 @@ class _Matching:
         if not below and not is_all:
             if asked.is_function and not self.options.takes(asked.name):
                 return  # a part of the program that was never saved
-            self.missing.append((asked, stored))
+            told = Missing(asked.name, stored, asked.shape, asked.is_layout, asked.hint)
+            self.missing.append(told)
             return
         before = "" if asked.name == ROOT else f"{asked.name}/"
         skip = 0 if stored == ROOT else len(stored) + 1
@@ -309,7 +311,8 @@ class _Matching:
 
     def rest(self, asked: Sequence[Asked]) -> None:
         """Find what is in the checkpoint and not in the target."""
-        names = {one.name for one in asked}
+        self.names = [one.name for one in asked]
+        names = set(self.names)
         back = {self.options.stored_name(name) for name in names}
         if self.options.only is not None:  # of its names, those are the target's own
             back |= names
@@ -317,21 +320,24 @@ class _Matching:
             if number not in self.used and leaf.name not in back and self.options.takes(leaf.name):
                 self.kinds["unexpected"].append(leaf.name)
 
+    def _unmatched(self) -> list[str]:
+        """Say what has no place in the checkpoint, or none in the target."""
+        options, missing = self.options, {one.name for one in self.missing}
+        spare = {leaf.name: leaf.shape for n, leaf in enumerate(self.leaves) if n not in self.used}
+        return lines_of(
+            self.missing,
+            Spare(spare, list(self.number), self.kinds["unexpected"]),
+            [name for name in self.names if name not in missing],
+            None if callable(options.rename) else options.rename or {},
+            lambda rename, name: options._replace(rename=rename).stored_name(name),
+        )
+
     def finish(self) -> None:
         """Raise if anything is wrong."""
-        missing, unexpected = self.missing, self.kinds["unexpected"]
-        known = list(unexpected or self.number)[:_MOST_COMPARED]
-        for one, stored in missing:
-            where = f" (as {stored})" if stored != one.name else ""
-            near = nearest(stored, known) if len(missing) <= _MOST_GUESSED else ""
-            near = f": {one.hint}" if one.hint else near
-            self.offences.append(f"{one.name}: is not in the checkpoint{where}{near}")
-        for name in unexpected:
-            self.offences.append(
-                f"{name}: is in the checkpoint, not in the target; only= leaves out"
-            )
+        if self.missing or self.kinds["unexpected"]:
+            self.offences += self._unmatched()
         if self.offences:
-            raise mismatch(self.offences, missing=[one.name for one, _ in missing], **self.kinds)
+            raise mismatch(self.offences, missing=[one.name for one in self.missing], **self.kinds)
         if self.options.only and self.leaves and not self.wishes:
             raise _no_such(self.options, list(self.number))
 

@@ -1,0 +1,117 @@
+"""What is said of leaves of a target that the checkpoint does not have, and where it has them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.checkpoint.rules.renaming import renames, subtrees
+from shoal.errors import nearest
+
+__all__ = ["Missing", "Spare", "lines_of"]
+
+_MOST_GUESSED, _MOST_COMPARED = 10, 1000  # names, for which a near one is sought among these
+
+
+class Missing(NamedTuple):
+    """A leaf of the target that the checkpoint does not have."""
+
+    name: str
+    stored: str  # its name in the checkpoint, where it is not
+    shape: tuple[int, ...] | None  # None: any
+    is_layout: bool  # it may stand for a subtree
+    hint: str = ""
+
+
+class Spare(NamedTuple):
+    """The leaves of a checkpoint which the target has no use for."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    all_names: Sequence[str]  # of the checkpoint
+    unexpected: Sequence[str]  # of those, what `only` does not leave out
+
+
+def lines_of(
+    missing: Sequence[Missing],
+    spare: Spare,
+    found: Sequence[str],
+    rename: Mapping[str, str] | None,
+    stored_name: Callable[[Mapping[str, str], str], str],
+) -> list[str]:
+    """Return what is wrong, a line each; of subtrees that were renamed, one.
+
+    Args:
+      found: the leaves of the target that the checkpoint has.
+      rename: which the user gave; None: it is a function.
+      stored_name: says what a name of the target is in the checkpoint, with a `rename`.
+    """
+    pairs = {} if rename is None else _pairs(missing, spare, found)
+    whole = {**(rename or {}), **pairs}
+    taken = _taken(missing, spare, lambda name: stored_name(whole, name)) if pairs else {}
+    if any(stored_name(whole, name) != stored_name(rename or {}, name) for name in found):
+        pairs, taken = {}, {}
+    lines = _renamed(pairs, taken, whole)
+    left = [one for one in missing if one.name not in taken]
+    gone = {name for names in taken.values() for name in names}
+    unexpected = [name for name in spare.unexpected if name not in gone]
+    known = list(unexpected or spare.all_names)[:_MOST_COMPARED]
+    above = sorted({name[:end] for name in known for end, c in enumerate(name) if c == "/"})
+    for one in left:
+        near = ""
+        if len(left) <= _MOST_GUESSED:
+            near = nearest(one.stored, [*known, *(above if one.is_layout else ())])
+        where = f" (as {one.stored})" if one.stored != one.name else ""
+        near = f": {one.hint}" if one.hint else near
+        lines.append(f"{one.name}: is not in the checkpoint{where}{near}")
+    told = "is in the checkpoint, not in the target; only= leaves out"
+    return lines + [f"{name}: {told}" for name in unexpected]
+
+
+def _pairs(missing: Sequence[Missing], spare: Spare, found: Sequence[str]) -> dict[str, str]:
+    """Return which prefixes have other names in the checkpoint."""
+    pairs = renames({one.name: one.shape for one in missing}, spare.shapes, found)
+    if not pairs and len(missing) == 1 and missing[0].is_layout:
+        tops = subtrees(spare.shapes, spare.all_names)
+        if len(tops) == 1:  # a layout says nothing of what is below it
+            return {missing[0].name: tops[0]}
+    return pairs
+
+
+def _taken(
+    missing: Sequence[Missing], spare: Spare, stored_name: Callable[[str], str]
+) -> dict[str, list[str]]:
+    """Return which leaves of the checkpoint each leaf of the target would have."""
+    taken = {}
+    for one in missing:
+        new = stored_name(one.name)
+        below = [new] if new in spare.shapes else []
+        if one.is_layout and not below:
+            below = [name for name in spare.shapes if name.startswith(f"{new}/")]
+        if below:
+            taken[one.name] = below
+    return taken
+
+
+def _renamed(
+    pairs: Mapping[str, str], taken: Mapping[str, Sequence[str]], whole: Mapping[str, str]
+) -> list[str]:
+    """Say which subtrees have other names, and the option that takes them."""
+    leaves: defaultdict[str, list[str]] = defaultdict(list)
+    for name in taken:
+        ends = [prefix for prefix in pairs if not prefix or f"{name}/".startswith(f"{prefix}/")]
+        leaves[max(ends, key=len)].append(name)
+    lines = []
+    for prefix, names in leaves.items():
+        count = sum(len(taken[name]) for name in names)
+        first = taken[names[0]][0]
+        if count == 1:
+            lines.append(f"{names[0]}: is not in the checkpoint, which has {first}")
+            continue
+        below = f"below {pairs[prefix]}" if pairs[prefix] else "at its root"
+        which = f"{count} leaves{' below it' if prefix else ''} are not in the checkpoint"
+        lines.append(f"{prefix or 'the tree'}: {which}, which has such leaves {below}")
+    option = f"rename={dict(whole)}"
+    if len(lines) == 1:
+        return [f"{lines[0]}: {option} takes {'those' if ' leaves ' in lines[0] else 'that'}"]
+    return [*lines, f"all of these: {option} takes them"] if lines else []

@@ -1,0 +1,185 @@
+"""Subtrees that bear another name in the checkpoint: which `rename=` would find them.
+
+What is missing is matched with what the target does not have: first whole subtrees, from the root
+down, by the names below them; then what is left leaf by leaf, by the ends of their names. Pairs
+that end alike are lifted to their parents, where no leaf that is found lies below::
+
+    enc/0/w  enc/1/w  enc/new      encoder/0/w  encoder/1/w      → {"enc": "encoder"}
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from difflib import SequenceMatcher
+from itertools import islice
+
+__all__ = ["renames", "subtrees"]
+
+Path = tuple[str, ...]
+Shapes = Mapping[str, tuple[int, ...] | None]  # of leaves by name; None: any
+
+_MOST_PAIRS = 8
+_MOST_COMPARED = 16  # names that end alike
+_CLOSE = 0.5  # how alike a name must be that is chosen among several
+_MOST_WORK = 300_000  # looks at a leaf: of thousands of leaves whose names end alike not all are
+_WORK = 50  # as much as that is a comparison of two names
+
+
+def renames(missing: Shapes, unexpected: Shapes, found: Iterable[str]) -> dict[str, str]:
+    """Return prefixes of names of the target → those in the checkpoint, that find leaves.
+
+    Args:
+      missing: the leaves of the target that the checkpoint lacks.
+      unexpected: the leaves of the checkpoint that the target lacks.
+      found: the other leaves of the target: none of them lies below what is renamed.
+
+    >>> saved = {"encoder/0/w": (2,), "encoder/1/w": (2,), "head": (3,)}
+    >>> renames({"enc/0/w": (2,), "enc/1/w": (2,), "enc/new": ()}, saved, ["step"])
+    {'enc': 'encoder'}
+    """
+    matching = _Matching(missing, unexpected, found)
+    if missing and unexpected:
+        matching.whole(())
+        matching.leaves()
+    matching.lift()
+    names = Counter(matching.governing(path) for path in matching.target)
+    chosen = sorted(matching.pairs)
+    if len(chosen) > _MOST_PAIRS:  # a function says it better
+        chosen = [prefix for prefix in chosen if names[prefix] * _MOST_PAIRS > len(missing)]
+    return {"/".join(prefix): "/".join(matching.pairs[prefix]) for prefix in chosen}
+
+
+def subtrees(unexpected: Iterable[str], leaves: Iterable[str]) -> list[str]:
+    """Return the largest subtrees of a checkpoint of which nothing is in the target.
+
+    >>> subtrees(["a/b/w", "a/b/x", "c/w"], ["a/b/w", "a/b/x", "a/d", "c/w"])
+    ['a/b', 'c']
+    """
+    odd = {_path(name) for name in unexpected}
+    wanted = {
+        path[:end] for name in leaves if (path := _path(name)) not in odd for end in _ends(path)
+    }
+    tops = {
+        next((path[:n] for n in _ends(path) if n and path[:n] not in wanted), ()) for path in odd
+    }
+    return sorted("/".join(path) for path in tops - odd if path)
+
+
+class _Matching:
+    """Pairs of prefixes, so far."""
+
+    def __init__(self, missing: Shapes, unexpected: Shapes, found: Iterable[str]) -> None:
+        self.target = {_path(name): shape for name, shape in missing.items()}
+        self.stored = {_path(name): shape for name, shape in unexpected.items()}
+        self.fixed = {path[:end] for name in found for path in [_path(name)] for end in _ends(path)}
+        self.free = set(self.stored)
+        self.work = 0
+        self.pairs: dict[Path, Path] = {}
+        self.left: list[Path] = []  # leaves of the target without a pair
+        self.below: defaultdict[Path, list[Path]] = defaultdict(list)
+        self.ending: defaultdict[Path, list[Path]] = defaultdict(list)
+        for path in self.target:
+            for end in _ends(path):
+                self.below[path[:end]].append(path)
+        for path in self.stored:
+            for begin in range(len(path)):
+                self.ending[path[begin:]].append(path)
+
+    def whole(self, prefix: Path) -> None:
+        """Find a prefix in the checkpoint below which all that is missing below this one lies."""
+        names = self.below[prefix]
+        if prefix in self.target or self.work > _MOST_WORK:
+            self.left += names or [prefix]
+            return
+        if prefix not in self.fixed and (other := self._whole(prefix, names)) is not None:
+            self._pair(prefix, other, names)
+            return
+        for child in sorted({path[: len(prefix) + 1] for path in names}):
+            self.whole(child)
+
+    def _whole(self, prefix: Path, names: list[Path]) -> Path | None:
+        ends = [path[len(prefix) :] for path in names]
+        rarest = min(ends, key=lambda end: len(self.ending.get(end, ())))
+        places = [path[: -len(rarest)] for path in self.ending.get(rarest, ())]
+        fitting = (
+            place
+            for place in places
+            if all(self._fits((*prefix, *end), (*place, *end)) for end in ends)
+        )
+        return self._nearest(prefix, fitting)[0]
+
+    def leaves(self) -> None:
+        """Find what is left by the longest end of its name; of several, the one most alike."""
+        for path in self.left:
+            for begin in range(len(path) if self.work <= _MOST_WORK else 0):
+                fitting = (
+                    one for one in self.ending.get(path[begin:], ()) if self._fits(path, one)
+                )
+                other, is_close = self._nearest(path, fitting)
+                if other is None:
+                    continue
+                if is_close:
+                    self._pair(path, other, [path])
+                break
+
+    def _nearest(self, path: Path, others: Iterable[Path]) -> tuple[Path | None, bool]:
+        """Return the one whose name is most alike, and whether it is: the only one always is."""
+        some = list(islice(others, _MOST_COMPARED))
+        if len(some) < 2:
+            return (some[0], True) if some else (None, False)
+        self.work += len(some) * _WORK
+        ratio, other = max((_alike(path, one), one) for one in some)
+        return other, ratio >= _CLOSE
+
+    def lift(self) -> None:
+        """Rename parents instead of children, where all children that have a pair go along."""
+        while True:
+            parents: defaultdict[Path, Counter[Path]] = defaultdict(Counter)
+            for one, other in self.pairs.items():
+                if one and other and one[-1] == other[-1] and self._can_be(one[:-1], other[:-1]):
+                    parents[one[:-1]][other[:-1]] += 1
+            if not parents:
+                return
+            for parent, others in parents.items():
+                other = max(sorted(others), key=others.__getitem__)
+                self.pairs = {
+                    one: place
+                    for one, place in self.pairs.items()
+                    if (one[:-1], place[:-1], one[-1:]) != (parent, other, place[-1:])
+                }
+                self.pairs[parent] = other
+
+    def _can_be(self, prefix: Path, other: Path) -> bool:
+        return prefix not in self.fixed and self.pairs.get(prefix, other) == other
+
+    def governing(self, path: Path) -> Path | None:
+        """Return the prefix whose pair finds a leaf; None: none does."""
+        for end in reversed([*_ends(path), len(path)]):
+            if (other := self.pairs.get(path[:end])) is not None:
+                return path[:end] if (*other, *path[end:]) in self.stored else None
+        return None
+
+    def _fits(self, path: Path, other: Path) -> bool:
+        self.work += 1
+        if other not in self.free:
+            return False
+        one, stored = self.target[path], self.stored[other]
+        return one is None or stored is None or one == stored
+
+    def _pair(self, prefix: Path, other: Path, names: Iterable[Path]) -> None:
+        self.pairs[prefix] = other
+        self.free -= {(*other, *path[len(prefix) :]) for path in names}
+
+
+def _path(name: str) -> Path:
+    return tuple(name.split("/"))
+
+
+def _ends(path: Path) -> range:
+    """Return the lengths of the prefixes of a path, itself left out."""
+    return range(len(path))
+
+
+def _alike(one: Path, other: Path) -> float:
+    return SequenceMatcher(None, "/".join(one)[-100:], "/".join(other)[-100:]).ratio()
