@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from shoal.arrays.tie import tie as tie
     from shoal.arrays.tree_layouts import layouts as layouts
     from shoal.arrays.use_mesh import use_mesh as use_mesh
+    from shoal.checkpoint.contents import contents as contents
     from shoal.checkpoint.history import Checkpoints as Checkpoints
     from shoal.checkpoint.per_process import PerProcess as PerProcess
     from shoal.checkpoint.restore import plan_restore as plan_restore
@@ -104,6 +105,7 @@ _LAZY = {
     "barrier": "shoal.runtime.barrier",
     "broadcast": "shoal.collectives.broadcast",
     "constrain": "shoal.arrays.constrain",
+    "contents": "shoal.checkpoint.contents",
     "create": "shoal.arrays.create",
     "describe": "shoal.draw.describe",
     "drain": "shoal.collectives.drain",
@@ -177,6 +179,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "constrain",
+    "contents",
     "create",
     "describe",
     "drain",

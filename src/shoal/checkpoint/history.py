@@ -15,6 +15,7 @@ from shoal.checkpoint.disk.steps import checked_path, checked_step
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.in_flight import Saver
 from shoal.checkpoint.lead import lead_says
+from shoal.checkpoint.looking import Looking
 from shoal.checkpoint.newest_whole import none_left, restored
 from shoal.checkpoint.one_folder import in_one_folder
 from shoal.checkpoint.restoring.target import check_names
@@ -33,7 +34,7 @@ _LOG = logging.getLogger("shoal")
 
 
 @collective("processes")
-class Checkpoints:
+class Checkpoints(Looking):
     """The saved steps of a run, in one folder: `<path>/step_000000001000/`.
 
     Collective over processes.

@@ -135,6 +135,12 @@ class Saver:
             self._retain(step, site)
         self.settle(None)
 
+    @property
+    def is_saving(self) -> bool:
+        """Does a save still run?"""
+        running = self._running  # another thread may settle it
+        return running is not None and not running.saving.done
+
     def settle(self, timeout_s: float | None) -> None:
         """Wait until nothing runs; raise, once, what went wrong.
 

@@ -1,0 +1,168 @@
+"""What a checkpoint holds, without its data: for programs, and for `shoal ckpt show`. No JAX."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from shoal.checkpoint.disk import steps
+from shoal.checkpoint.disk.opening import Checkpoint, open_folder
+from shoal.checkpoint.disk.step_folder import COMMIT, KEEP
+from shoal.checkpoint.disk.storage import Folder, LocalFolder
+from shoal.checkpoint.format.values import to_json, value_of
+from shoal.checkpoint.format.where import layout_and_memory
+from shoal.colour import local
+from shoal.errors import NotCommitted, UsageError
+from shoal.paths import local_path
+
+__all__ = ["Contents", "SavedLeaf", "contents", "contents_of"]
+
+
+@dataclass(frozen=True)
+class SavedLeaf:
+    """One leaf of what was saved."""
+
+    name: str  # "params/w"
+    kind: str  # "array", "key" (PRNG keys), "scalar" (of NumPy), "int", "str", …, "per_process"
+    dtype: str  # "float32": of what lies in files; "" of values that lie in the description
+    shape: tuple[int, ...]
+    bytes: int  # in files, each once
+    chunks: int  # boxes in files
+    layout: str  # how it lay, as `Layout.parse` reads it; "" if in no layout
+    memory: str  # of the devices, such as "pinned_host"; "" is their default
+    impl: str  # of a key: the generator
+    value: Any  # of what is no array, and not longer than 64 KiB; else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `shoal ckpt show --json` says it."""
+        value = None if self.dtype else to_json(self.value)
+        return {**vars(self), "shape": list(self.shape), "value": value}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint holds. `str` of it is a table."""
+
+    path: str
+    step: int | None
+    attempt: str  # which save it is
+    saved_ns: int  # when it began, since 1970, UTC
+    by: Mapping[str, str]  # versions: shoal, numpy, jax
+    processes: int  # that saved it
+    mesh: str  # as `Mesh.parse` reads it; "" if there was none
+    bytes: int  # of all data files
+    files: int  # with data
+    pinned: bool
+    metrics: Mapping[str, float]
+    user: Mapping[str, Any]  # what `save(user=…)` was given
+    leaves: Mapping[str, SavedLeaf] = field(repr=False)  # by name, in the order of the tree
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `shoal ckpt show --json` says it."""
+        leaves = [leaf.to_json() for leaf in self.leaves.values()]
+        plain = {"by": dict(self.by), "metrics": dict(self.metrics), "user": dict(self.user)}
+        return {**vars(self), **plain, "leaves": leaves}
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f", step {self.step}"
+        head = f"{self.path}{step}: {len(self.leaves)} leaves, {self.bytes} bytes"
+        rows = [(one.name, _what(one), one.layout or _value(one)) for one in self.leaves.values()]
+        widths = [max((len(row[n]) for row in rows), default=0) for n in range(2)]
+        lines = [f"{a.ljust(widths[0])}  {b.ljust(widths[1])}  {c}".rstrip() for a, b, c in rows]
+        return "\n".join([head, *lines])
+
+
+@local
+def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Contents:
+    """Return what a checkpoint holds: step, user data, metrics; names, shapes, dtypes, layouts.
+
+    Local.
+
+    Reads the description of the checkpoint, and no data. Needs no JAX. It is what
+    `shoal ckpt show --json` prints.
+
+    Args:
+      path: of one checkpoint, or of a history: then of its newest step.
+      step: this step of the history.
+
+    Raises:
+      NotCommitted: nothing is saved there, or not that step.
+      CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
+      UsageError: `step` of what is one checkpoint.
+
+    Example:
+      >>> import tempfile, numpy as np, shoal
+      >>> path = tempfile.mkdtemp() + "/model"
+      >>> shoal.save(path, {"w": np.ones((3, 2)), "epoch": 2}, user={"commit": "a1b2c3"})
+      >>> found = shoal.contents(path)
+      >>> found.user["commit"], list(found.leaves), found.leaves["epoch"].value
+      ('a1b2c3', ['epoch', 'w'], 2)
+      >>> found.leaves["w"].shape, found.leaves["w"].dtype
+      ((3, 2), 'float64')
+    """
+    folder = LocalFolder(local_path(path, f"contents: path={path!r}"))
+    if COMMIT in folder.names() or not steps.folders(folder):
+        if step is not None:
+            raise UsageError(f"contents: {folder.path} is no history: leave step={step!r} out")
+        return contents_of(folder)
+    wanted = None if step is None else steps.checked_step("contents", step)
+    chosen = steps.chosen(folder, wanted, skip_corrupt=False)
+    if chosen is None:
+        raise NotCommitted(f"{folder.path}: no step is saved", path=folder.path)
+    return contents_of(folder.folder(steps.step_name(chosen)))
+
+
+def contents_of(folder: Folder) -> Contents:
+    """Do what `contents` does, of one checkpoint."""
+    checkpoint = open_folder(folder)
+    commit, manifest = checkpoint.commit, checkpoint.manifest
+    leaves = {leaf.name: _leaf(checkpoint, n) for n, leaf in enumerate(manifest.leaves)}
+    return Contents(
+        path=folder.path,
+        step=commit.step,
+        attempt=commit.attempt,
+        saved_ns=commit.created_ns,
+        by=MappingProxyType(dict(manifest.writer)),
+        processes=manifest.num_processes,
+        mesh=manifest.mesh,
+        bytes=commit.data_bytes,
+        files=commit.num_files,
+        pinned=KEEP in folder.names(),
+        metrics=MappingProxyType(dict(commit.metrics)),
+        user=MappingProxyType(dict(manifest.user)),
+        leaves=MappingProxyType(leaves),
+    )
+
+
+def _leaf(checkpoint: Checkpoint, number: int) -> SavedLeaf:
+    leaf, chunks = checkpoint.manifest.leaves[number], checkpoint.index.chunks
+    first, last = np.searchsorted(chunks.leaf, [number, number + 1])
+    layout, memory = layout_and_memory(leaf.layout)
+    return SavedLeaf(
+        name=leaf.name,
+        kind=leaf.kind,
+        dtype=leaf.dtype,
+        shape=leaf.shape,
+        bytes=int((chunks.end[first:last] - chunks.begin[first:last]).sum()),
+        chunks=int(last - first),
+        layout=layout,
+        memory=memory,
+        impl=leaf.impl,
+        value=None if leaf.has_data else value_of(leaf.kind, leaf.value),
+    )
+
+
+def _what(leaf: SavedLeaf) -> str:
+    if leaf.kind == "per_process":
+        return "of each process"
+    kind = f"key<{leaf.impl}>" if leaf.impl else leaf.dtype or leaf.kind
+    return f"{kind}[{','.join(map(str, leaf.shape))}]" if leaf.dtype else kind
+
+
+def _value(leaf: SavedLeaf) -> str:
+    return "" if leaf.dtype else ascii(leaf.value)[:60]

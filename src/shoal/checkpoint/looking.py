@@ -1,0 +1,85 @@
+"""What a history can be asked without changing it."""
+
+from __future__ import annotations
+
+from shoal.checkpoint.contents import Contents, contents_of
+from shoal.checkpoint.disk import steps
+from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.in_flight import Saver
+from shoal.checkpoint.retention import Best, Saved
+from shoal.colour import local
+from shoal.errors import NotCommitted, UsageError, nearest
+
+__all__ = ["Looking"]
+
+
+class Looking:
+    """Steps with their metrics, the best of them, what one holds, and whether a save runs."""
+
+    _root: Folder
+    _saver: Saver
+
+    @property
+    def is_saving(self) -> bool:
+        """Does a save of this process still run? False once it is over, well or not."""
+        return self._saver.is_saving
+
+    @local
+    def all_metrics(self, *, skip_corrupt: bool = False) -> dict[int, dict[str, float]]:
+        """Return the committed steps, in order, with what `save(metrics=…)` said of each.
+
+        Local.
+
+        Raises:
+          CorruptCheckpoint: as `all_steps`.
+        """
+        saved = steps.commits(self._root, skip_corrupt=skip_corrupt)
+        return {one.step: dict(one.commit.metrics) for one in saved}
+
+    @local
+    def best_step(
+        self, metric: str, mode: str = "min", *, skip_corrupt: bool = False
+    ) -> int | None:
+        """Return the committed step with the best `metric`: that which `Best(1, …)` keeps.
+
+        Local.
+
+        Args:
+          metric: its name in `save(metrics=…)`.
+          mode: "min" or "max": which is better.
+          skip_corrupt: as for `all_steps`.
+
+        Returns:
+          the step; of equal ones the newest. None: no step has metrics, or this one is NaN.
+
+        Raises:
+          UsageError: steps have metrics, and none has this one.
+          CorruptCheckpoint: as `all_steps`.
+        """
+        best = Best(1, metric, mode)
+        found = self.all_metrics(skip_corrupt=skip_corrupt)
+        known = sorted({name for metrics in found.values() for name in metrics})
+        if known and metric not in known:
+            told = f"no step has it, but {', '.join(known[:8])}{nearest(metric, known)}"
+            raise UsageError(f"best_step: metric={metric!r}: {told}")
+        kept = best.kept([Saved(step, 0.0, metrics) for step, metrics in found.items()])
+        return next(iter(kept), None)
+
+    @local
+    def contents(self, step: int | None = None) -> Contents:
+        """Return what a step holds, without its data, as `shoal.contents` does.
+
+        Local.
+
+        Args:
+          step: None: the newest that is committed.
+
+        Raises:
+          NotCommitted: nothing is saved, or not that step.
+          CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
+        """
+        wanted = None if step is None else steps.checked_step("contents", step)
+        chosen = steps.chosen(self._root, wanted, skip_corrupt=False)
+        if chosen is None:
+            raise NotCommitted(f"{self._root.path}: no step is saved", path=self._root.path)
+        return contents_of(self._root.folder(steps.step_name(chosen)))

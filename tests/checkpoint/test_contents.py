@@ -1,0 +1,209 @@
+"""What was saved, looked at from Python: the same that the command prints, without JAX."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import shoal
+from shoal.checkpoint.disk.steps import step_name
+from shoal.cli.main import build
+from shoal.errors import CorruptCheckpoint, NotCommitted, UsageError
+from shoal.plan.layout import Layout
+from shoal.plan.mesh import Mesh
+from shoal.runtime.coordinator_local import LocalJob
+
+MESH = Mesh({"x": 4, "y": 2}, kind="cpu")
+
+
+def state():
+    w = shoal.put(np.ones((8, 4), np.float32), Layout(MESH, "x", None))
+    far = shoal.sharding(Layout(MESH, "x", None)).with_memory_kind("pinned_host")
+    return {
+        "w": w,
+        "far": jax.device_put(w, far),
+        "b": np.ones(3, ml_dtypes.bfloat16),
+        "key": jax.random.key(0),
+        "step": 10**30,
+        "rate": float("nan"),
+        "name": "blue\x1b[2J",
+        "none": None,
+        "own": shoal.PerProcess({"at": 3}),
+    }
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    where = tmp_path_factory.mktemp("contents") / "saved"
+    shoal.save(where, state(), user={"commit": "a1"})
+    return where
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    root = tmp_path_factory.mktemp("contents") / "run"
+    with shoal.Checkpoints(root) as ckpts:
+        for step, loss in ((3, 0.5), (5, 0.25), (9, float("nan"))):
+            ckpts.save(step, {"w": np.zeros(step)}, metrics={"loss": loss, "acc": step % 4})
+        ckpts.save(12, {"w": np.zeros(12)})
+    return root
+
+
+def shown(*words):
+    result = CliRunner().invoke(build(["ckpt"]), ["ckpt", "show", *map(str, words), "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def finite(value):
+    """JSON has no NaN: the command prints text."""
+    return json.loads(json.dumps(value).replace("NaN", '"nan"'))
+
+
+def test_it_says_what_the_command_says(path, run):
+    assert finite(shoal.contents(path).to_json()) == shown(path)
+    assert finite(shoal.contents(run, step=9).to_json()) == shown(run, "--step", 9)
+    assert finite(shoal.contents(run).to_json()) == shown(run)
+
+
+def test_leaves_by_name(path):
+    found = shoal.contents(path)
+    assert list(found.leaves) == sorted(state())
+    w, far, leaves = found.leaves["w"], found.leaves["far"], found.leaves
+    assert (w.kind, w.dtype, w.shape, w.bytes) == ("array", "float32", (8, 4), 128)
+    assert Layout.parse(w.layout) == Layout(MESH, "x", None)
+    assert (w.memory, far.memory, far.layout) == ("", "pinned_host", w.layout)
+    assert (leaves["step"].value, leaves["name"].value) == (10**30, "blue\x1b[2J")
+    assert np.isnan(leaves["rate"].value)
+    assert (leaves["key"].kind, leaves["key"].impl) == ("key", "threefry2x32")
+    assert (leaves["own"].kind, leaves["none"].value) == ("per_process", None)
+    assert (found.user, found.step, found.processes, found.pinned) == (
+        {"commit": "a1"},
+        None,
+        1,
+        False,
+    )
+    assert Mesh.parse(found.mesh) == MESH
+    assert np.dtype(leaves["b"].dtype) == ml_dtypes.bfloat16
+
+
+def test_a_target_made_of_it(path):
+    target = {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if leaf.kind == "array" else None
+        for name, leaf in shoal.contents(path).leaves.items()
+    }
+    assert shoal.restore(path, target)["w"].shape == (8, 4)
+
+
+def test_it_cannot_be_changed_and_prints_as_a_table(path):
+    found = shoal.contents(path)
+    with pytest.raises(TypeError):
+        found.leaves["new"] = found.leaves["w"]
+    with pytest.raises(TypeError):
+        found.user["new"] = 1
+    lines = str(found).splitlines()
+    assert lines[0].startswith(f"{path}: 9 leaves, ")
+    assert lines[-1].split(maxsplit=2)[:2] == ["w", "float32[8,4]"]
+    assert "\x1b" not in str(found)
+    assert "SavedLeaf" not in repr(found)
+
+
+def test_the_newest_step_or_one(run):
+    assert shoal.contents(run).step == 12
+    assert shoal.contents(run, step=5).leaves["w"].shape == (5,)
+    assert shoal.contents(run / step_name(5)).metrics == {"loss": 0.25, "acc": 1}
+    with pytest.raises(NotCommitted, match="step 4 is not saved; saved are 3, 5, 9, 12"):
+        shoal.contents(run, step=4)
+    with pytest.raises(UsageError, match="is no history: leave step=3 out"):
+        shoal.contents(run / step_name(5), step=3)
+    with pytest.raises(UsageError, match="contents: step '3' must be a whole number"):
+        shoal.contents(run, step="3")
+
+
+def test_where_nothing_is(tmp_path):
+    with pytest.raises(NotCommitted, match="nothing is saved there"):
+        shoal.contents(tmp_path / "none")
+    (tmp_path / "run" / step_name(3)).mkdir(parents=True)
+    with pytest.raises(NotCommitted, match="no step is saved"):
+        shoal.contents(tmp_path / "run")
+    with pytest.raises(UsageError, match="contents: path=3"):
+        shoal.contents(3)
+
+
+def test_damage_is_an_error(tmp_path):
+    shoal.save(tmp_path / "one", {"w": 3})
+    (file,) = (tmp_path / "one").glob("manifest-*")
+    file.write_bytes(file.read_bytes().replace(b'"w"', b'"v"'))
+    with pytest.raises(CorruptCheckpoint):
+        shoal.contents(tmp_path / "one")
+
+
+def test_without_jax(path):
+    program = (
+        "import sys; sys.modules['jax'] = None\n"
+        "import shoal\n"
+        f"found = shoal.contents({str(path)!r})\n"
+        "assert found.leaves['w'].shape == (8, 4) and str(found), found\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ---- a history
+
+
+def history(root):
+    return shoal.Checkpoints(root, coordinator=LocalJob(1).coordinators[0], recover=False)
+
+
+def test_steps_with_metrics_and_the_best(run):
+    ckpts = history(run)
+    found = ckpts.all_metrics()
+    assert list(found) == [3, 5, 9, 12]
+    assert (found[3], found[12]) == ({"loss": 0.5, "acc": 3}, {})
+    assert ckpts.best_step("loss") == 5
+    assert ckpts.best_step("loss", "max") == 3
+    assert ckpts.best_step("acc") == 9, "of equal ones the newest"
+    assert ckpts.contents().step == 12
+    assert ckpts.contents(5).metrics == {"loss": 0.25, "acc": 1}
+
+
+def test_a_metric_that_no_step_has(run, tmp_path):
+    with pytest.raises(UsageError, match="no step has it, but acc, loss; did you mean 'loss'"):
+        history(run).best_step("los")
+    with pytest.raises(UsageError, match="mode='most' must be 'min' or 'max'"):
+        history(run).best_step("loss", "most")
+    empty = history(tmp_path / "new")
+    assert (empty.best_step("loss"), empty.all_metrics()) == (None, {})
+    with pytest.raises(NotCommitted, match="no step is saved"):
+        empty.contents()
+
+
+def test_of_nan_there_is_no_best(tmp_path):
+    with shoal.Checkpoints(tmp_path) as ckpts:
+        ckpts.save(1, {"w": 1}, metrics={"loss": float("nan")})
+        ckpts.wait()
+        assert ckpts.best_step("loss") is None
+
+
+def test_whether_a_save_runs(tmp_path, monkeypatch):
+    go = threading.Event()
+    with shoal.Checkpoints(tmp_path) as ckpts:
+        assert not ckpts.is_saving
+        retain = ckpts._saver._retain
+        monkeypatch.setattr(ckpts._saver, "_retain", lambda *a: (go.wait(60), retain(*a)))
+        ckpts.save(1, {"w": np.ones(3)})
+        assert ckpts.is_saving
+        go.set()
+        ckpts.wait()
+        assert not ckpts.is_saving
