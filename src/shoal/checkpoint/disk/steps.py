@@ -167,8 +167,14 @@ def _listed(there: list[int], step: int) -> str:
     return ", ".join(map(str, near)) + (f" and {len(there) - 5} more" if len(there) > 5 else "")
 
 
-def chosen(root: Folder, *, skip_corrupt: bool) -> int | None:
-    """Return the number of the newest step, None if there is none. Raises as `commits`."""
+def chosen(root: Folder, step: int | None = None, *, skip_corrupt: bool) -> int | None:
+    """Return a step that is committed, or with None the newest; None: there is none.
+
+    Raises:
+      NotCommitted: it is not. Else as `commits`.
+    """
+    if step is not None:
+        return require(root, step).step
     found = newest(root, skip_corrupt=skip_corrupt)
     return None if found is None else found.step
 
