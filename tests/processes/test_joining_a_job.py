@@ -6,6 +6,15 @@ import signal
 
 import pytest
 
+AGAIN = (
+    "initialize was called before, with other arguments (script{0}.py:10 (initialize))\n"
+    "before: initialize({1}, virtual_devices=2)\n"
+    "now:    initialize({1}, local_device_ids=[0], virtual_devices=4)\n"
+    "virtual_devices: 2 before, 4 now\n"
+    "local_device_ids: not given before, (0,) now\n"
+    "this is process {0} of 2; call shutdown() first to join another job"
+)
+
 
 def test_two_processes_compute_and_leave_quietly(job, said):
     script = """
@@ -13,8 +22,9 @@ def test_two_processes_compute_and_leave_quietly(job, said):
     initialize()
     say(process.process_index(), process.process_count(), global_sum())
     barrier("here")
+    initialize(timeout_s=20)  # again, and nothing is sent
     try:
-        initialize()
+        initialize(virtual_devices=4, local_device_ids=[0])
     except InitializeError as error:
         say(error)
     import jax
@@ -33,12 +43,12 @@ def test_two_processes_compute_and_leave_quietly(job, said):
         "call what is collective before that, or initialize() to join a job again"
     )
     ended = job.run(2, script)
+    numbers = "coordinator_address={!r}, num_processes=2, process_id={}"
     for index, one in enumerate(ended):
         assert (one.code, one.err) == (0, ""), one
         assert said(one).splitlines() == [
             f"{index} 2 6.0",
-            f"initialize was called twice: this is process {index} of 2 already",
-            "call shutdown() first to join another job",
+            *AGAIN.format(index, numbers.format(job.address, index)).splitlines(),
             "True 2 4",
             *2 * [*left.format(index).splitlines()],
             f"ends {index} 2",

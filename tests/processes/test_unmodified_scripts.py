@@ -66,6 +66,7 @@ def test_initialize_without_arguments(job, said, launched, slurm):
         "say(jax.process_index(), jax.process_count(), global_sum(), jax.local_device_count())\n"
         "initialize = process.initialize\n"
         "initialize(timeout_s=30)\n"  # attaches, at the launcher's meeting place
+        "initialize()\n"  # again, to no effect
         "barrier('both')\n"
         "say(process.process_index(), process.process_count())\n"
     )

@@ -109,6 +109,64 @@ def test_who_has_left_a_job_of_several_is_none_of_one(begun):
         process_index()
 
 
+AGAIN = """
+    import os
+    from shoal.runtime.process import coordinator, initialize, process_count, shutdown
+    initialize(virtual_devices=2)
+    first = coordinator()
+    initialize(virtual_devices=2, timeout_s=5)
+    initialize(virtual_devices=2, num_processes=1)
+    os.environ["SHOAL_VIRTUAL_DEVICES"] = "2"
+    initialize()
+    print(coordinator() is first)
+    import jax
+    print(jax.device_count())
+    os.environ["SHOAL_NUM_PROCESSES"], os.environ["SHOAL_PROCESS_ID"] = "2", "1"
+    os.environ["SHOAL_COORDINATOR"] = "h:1"
+    for options in ({}, {"virtual_devices": 3, "num_processes": 1}, {"virtual_devices": 0}):
+        try:
+            initialize(**options)
+        except Exception as error:
+            print(type(error).__name__, error)
+    initialize(virtual_devices=2, num_processes=1)
+    if os.fork() == 0:
+        try:
+            initialize(virtual_devices=2, num_processes=1)
+        except Exception as error:
+            print(type(error).__name__, str(error).splitlines()[0], flush=True)
+        os._exit(0)
+    os.wait()
+    shutdown()
+    initialize(virtual_devices=2, num_processes=1)
+    print(coordinator() is first)
+"""
+AGAIN_SAID = """\
+True
+2
+InitializeError initialize was called before, with other arguments (<string>:4 (<module>))
+before: initialize(virtual_devices=2)
+now:    initialize()
+process_id: 0 before, 1 now
+num_processes: 1 before, 2 now
+coordinator_address: not given before, h:1 now
+this is process 0 of 1; call shutdown() first to join another job
+InitializeError initialize was called before, with other arguments (<string>:4 (<module>))
+before: initialize(virtual_devices=2)
+now:    initialize(num_processes=1, virtual_devices=3)
+virtual_devices: 2 before, 3 now
+this is process 0 of 1; call shutdown() first to join another job
+UsageError initialize: virtual_devices=0 must be a whole number, at least 1
+InitializeError this process is a fork of process 0 of 1, and no member of the job
+False
+"""
+
+
+def test_initialize_again(child_env):
+    """With what comes to the same it does nothing; with anything else both are shown."""
+    done = run(AGAIN, child_env)
+    assert (done.stdout, done.returncode) == (AGAIN_SAID, 0), done.stderr
+
+
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "5", True])
 def test_a_timeout_must_be_positive_seconds(child_env, timeout_s):
     with pytest.raises(UsageError, match="timeout_s"):

@@ -24,6 +24,7 @@ from shoal.runtime.coordinator_tcp import TcpCoordinator
 from shoal.runtime.device_start import Start
 from shoal.runtime.ending import Ending, Patience
 from shoal.runtime.exit_guard import ExitGuard
+from shoal.runtime.initialized import Initialized
 from shoal.runtime.launched import alone
 from shoal.runtime.leaving import Given
 from shoal.runtime.meshes import Meshes, Registered
@@ -56,7 +57,7 @@ class _Record:
         self.pid = os.getpid()
         self.guard: ExitGuard | None = None
         self.joined: Coordinator | None = None  # since `initialize`, until `shutdown`
-        self.is_attached = False
+        self.initialized: Initialized | None = None  # by which call it joined
         self.attempts = 0  # to join a job
         self.alone: Coordinator | None = None  # before `initialize`
         self.sources: Sources | None = None  # what tells it that it will be ended
@@ -85,7 +86,8 @@ def initialize(
 
     Collective over all processes.
 
-    Call it once, before the first use of JAX's devices. Numbers that you do not give come from
+    Call it before the first use of JAX's devices. Called again with arguments that come to the same
+    (a notebook's cell that is run again), it does nothing. Numbers that you do not give come from
     `SHOAL_*`, `JAX_*`, `DTENSOR_*`, torchrun, Open MPI, MPICH or a Slurm step, in this order;
     without any this is a job of one process. With PMIx alone (`prterun`), which gives no count,
     give them. It is impossible that it returns on one process and raises on another that is alive,
@@ -114,8 +116,9 @@ def initialize(
     Raises:
       InitializeError: on every living process, within the deadline: a process did not come, an
         index is taken twice, counts or versions differ, or the meeting place cannot be reached.
-        On this process: it was initialized before, or JAX has created its devices already, or
-        its launcher says which process it is, and not of how many.
+        On this process: it was initialized before with other arguments (both are shown), or is a
+        fork of such a process; or JAX has created its devices already; or its launcher says which
+        process it is, and not of how many.
       UsageError: on this process: an argument or a variable is malformed.
 
     >>> initialize(virtual_devices=2)
@@ -137,11 +140,10 @@ def initialize(
     if _RECORD.guard is None:
         _RECORD.guard = ExitGuard()
         _RECORD.guard.hook()
-    if _RECORD.joined is not None:
-        raise InitializeError(
-            f"initialize was called twice: this is process {_RECORD.joined.process} of "
-            f"{_RECORD.joined.num_processes} already\ncall shutdown() first to join another job"
-        )
+    if _RECORD.joined is not None and _RECORD.initialized is not None:
+        coordinator()  # raises in a fork, which is no member
+        _RECORD.initialized.check_same(arguments)
+        return
     _enter(arguments, deadline, _RECORD.guard, patience)
 
 
@@ -162,7 +164,8 @@ def _enter(arguments: Arguments, deadline: float, guard: ExitGuard, patience: Pa
         if membership.is_connecting():
             guard.distrust_runtime()
         raise
-    _RECORD.pid, _RECORD.joined, _RECORD.is_attached = os.getpid(), joined, is_attached
+    _RECORD.initialized = Initialized(arguments, cluster, is_attached, callsite())
+    _RECORD.pid, _RECORD.joined = os.getpid(), joined
     if cluster.num_processes > 1:
         guard.watch(joined, is_idle=jax_runtime.is_idle, leave=_part, parts_together=is_attached)
     if isinstance(joined, TcpCoordinator):
@@ -201,7 +204,7 @@ def shutdown(*, timeout_s: float | None = None) -> None:
         joined.tell("failed", f"shutdown: {error}")
         raise
     else:
-        if joined.num_processes > 1 and not _RECORD.is_attached:
+        if joined.num_processes > 1 and not _is_attached():
             jax_runtime.leave(process_ends=False)
         joined.close()
         guard.release()
@@ -341,6 +344,11 @@ def sources() -> Sources:
     return _RECORD.sources
 
 
+def _is_attached() -> bool:
+    """Had `jax.distributed` joined the job that `initialize` joined?"""
+    return _RECORD.initialized is not None and _RECORD.initialized.is_attached
+
+
 def _give_notice(given: Given) -> bool:
     return last_coordinator().give_notice(given)  # a signal may come while `shutdown` returns
 
@@ -372,7 +380,7 @@ def _part(words: str) -> None:
     joined = _RECORD.joined
     if joined is None:
         return
-    if not _RECORD.is_attached:
+    if not _is_attached():
         jax_runtime.leave(process_ends=True)
     with contextlib.suppress(ShoalError, OSError):
         joined.close(words)

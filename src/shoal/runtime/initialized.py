@@ -1,0 +1,61 @@
+"""What `initialize` was called with, for a later call: a cell that is run again, a program whose
+test bench has joined the job already.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from shoal.errors import InitializeError
+from shoal.runtime.cluster import Arguments, Cluster, decide
+from shoal.runtime.membership import find_cluster
+
+__all__ = ["Initialized"]
+
+# Which job, and as whom; not by whose word, or with which secret.
+_COMPARED = {
+    "process": "process_id",
+    "num_processes": "num_processes",
+    "address": "coordinator_address",
+    "bind_host": "coordinator_bind_address",
+    "virtual_devices": "virtual_devices",
+    "local_device_ids": "local_device_ids",
+    "host_devices": "host_devices",
+}
+
+
+class Initialized(NamedTuple):
+    """The call that joined the job."""
+
+    arguments: Arguments
+    cluster: Cluster  # what the arguments and the environment came to
+    is_attached: bool
+    site: str
+
+    def check_same(self, arguments: Arguments) -> None:
+        """Raise InitializeError if these ask for anything else than the call that joined."""
+        now = find_cluster(arguments)[0] if self.is_attached else decide(arguments, os.environ)
+        differing = [
+            f"{name}: {_shown(before)} before, {_shown(asked)} now"
+            for field, name in _COMPARED.items()
+            if (before := getattr(self.cluster, field)) != (asked := getattr(now, field))
+        ]
+        if not differing:
+            return
+        cluster, lines = self.cluster, "\n".join(differing)
+        raise InitializeError(
+            f"initialize was called before, with other arguments ({self.site})\n"
+            f"before: {_call(self.arguments)}\nnow:    {_call(arguments)}\n{lines}\n"
+            f"this is process {cluster.process} of {cluster.num_processes}; call shutdown() first "
+            "to join another job"
+        )
+
+
+def _shown(value: object) -> str:
+    return "not given" if value is None else str(value)
+
+
+def _call(arguments: Arguments) -> str:
+    given = arguments._asdict().items()
+    return f"initialize({', '.join(f'{k}={v!r}' for k, v in given if v is not None)})"
