@@ -22,9 +22,9 @@ say("ready")
 class Coordinator:
     """The command at work, and what it said."""
 
-    def __init__(self, env, *options):
+    def __init__(self, env, *options, before=()):
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "shoal", "coordinator", "-n", str(COUNT), *options],
+            [*before, sys.executable, "-m", "shoal", "coordinator", "-n", str(COUNT), *options],
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -52,11 +52,14 @@ def start(job):
     """Return a function that starts the command; the job's fixture ends what is left of it."""
     started = []
 
-    def start(*options, **env):
-        started.append(Coordinator({**job.env, **env}, *options))
+    def start(*options, before=(), **env):
+        started.append(Coordinator({**job.env, **env}, *options, before=before))
         return started[-1]
 
+    # A suite that runs in the background may ignore SIGINT, which the command would inherit.
+    signal_before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield start
+    signal.signal(signal.SIGINT, signal_before)
     for coordinator in started:
         coordinator.popen.kill()
         coordinator.finish() if not coordinator.popen.stdout.closed else None
@@ -120,11 +123,12 @@ say("met")
 
 
 def test_it_keeps_for_one_job_after_the_other(job, start):
-    coordinator = start("--keep")
+    coordinator = start("--keep", before=["nohup"])
     first, variables = coordinator.told(), coordinator.variables()
     for _ in range(2):
         start_all(job, variables)
         assert {one.code for one in job.wait()} == {0}
+        coordinator.popen.send_signal(signal.SIGHUP)  # as at the end of the terminal
     second = coordinator.told()
     assert {**second, "pids": first["pids"]} == first
     coordinator.popen.send_signal(signal.SIGTERM)

@@ -18,6 +18,7 @@ from typing import Annotated, NamedTuple, NoReturn
 import typer
 
 from shoal import settings
+from shoal.cli.ignored import heeded, ignored_words
 from shoal.errors import InitializeError, ProcessLostError, UsageError, raise_all
 from shoal.runtime.frames import address_text, split_address
 from shoal.runtime.spawn import Spawned
@@ -50,6 +51,8 @@ processes: SHOAL_HEARTBEAT_S, SHOAL_LOST_AFTER_S, SHOAL_SILENT_LOST_AFTER_S.
 
 \b
 It ends when the job is over; Ctrl-C or SIGTERM ends it, and the job with it.
+What was ignored when it began stays so: SIGHUP after nohup, SIGINT in a
+script that starts it with &.
 Exit code:
   0      the job is over
   2      wrong usage
@@ -104,8 +107,10 @@ def coordinator(
     request = _Request(
         *_checked(processes, bind, port, jax_port), given or secrets.token_hex(16), not given
     )
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in heeded([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]):
         signal.signal(number, _end)
+    if words := ignored_words():
+        print(f"shoal coordinator: {words}", file=sys.stderr)
     try:
         while True:
             request = _serve(request)

@@ -20,6 +20,7 @@ from types import FrameType
 from typing import Any
 
 from shoal.cli.descendants import adopt_orphans, kill_all
+from shoal.cli.ignored import heeded
 
 __all__ = ["FORWARDED", "run_kept"]
 
@@ -61,9 +62,8 @@ def _be_keeper(job: Callable[[int], int], orders_fd: int) -> None:
         # Own session: neither Ctrl-C nor a signal to the launcher's group reaches the keeper, and
         # it may write to the terminal at any time. A handler, not SIG_IGN, which programs inherit.
         os.setsid()
-        for number in FORWARDED:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, _do_nothing)
+        for number in heeded(FORWARDED):
+            signal.signal(number, _do_nothing)
         adopt_orphans()
         code = job(orders_fd)
     except BaseException:  # noqa: BLE001 - nothing may return into the launcher's stack
@@ -97,7 +97,7 @@ def _wait_for(keeper: int) -> int:
 def _forward_signals(lifeline_fd: int) -> dict[int, Any]:
     """Write each forwarded signal to the lifeline; return the handlers that stood before.
 
-    A signal that is ignored stays so: that is how nohup and background jobs of `sh` ask for it.
+    A signal that is ignored stays so.
     """
     interrupts = 0
 
@@ -110,11 +110,7 @@ def _forward_signals(lifeline_fd: int) -> dict[int, Any]:
         with contextlib.suppress(BrokenPipeError):
             os.write(lifeline_fd, bytes([number]))
 
-    before: dict[int, Any] = {}
-    for number in FORWARDED:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, forward)
-    return before
+    return {number: signal.signal(number, forward) for number in heeded(FORWARDED)}
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:

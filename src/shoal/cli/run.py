@@ -50,6 +50,8 @@ When a process fails:
 Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
          After SIGTERM the processes have {grace} s to end (SHOAL_GRACE_S); or, where
          they took it as a notice (shoal.preempted), {leave} s (SHOAL_LEAVE_S).
+         What was ignored when it began stays so: SIGHUP after nohup, and SIGINT
+         in a script that starts it with &, of which a line is said.
 Input:   with -n 1 the program reads yours; with more it reads /dev/null.
 Exit code:
   0      all processes ended with 0
@@ -170,6 +172,7 @@ def check(request: Request) -> _Checked:
 
 def _launch(request: Request) -> int:
     """Check, run, and tidy up; return the exit code."""
+    from shoal.cli.ignored import ignored_words
     from shoal.cli.job import Job, Order
     from shoal.cli.keeper import run_kept
     from shoal.cli.log_dir import open_log_dir
@@ -181,6 +184,8 @@ def _launch(request: Request) -> int:
     if checked.devices is not None:
         said = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
         print(f"shoal run: {said}\n" if said else "", end="", file=sys.stderr)
+    if words := ignored_words():
+        print(f"shoal run: {words}", file=sys.stderr)
     warn_after_s = settings.seconds("SHOAL_WARN_AFTER_S")
     lost_after_s = settings.seconds("SHOAL_LOST_AFTER_S")
     with open_log_dir(request.log_dir, ["shoal", *sys.argv[1:]]) as log_dir:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
 
 HEAD = "import os, pathlib, signal, subprocess, sys, time; me = os.environ['RANK']\n"
@@ -89,6 +92,28 @@ def test_a_launch_that_nohup_started_survives_the_terminal(launch):
     launch.await_words("ready", 2)
     launch.popen.send_signal(signal.SIGHUP)
     assert launch.finish().code == 0
+
+
+def test_a_script_that_starts_it_with_an_ampersand_is_told_that_sigint_does_nothing(launch):
+    """Its shell lets such programs ignore SIGINT, so that Ctrl-C ends the script alone."""
+    run = f"{sys.executable} -m shoal run -n 2 script.py"
+    steps = "pid=$!; read go; kill -INT $pid; kill -USR1 $pid; read go; kill $pid; wait $pid"
+    program = HEAD + "signal.signal(signal.SIGUSR1, lambda *_: print('noticed'))\n" + SLEEP
+    (launch.folder / "script.py").write_text(program)
+    launch.popen = subprocess.Popen(
+        ["sh", "-c", f"{run} & {steps}"],
+        cwd=launch.folder, env=launch.env, text=True, stdin=-1, stdout=-1, stderr=-1,
+    )  # fmt: skip
+    for words in ("ready", "noticed"):
+        launch.await_words(words, 2)
+        print(file=launch.popen.stdin, flush=True)
+    finished = launch.finish()
+    first = finished.err.splitlines()[0]
+    assert first.startswith("shoal run: SIGINT is ignored, as for what a script starts with `&`: ")
+    assert re.search(r"`kill \d+` \(SIGTERM\) ends the job", first)
+    assert finished.code == 128 + signal.SIGTERM
+    assert finished.verdict == "shoal run: the job was ended by SIGTERM"
+    assert launch.leaves_nobody()
 
 
 def test_a_reader_that_stalls_does_not_hold_up_the_end(launch):
