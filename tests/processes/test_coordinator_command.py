@@ -56,10 +56,7 @@ def start(job):
         started.append(Coordinator({**job.env, **env}, *options, before=before))
         return started[-1]
 
-    # A suite that runs in the background may ignore SIGINT, which the command would inherit.
-    signal_before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield start
-    signal.signal(signal.SIGINT, signal_before)
     for coordinator in started:
         coordinator.popen.kill()
         coordinator.finish() if not coordinator.popen.stdout.closed else None

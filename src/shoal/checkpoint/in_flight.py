@@ -20,6 +20,7 @@ from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator, Point
 from shoal.runtime.group import Group
+from shoal.runtime.interrupts import interrupts_heard
 from shoal.runtime.leaving import Notice
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Saver:
         self.called = root.path  # the same on all processes, whatever each calls the folder
         self.damaged: set[int] = set()  # steps that this run passed over when it was resumed
 
+    @interrupts_heard
     def save(
         self,
         step: int,
@@ -141,6 +143,7 @@ class Saver:
         running = self._running  # another thread may settle it
         return running is not None and not running.saving.done
 
+    @interrupts_heard
     def settle(self, timeout_s: float | None) -> None:
         """Wait until nothing runs; raise, once, what went wrong.
 

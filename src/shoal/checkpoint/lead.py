@@ -11,11 +11,13 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.group import Group
+from shoal.runtime.interrupts import interrupts_heard
 from shoal.runtime.verdicts import Self
 
 __all__ = ["lead_says", "meet_lead"]
 
 
+@interrupts_heard
 def lead_says(
     coordinator: Coordinator,
     operation: str,

@@ -21,6 +21,7 @@ from shoal.runtime.agreement import Call
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.group import group_in
+from shoal.runtime.interrupts import interrupts_heard
 from shoal.runtime.lanes import one_call
 
 __all__ = ["RestorePlan", "plan_restore", "restore", "restore_with"]
@@ -164,6 +165,7 @@ def restore(
     )
 
 
+@interrupts_heard
 @one_call("restore")
 def restore_with(
     coordinator: Coordinator,

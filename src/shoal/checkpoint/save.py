@@ -22,6 +22,7 @@ from shoal.paths import local_path
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.group import group_in
+from shoal.runtime.interrupts import interrupts_heard
 from shoal.runtime.lanes import one_call
 
 __all__ = ["request_of", "save", "save_with"]
@@ -98,6 +99,7 @@ def save(
     )
 
 
+@interrupts_heard
 @one_call("save")
 def save_with(
     coordinator: Coordinator,

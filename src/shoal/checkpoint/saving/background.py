@@ -17,6 +17,7 @@ from shoal.checkpoint.saving.state import read_state
 from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.coordinator import Coordinator
 from shoal.runtime.group import group_in
+from shoal.runtime.interrupts import interrupts_heard
 from shoal.runtime.lanes import one_call
 from shoal.runtime.membership import SAVES
 
@@ -79,6 +80,7 @@ class Saving:
             self._is_over.set()
 
 
+@interrupts_heard
 @one_call("save")
 def start_save_with(
     coordinator: Coordinator,

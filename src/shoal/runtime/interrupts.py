@@ -1,0 +1,139 @@
+"""Ctrl-C in the middle of a call: raised where it is heard, not where it is lost.
+
+Python raises KeyboardInterrupt wherever the main thread happens to be. In a callback of the garbage
+collector (JAX has one), of a weak reference or of C++, or in a destructor, it is printed and lost,
+or ends the process. Inside the block it is raised where nothing but shoal's own code, or a wait of
+`threading`, stands between the block and the interrupted line. Where other code does, it is kept,
+and a thread sends it again and again until it meets such a place; at the latest the end of the
+block raises it. A second one is raised wherever it comes.
+
+A program that has a handler of its own for SIGINT keeps it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import functools
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import ParamSpec, TypeVar
+
+from shoal.runtime.callsite import is_ours
+
+__all__ = ["HeardInterrupts", "interrupts_heard"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_AGAIN_S = 0.002  # until an interrupt that was kept is sent again, at first
+_AGAIN_MAX_S = 0.1
+
+
+class HeardInterrupts:
+    """A block in which no interrupt is lost. Inside another one, and in other threads: nothing."""
+
+    def __init__(self, base: FrameType) -> None:
+        """`base`: the frame that has the block."""
+        self._base: FrameType | None = base
+        self._is_on = False
+        self._is_kept = False  # an interrupt is still to be raised
+        self._was_kept = False  # so there may be a signal of ours on its way
+        self._is_sent_again = False
+        self._is_again = False  # the next signal is one of ours
+        self._lock = threading.Lock()  # the main thread takes it at the end alone
+
+    def __enter__(self) -> HeardInterrupts:
+        if threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                self._is_on = True
+                signal.signal(signal.SIGINT, self._take)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._is_on:
+            return
+        self._close()
+        if self._is_kept and not isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+
+    def _close(self) -> None:
+        """Put the handler back; a signal of ours that is on its way does not outlive the block."""
+        self._base = None  # from here on every interrupt is kept
+        if not self._was_kept:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            if not self._was_kept:
+                return
+        with self._lock:
+            self._is_on = False  # nothing is sent again
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        while signal.SIGINT in signal.sigpending():
+            self._keep(signal.sigwait({signal.SIGINT}))
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # after ours has had its turn
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _take(self, _number: int, frame: FrameType | None) -> None:
+        is_second = self._is_kept and not self._is_again
+        is_new = self._keep(_number)
+        if self._base is None or not self._is_kept:
+            return
+        if self._is_heard(frame):
+            self._is_kept = False
+            raise KeyboardInterrupt
+        if is_second:
+            self._is_sent_again = False
+            raise KeyboardInterrupt  # if it is lost here, the end of the block raises the first
+        if is_new:
+            self._is_sent_again = True
+            with contextlib.suppress(RuntimeError):  # the program ends: no more threads
+                # Not a `Thread`: its locks may be held by the very code that was interrupted.
+                _thread.start_new_thread(self._send_again, ())
+
+    def _keep(self, _number: int) -> bool:
+        """Note that a signal came; return whether it begins an interrupt."""
+        is_again, self._is_again = self._is_again, False
+        if is_again or self._is_kept:
+            return False
+        self._is_kept = self._was_kept = True
+        return True
+
+    def _is_heard(self, frame: FrameType | None) -> bool:
+        """Is an exception in this frame sure to come to the block?"""
+        if frame is not self._base and frame is not None and frame.f_globals is globals():
+            return False  # on the way in or out
+        while frame is not None and frame is not self._base:
+            if not is_ours(frame) and frame.f_globals.get("__name__") != "threading":
+                return False
+            frame = frame.f_back
+        return frame is not None
+
+    def _send_again(self) -> None:
+        main, pause_s = threading.main_thread().ident, _AGAIN_S
+        while True:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _AGAIN_MAX_S)
+            with self._lock:
+                if not (self._is_on and self._is_kept and self._is_sent_again) or main is None:
+                    return
+                self._is_again = True
+                signal.pthread_kill(main, signal.SIGINT)
+
+
+def interrupts_heard(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that is to lose no interrupt, and calls no long code of the program's."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        with HeardInterrupts(sys._getframe()):
+            return function(*args, **kwargs)
+
+    return call

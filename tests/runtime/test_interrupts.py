@@ -1,0 +1,148 @@
+"""Ctrl-C in the middle of a call is raised where it is heard, once."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+
+import pytest
+
+from shoal.checkpoint.saving.background import Saving
+from shoal.runtime.interrupts import interrupts_heard
+
+
+def press(*_):
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def default_handler():
+    """As in a program that was started in the foreground; and so it is left."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def pressed_while_collecting():
+    """Press Ctrl-C in a callback of the garbage collector, where exceptions are lost."""
+
+    def callback(phase, _):
+        if phase == "start":
+            press()
+
+    gc.callbacks.append(callback)
+    gc.disable()
+    yield
+    gc.enable()
+    gc.callbacks.remove(callback)
+
+
+def test_in_the_garbage_collector(pressed_while_collecting):
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        interrupts_heard(lambda: done.append(gc.collect()))()
+    assert len(done) == 1
+
+
+def test_the_second_in_the_garbage_collector(pressed_while_collecting, monkeypatch):
+    """It is raised there and lost; the first is not."""
+    lost = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda hook: lost.append(hook.exc_type))
+    with pytest.raises(KeyboardInterrupt):
+        interrupts_heard(lambda: [gc.collect(), gc.collect()])()
+    assert lost == [KeyboardInterrupt]
+
+
+class Pressed(float):
+    """A number of seconds; Ctrl-C is pressed where it is compared."""
+
+    def __gt__(self, other):
+        press()
+        return float(self) > other
+
+
+def test_what_was_kept_ends_the_next_wait_of_ours():
+    end = threading.Event()
+    saving = Saving("save", end.wait)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupts_heard(saving.wait)(Pressed(60.0))
+    assert caught.value.__cause__ is None  # the wait has not come to its end
+    end.set()
+    saving.wait()
+
+
+def test_a_second_is_raised_wherever_it_comes():
+    done = []
+
+    @interrupts_heard
+    def call():
+        press()
+        done.append("the first was kept")
+        press()
+        done.append("never")
+
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert done == ["the first was kept"]
+
+
+def test_an_error_of_the_call_is_the_cause():
+    def call():
+        press()
+        raise ValueError("no more data")
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        interrupts_heard(call)()
+    assert str(caught.value.__cause__) == "no more data"
+
+
+def test_blocks_in_blocks_raise_at_the_end_of_the_outermost():
+    done = []
+
+    @interrupts_heard
+    def outer():
+        interrupts_heard(press)()
+        done.append("after the inner one")
+
+    with pytest.raises(KeyboardInterrupt):
+        outer()
+    assert done == ["after the inner one"]
+
+
+def test_a_handler_of_the_program_is_left_alone():
+    heard = []
+    signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    interrupts_heard(press)()
+    assert heard == [signal.SIGINT]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_other_threads_take_no_signals():
+    found = []
+    look = interrupts_heard(lambda: found.append(signal.getsignal(signal.SIGINT)))
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [signal.default_int_handler]
+
+
+def test_many_at_any_moment_are_raised_once_each():
+    """Each from another thread, while the block begins, works, waits or ends."""
+    main, never = threading.main_thread().ident, threading.Event()
+    raised = 0
+    for number in range(300):
+        sender = threading.Thread(target=signal.pthread_kill, args=(main, signal.SIGINT))
+        try:
+            try:
+                interrupts_heard(sender.start)()
+                interrupts_heard(sorted)(range(number))
+                never.wait(60.0)
+            finally:
+                sender.join()
+        except KeyboardInterrupt:
+            raised += 1
+    assert raised == 300
