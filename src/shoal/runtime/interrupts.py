@@ -30,6 +30,8 @@ __all__ = ["HeardInterrupts", "interrupts_heard"]
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# What counts the calls of this process, and this: on their way in or out nothing is half done.
+_KEPT_IN = (__name__, "shoal.runtime.lanes")
 _AGAIN_S = 0.002  # until an interrupt that was kept is sent again, at first
 _AGAIN_MAX_S = 0.1
 
@@ -77,13 +79,14 @@ class HeardInterrupts:
             self._is_on = False  # nothing is sent again
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while signal.SIGINT in signal.sigpending():
-            self._keep(signal.sigwait({signal.SIGINT}))
+            signal.sigwait({signal.SIGINT})
+            self._keep()
         signal.signal(signal.SIGINT, signal.default_int_handler)  # after ours has had its turn
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _take(self, _number: int, frame: FrameType | None) -> None:
         is_second = self._is_kept and not self._is_again
-        is_new = self._keep(_number)
+        is_new = self._keep()
         if self._base is None or not self._is_kept:
             return
         if self._is_heard(frame):
@@ -98,7 +101,7 @@ class HeardInterrupts:
                 # Not a `Thread`: its locks may be held by the very code that was interrupted.
                 _thread.start_new_thread(self._send_again, ())
 
-    def _keep(self, _number: int) -> bool:
+    def _keep(self) -> bool:
         """Note that a signal came; return whether it begins an interrupt."""
         is_again, self._is_again = self._is_again, False
         if is_again or self._is_kept:
@@ -108,8 +111,9 @@ class HeardInterrupts:
 
     def _is_heard(self, frame: FrameType | None) -> bool:
         """Is an exception in this frame sure to come to the block?"""
-        if frame is not self._base and frame is not None and frame.f_globals is globals():
-            return False  # on the way in or out
+        if frame is not self._base and frame is not None:
+            if frame.f_globals.get("__name__") in _KEPT_IN:
+                return False
         while frame is not None and frame is not self._base:
             if not is_ours(frame) and frame.f_globals.get("__name__") != "threading":
                 return False
