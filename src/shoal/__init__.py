@@ -231,7 +231,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError("; ".join(filter(None, [told, names.facades_of(name)])))
     import importlib
 
-    value = getattr(importlib.import_module(_LAZY[name]), name)
+    import shoal.runtime.interrupts as interrupts
+
+    # It takes long enough for a Ctrl-C, and garbage is collected, in whose callbacks one is lost.
+    load = interrupts.interrupts_heard(importlib.import_module)
+    value = getattr(load(_LAZY[name]), name)
     globals()[name] = value
     return value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import subprocess
 import sys
 import threading
 
@@ -55,6 +56,30 @@ def test_the_second_in_the_garbage_collector(pressed_while_collecting, monkeypat
     with pytest.raises(KeyboardInterrupt):
         interrupts_heard(lambda: [gc.collect(), gc.collect()])()
     assert lost == [KeyboardInterrupt]
+
+
+def test_while_a_name_of_the_package_is_loaded(child_env):
+    """The first `shoal.save` imports much."""
+    script = """
+import gc, signal, sys
+import numpy
+import shoal
+def press(phase, _):
+    if "shoal.checkpoint" in sys.modules:
+        gc.callbacks.remove(press)
+        signal.raise_signal(signal.SIGINT)
+gc.callbacks.append(press)
+try:
+    gc.set_threshold(5)
+    shoal.save
+    print("lost")
+except KeyboardInterrupt:
+    print("raised", press not in gc.callbacks, callable(shoal.save))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=child_env, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("raised True True\n", "")
 
 
 class Pressed(float):
