@@ -211,6 +211,59 @@ def test_views_wrap_and_unwrap():
             refused(None, ())
 
 
+def test_views_are_used_as_the_arrays_that_they_show():
+    marked = xs.mark_sharding(VALUE, GRID, ("x", None))
+    view = xs.wrap_if_sharded(marked)
+    for found in (view + 1, 1 + view, jnp.add(view, 1), jax.jit(lambda v: v + 1)(view)):
+        holds(found, GRID, ("x", None), VALUE + 1)
+    np.testing.assert_allclose(jnp.sin(view).T, jnp.sin(VALUE).T, rtol=1e-6)
+    np.testing.assert_array_equal(jnp.concatenate([view, marked]), np.concatenate([VALUE] * 2))
+    np.testing.assert_array_equal(VALUE @ view, VALUE @ marked)
+    np.testing.assert_array_equal(view == VALUE, np.ones((8, 8), bool))
+    assert (float(view[0, 1]), view.ndim, len(view), float(view.sum())) == (1, 2, 8, VALUE.sum())
+    assert {view: 3}[view] == 3
+    slope = jax.grad(lambda v: (v * v).sum())(view)
+    holds(slope.global_tensor, GRID, ("x", None), 2 * VALUE)
+    turned = jax.jit(lambda v: xs.mark_sharding(v, GRID, (1, 0)))(view)
+    holds(turned.global_tensor, GRID, ("y", "x"))
+    assert (turned.mesh_shape, turned.partition_spec) == ((4, 2), ("y", "x"))
+    assert view.partition_spec == ("x", None)
+    with pytest.raises(
+        AttributeError, match=r"neither XLAShardedTensor nor jax.Array has .*'cuda'"
+    ):
+        view.cuda()
+
+
+def test_a_view_outlives_no_tracer():
+    view = xs.wrap_if_sharded(xs.mark_sharding(VALUE, GRID, ("x", None)))
+    found = jax.jit(lambda: xs.mark_sharding(view, GRID, ("y", None)) * 2)()
+    np.testing.assert_array_equal(found, VALUE * 2)
+    jax.jit(lambda: xs.clear_sharding(view) + xs.annotate_custom_sharding(view, GRID, (None, 0)))()
+    holds(view.global_tensor, GRID, ("x", None))
+    jax.grad(lambda x: (x * xs.mark_sharding(view, GRID, ("y", None))).sum())(VALUE)
+    holds(view.global_tensor, GRID, ("y", None))  # grad alone runs eagerly
+
+
+@pytest.mark.parametrize("clear", [xs.clear_sharding, lambda x: shoal.constrain(x, None)])
+def test_clearing_names_no_devices_that_a_program_does_not_run_on(clear):
+    half = xs.Mesh(range(4), (4,), ("x",))
+    marked = xs.mark_sharding(VALUE, GRID, ("x", None))
+    xs.set_global_mesh(half)
+    with shoal.use_mesh(half.on_devices()):
+        found = jax.jit(lambda x: clear(x + 1) * 2)(marked)
+        np.testing.assert_array_equal(found, (VALUE + 1) * 2)
+
+        @jax.jit
+        def program(x):
+            return clear(xs.mark_sharding(x, GRID, ("x", None))) + clear(x)
+
+        np.testing.assert_array_equal(program(VALUE), 2 * VALUE)
+        on_half = jax.jit(lambda x: clear(xs.mark_sharding(x, half, ("x", None))))
+        np.testing.assert_array_equal(on_half(VALUE), VALUE)
+        assert on_half.lower(VALUE).as_text().count("sharding_constraint") == 2
+    xs.set_global_mesh(None)
+
+
 @of_kind("input_sharding")
 def test_a_minibatch_on_a_reordered_mesh_keeps_its_rows(case):
     spec = xs.ShardingSpec(mesh_of(case), spec_of(case), minibatch=case["minibatch"])

@@ -105,6 +105,45 @@ def test_a_dict_is_restored_in_place_to_any_layout(tmp_path):
     assert manager.all_steps() == [11]
 
 
+def test_what_is_nested_and_views_are_restored_in_place(tmp_path):
+    manager = xs.CheckpointManager(tmp_path, 10)
+    grid = xs.Mesh(range(8), (4, 2), ("x", "y"))
+    value = jnp.arange(16, dtype=jnp.bfloat16).reshape(8, 2)
+
+    def state(value, spec):
+        w = xs.mark_sharding(value, grid, spec)
+        view = xs.wrap_as_sharded_tensor(w, partition_spec=spec)
+        moments = {"mu": w, "nu": [view, {"deep": w}], "pair": (w, {"in": view}), "none": None}
+        return {"params": {"view": view, "w": w}, "opt": moments, "count": 0}
+
+    saved = state(value, (0, None))
+    saved["count"] = 7
+    assert manager.save(10, saved)
+    target = state(jnp.zeros_like(value), (None, 1))
+    params, view, opt, deep = (
+        target["params"], target["params"]["view"], target["opt"], target["opt"]["nu"][1],
+    )  # fmt: skip
+    assert manager.restore(10, target) is target
+    assert (target["params"], target["opt"], opt["nu"][1]) == (params, opt, deep)
+    assert params["view"] is opt["nu"][0] is opt["pair"][1]["in"] is view
+    assert (target["count"], view.partition_spec, opt["none"]) == (7, (None, 1), None)
+    for array in (view.global_tensor, params["w"], opt["mu"], deep["deep"], opt["pair"][0]):
+        assert isinstance(array, jax.Array)
+        assert (array.dtype, xs.wrap_if_sharded(array).partition_spec) == (
+            jnp.bfloat16,
+            (None, "y"),
+        )
+        np.testing.assert_array_equal(array, value)
+    alone = xs.wrap_if_sharded(xs.mark_sharding(value * 0, grid, ("x", "y")))
+    manager.save(20, xs.wrap_if_sharded(saved["params"]["w"]))
+    assert manager.restore(20, alone) is alone
+    np.testing.assert_array_equal(alone, value)
+    # views and arrays are saved alike
+    arrays = {"params": {"view": params["w"] * 0, "w": params["w"] * 0}}
+    manager.save(30, {"params": params})
+    np.testing.assert_array_equal(manager.restore(30, arrays)["params"]["view"], value)
+
+
 def test_one_flipped_byte_is_found(tmp_path):
     manager = xs.CheckpointManager(tmp_path, 1)
     manager.save(1, STATE)

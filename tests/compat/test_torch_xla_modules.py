@@ -86,6 +86,36 @@ def test_layers_are_patched_where_they_stand():
     assert contractions(inner, x) == 0
 
 
+class Loading(types.ModuleType):
+    """A module that loads on use, and cannot."""
+
+    def __getattr__(self, name):
+        raise OSError(name)
+
+
+class Slotted(Module):
+    __slots__ = ("__inner", "unset")
+
+    def __init__(self):
+        self.__inner = Linear(4, 3, seed=0)
+
+    def inner(self):
+        return self.__inner
+
+
+def test_only_a_program_s_own_parts_are_looked_through():
+    net, x = Slotted(), jnp.ones((2, 7, 3))
+    net.np, net.lazy, net.kind, net.act = np, Loading("lazy"), Linear, jax.nn.relu
+    chain = net
+    for _ in range(3000):  # deeper than Python recurses
+        chain.next = Module()
+        chain = chain.next
+    chain.last = Linear(4, 3, seed=1)
+    xs.apply_xla_patch_to_nn_linear(net)
+    assert contractions(net.inner(), x) == contractions(chain.last, x) == 0
+    assert "forward" not in vars(Linear(4, 3, seed=0))
+
+
 @pytest.mark.parametrize("shape", [(3,), (5, 3), (2, 5, 3)])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_patched_linear_is_the_linear_map_and_its_derivatives(shape, has_bias):
@@ -165,6 +195,54 @@ def test_a_barrier_in_a_plain_module_holds_its_parameters():
     assert barriers(jax.grad(lambda w: loss(w, x, True)), weight) == 1
     assert barriers(jax.grad(lambda w: loss(w, x, False)), weight) == 0
     np.testing.assert_array_equal(jax.grad(loss)(weight, x, True), jax.grad(loss)(weight, x, False))
+
+
+def test_a_barrier_keeps_a_module_s_own_forward_and_what_it_sets():
+    x = jnp.ones((2, 7, 3))
+    patched = xs.apply_xla_patch_to_nn_linear(Linear(4, 3, seed=0))
+    xs.apply_backward_optimization_barrier(patched)
+    assert contractions(patched, x) == 0  # the einsum is still there
+    np.testing.assert_allclose(patched(x), Linear(4, 3, seed=0)(x), rtol=1e-5)
+
+    class Counting(Linear):
+        def forward(self, x):
+            self.calls = getattr(self, "calls", 0) + 1
+            self.mean = self.mean * 0.5 + x.mean()
+            return super().forward(x) - self.mean
+
+    net = Counting(4, 3, seed=0)
+    net.mean, weight = jnp.zeros(()), net.weight
+    xs.apply_backward_optimization_barrier(net)
+    for calls in (1, 2):
+        net(x)
+        assert net.calls == calls
+    assert float(net.mean) == 1.5
+    assert net.weight is weight
+
+    def loss(weight):
+        net.weight, net.mean = weight, jnp.zeros(())
+        return net(x).sum()
+
+    assert barriers(jax.grad(loss), weight) == 1
+
+
+def test_a_barrier_holds_around_any_forward_of_an_object_s_own():
+    x, closed = jnp.ones((2, 7, 3)), Linear(4, 3, seed=0)
+    weight = closed.weight
+    closed.forward = lambda x: 3 * x @ closed.weight.T
+    xs.apply_backward_optimization_barrier(closed)
+    np.testing.assert_allclose(closed(x), 3 * x @ closed.weight.T, rtol=1e-6)
+
+    def own(weight):
+        closed.weight = weight
+        return closed(x).sum()
+
+    assert barriers(jax.grad(own), weight) == 1
+    closed.weight, closed.forward = weight, lambda x: 1 / 0
+    xs.apply_backward_optimization_barrier(closed)
+    with pytest.raises(ZeroDivisionError):
+        jax.jit(closed)(x)
+    assert closed.weight is weight  # and not what was traced
 
 
 def test_modules_are_distributed_by_a_function():

@@ -169,7 +169,7 @@ def _constrain(leaf: Leaf, gradient: bool) -> jax.Array:
 def _cleared(value: jax.Array, gradient: bool) -> jax.Array:
     if not is_tracing():
         return _without_derivative(_ordinary)(value)
-    clear = _mesh_to_clear()
+    clear = _mesh_to_clear(value)
     if clear is None or AxisType.Auto not in clear.axis_types:
         return value
     free = PartitionSpec(*[PartitionSpec.UNCONSTRAINED] * value.ndim)
@@ -187,13 +187,22 @@ def _ordinary(array: jax.Array) -> jax.Array:
         return jnp.asarray(np.asarray(array))
 
 
-def _mesh_to_clear() -> AnyMesh | None:
-    """Return the mesh on which the compiler is free again, or None if there is none to name."""
+def _mesh_to_clear(value: jax.Array) -> AnyMesh | None:
+    """Return the mesh on which the compiler is free again, or None if there is none to name.
+
+    That is the mesh that the value lies on: a program runs on the devices of one mesh, which need
+    not be those of the default mesh. Of a value that lies on none, only a default mesh of all
+    devices is sure to be of the program's.
+    """
     here = jax.sharding.get_abstract_mesh()
     if manual_axes(here):
         return here if AxisType.Auto in here.axis_types else None
-    mesh = default_mesh()
-    return None if mesh is None else jax_mesh(mesh)
+    mesh, own = default_mesh(), jax.typeof(value).sharding.mesh
+    if mesh is None:
+        return None
+    if not own.empty:
+        return own
+    return jax_mesh(mesh) if mesh.size == jax.device_count() else None
 
 
 def _mesh_here(leaf: Leaf) -> AnyMesh:

@@ -49,7 +49,6 @@ from shoal.compat.torch_xla.placements import (
     Shard,
 )
 from shoal.compat.torch_xla.sharded import (
-    XLAShard,
     XLAShardedTensor,
     unwrap_sharded_tensor,
     wrap_as_sharded_tensor,
@@ -57,6 +56,9 @@ from shoal.compat.torch_xla.sharded import (
 )
 from shoal.compat.torch_xla.sharding_spec import (
     ShardingSpec,
+)
+from shoal.compat.torch_xla.shards import (
+    XLAShard,
 )
 from shoal.plan.hlo import ShardingType
 

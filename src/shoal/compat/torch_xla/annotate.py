@@ -6,6 +6,8 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+
 from shoal.arrays.constrain import constrain
 from shoal.arrays.tie import tie
 from shoal.arrays.use_mesh import use_mesh
@@ -38,7 +40,8 @@ def mark_sharding(
     marked before is moved.
 
     Args:
-      t: a host value, an array, or a view of one, which then holds the result.
+      t: a host value, an array, or a view of one, which then holds the result (inside `jit` it
+        stays as it is, and the result is a new view).
       mesh: a mesh of this module, over any of the devices.
       partition_spec: for each dim None, an axis by name or index, or a tuple of these.
       use_dynamo_custom_op: nothing here; `jit` needs no other operation.
@@ -95,11 +98,11 @@ def clear_sharding(t: Any) -> Any:
 
     Traced.
 
-    Inside `jit` the compiler chooses its layout anew, on the global mesh (`set_global_mesh`).
-    Outside it becomes an ordinary array: whole, on the default device.
+    Inside `jit` the compiler chooses its layout anew, where there is a global mesh
+    (`set_global_mesh`). Outside it becomes an ordinary array: whole, on the default device.
 
     Args:
-      t: an array, or a view of one, which then holds the result.
+      t: an array, or a view of one, which outside `jit` then holds the result.
 
     Raises:
       UsageError: outside `jit`, an array of several processes.
@@ -107,7 +110,7 @@ def clear_sharding(t: Any) -> Any:
     mesh = get_global_mesh()
     with nullcontext() if mesh is None else use_mesh(mesh.on_devices()):
         cleared = constrain(unwrap_sharded_tensor(t), None)
-    if isinstance(t, XLAShardedTensor):
+    if isinstance(t, XLAShardedTensor) and not isinstance(cleared, jax.core.Tracer):
         t.global_tensor, t.mesh_shape, t.partition_spec = cleared, None, None
     return cleared
 
@@ -156,5 +159,7 @@ def _marked(t: Any, mesh: Mesh, spec: Any, *, gradient: bool) -> Any:
     marked = placed(value, fitted(value, mesh, spec), gradient=gradient)
     if not isinstance(t, XLAShardedTensor):
         return marked
+    if isinstance(marked, jax.core.Tracer):  # which a view must not outlive
+        return XLAShardedTensor(marked, mesh.mesh_shape, tuple(spec))
     t.global_tensor, t.mesh_shape, t.partition_spec = marked, mesh.mesh_shape, tuple(spec)
     return t

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
 from typing import Any
+
+import jax
 
 from shoal.checkpoint.history import Checkpoints
 from shoal.colour import collective, local
@@ -14,6 +15,7 @@ from shoal.compat.torch_xla.errors import (
     UntrackedStep,
     stands_for,
 )
+from shoal.compat.torch_xla.sharded import XLAShardedTensor, unwrap_sharded_tensor
 from shoal.errors import NotCommitted, raise_all
 from shoal.runtime.preemption import preempted
 
@@ -116,33 +118,32 @@ class CheckpointManager:
         """
         if not (force or self.should_save(step)):
             return False
-        return self._kept.save(step, state_dict, force=True)
+        return self._kept.save(step, _arrays(state_dict), force=True)
 
     @collective("all processes")
     def restore(self, step: int, state_dict: Any) -> Any:
-        """Return a step in the layouts of a tree; a dict gets the values as well.
+        """Fill a tree with a step, in the layouts that it has, and return it.
 
         Collective over all processes.
 
         Args:
           step: its number.
-          state_dict: a tree of arrays: shapes, dtypes and layouts to restore to, on any mesh.
+          state_dict: a tree of arrays: shapes, dtypes and layouts to restore to, on any mesh. Its
+            dicts, lists and views get the values, however deep they lie; nothing else can change.
 
         Raises:
           NotCommitted: on all: no such step. Also an AssertionError.
           CorruptCheckpoint, RestoreMismatch, …: as `shoal.restore`, on all.
         """
         try:
-            restored = self._kept.restore(step, state_dict)
+            restored = self._kept.restore(step, _arrays(state_dict))
         except NotCommitted as error:
             raise UntrackedStep(
                 f"torch_xla CheckpointManager.restore (shoal.Checkpoints.restore): Cannot restore "
                 f"from untracked step {step}. Valid steps are: {self.all_steps()}",
                 path=error.path,
             ) from error
-        if isinstance(state_dict, MutableMapping):
-            state_dict.update(restored)
-        return restored
+        return _filled(state_dict, restored)
 
     @local
     def all_steps(self) -> list[int]:
@@ -193,6 +194,29 @@ class CheckpointManager:
 
     def _save(self, step: int, state_dict: Any) -> None:
         self.save(step, state_dict, force=True)
+
+
+def _is_view(part: Any) -> bool:
+    return isinstance(part, XLAShardedTensor)
+
+
+def _arrays(tree: Any) -> Any:
+    """Return a tree with the arrays of its views."""
+    return jax.tree.map(unwrap_sharded_tensor, tree, is_leaf=_is_view)
+
+
+def _filled(target: Any, restored: Any) -> Any:
+    """Return a tree with restored values, its own dicts, lists and views wherever there are any."""
+    if _is_view(target):
+        target.global_tensor = restored
+    elif isinstance(target, dict | list):
+        for key in target if isinstance(target, dict) else range(len(target)):
+            target[key] = _filled(target[key], restored[key])
+    elif jax.tree_util.all_leaves([target]):
+        return restored
+    else:  # a tuple or the like: a new one
+        return jax.tree.map(_filled, target, restored, is_leaf=lambda part: part is not target)
+    return target
 
 
 def _check(process_group: Any, *numbers: int | None) -> None:

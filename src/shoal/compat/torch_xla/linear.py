@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from threading import RLock
 from types import MethodType, SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 from shoal.arrays.fence import fence
 from shoal.arrays.linear import linear
 from shoal.colour import traced
+from shoal.compat.members import members_of
 from shoal.compat.torch_xla.errors import SpmdTypeError, stands_for
 
 __all__ = [
@@ -136,13 +139,13 @@ def apply_xla_patch_to_nn_linear(module: Any) -> Any:
     keeps its own `forward`.
 
     Args:
-      module: an object whose `named_children()`, or else whose attributes, lists, tuples and dicts
-        hold its parts.
+      module: an object whose `named_children()`, or else whose attributes (also in `__slots__`),
+        lists, tuples and dicts hold its parts. Modules of Python, classes and functions are none.
 
     Returns:
       the module.
     """
-    for part in _parts(module, set()):
+    for part in _parts(module):
         if type(part).__name__ == "Linear" and all(
             hasattr(part, name) for name in ("weight", "bias", "forward")
         ):
@@ -154,8 +157,9 @@ def apply_backward_optimization_barrier(m: Any) -> Any:
     """Have the backward pass wait, behind a layer, for all gradients of it (`shoal.fence`).
 
     Args:
-      m: a function, whose parameters are arguments; a callable pytree; or a module with `forward`,
-        whose parameters are its attributes, and which is changed in place.
+      m: a function, whose parameters are arguments; a callable pytree; or a module with `forward`
+        (its class's or its own), whose parameters are its attributes, and which is changed in
+        place. What `forward` sets in the module stays set.
 
     Returns:
       what to call instead: a function, a pytree with the same leaves, or the module.
@@ -169,7 +173,7 @@ def apply_backward_optimization_barrier(m: Any) -> Any:
         return jax.tree_util.Partial(fence(_call, backward=True), m)
     if not hasattr(m, "forward"):
         return fence(m, backward=True)
-    m.forward = MethodType(_fenced(type(m).forward), m)
+    m.forward = MethodType(_fenced(_forward_of(m)), m)
     return m
 
 
@@ -178,35 +182,57 @@ def _call(m: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 def _fenced(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that computes with parameters of which the cotangents are fenced."""
+    """Return a method that computes with parameters of which the cotangents are fenced.
+
+    While it runs the module holds the fenced ones, and one thread at a time runs it.
+    """
+    lock = RLock()
 
     def with_parameters(held: dict[str, Any], m: Any, *args: Any, **options: Any) -> Any:
-        clone = object.__new__(type(m))
-        vars(clone).update(vars(m) | held)
-        return forward(clone, *args, **options)
+        with _holding(m, held):
+            return forward(m, *args, **options)
 
     def fenced(m: Any, *args: Any, **options: Any) -> Any:
-        held = {name: value for name, value in vars(m).items() if isinstance(value, jax.Array)}
-        return fence(with_parameters, backward=True)(held, m, *args, **options)
+        with lock:
+            held = {name: value for name, value in vars(m).items() if isinstance(value, jax.Array)}
+            return fence(with_parameters, backward=True)(held, m, *args, **options)
 
     return fenced
 
 
-def _parts(module: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield a module and all that it is made of, each once."""
-    if id(module) in seen or isinstance(module, jax.Array | np.ndarray | str | type):
-        return
-    seen.add(id(module))
-    yield module
-    for part in _inner(module):
-        yield from _parts(part, seen)
+@contextmanager
+def _holding(m: Any, values: dict[str, Any]) -> Iterator[None]:
+    """Let a module hold other values in a block; what the block sets stays."""
+    before = {name: vars(m)[name] for name in values}
+    vars(m).update(values)
+    try:
+        yield
+    finally:
+        kept = [name for name, value in values.items() if vars(m).get(name) is value]
+        vars(m).update({name: before[name] for name in kept})
+
+
+def _forward_of(m: Any) -> Callable[..., Any]:
+    """Return the `forward` of a module, its own or its class's, as a function of the module."""
+    forward = m.forward
+    if isinstance(forward, MethodType) and forward.__self__ is m:
+        return forward.__func__
+    return lambda m, *args, **options: forward(*args, **options)
+
+
+def _parts(module: Any) -> list[Any]:
+    """Return a module and all that it is made of, each once."""
+    found: dict[int, Any] = {}
+    left = [module]
+    while left:
+        part = left.pop()
+        if id(part) not in found:
+            found[id(part)] = part
+            left += reversed(_inner(part))
+    return list(found.values())
 
 
 def _inner(module: Any) -> list[Any]:
-    if isinstance(module, Mapping):
-        return list(module.values())
-    if isinstance(module, list | tuple):
-        return list(module)
-    if hasattr(module, "named_children"):
+    if hasattr(type(module), "named_children"):
         return [child for _, child in module.named_children()]
-    return list(getattr(module, "__dict__", {}).values())
+    return [part for _, part in members_of(module)]

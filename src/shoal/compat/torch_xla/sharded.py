@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
-from shoal.arrays.host_values import native
-from shoal.arrays.pack import pack, unpack
 from shoal.arrays.sharding import layout_of
 from shoal.colour import collective, local, logically_collective
+from shoal.compat.array_operators import ArrayOperators
 from shoal.compat.torch_xla.errors import NoMeaningHere, stands_for
-from shoal.compat.torch_xla.mesh import Mesh, numbered_devices, on_numbers
+from shoal.compat.torch_xla.mesh import Mesh, on_numbers
 from shoal.compat.torch_xla.placements import (
     Replicate,
     Shard,
@@ -22,13 +19,13 @@ from shoal.compat.torch_xla.placements import (
     spec_of_placements,
 )
 from shoal.compat.torch_xla.placing import fitted, placed
+from shoal.compat.torch_xla.shards import XLAShard, packed, shards_of
 from shoal.compat.torch_xla.specs import op_sharding
 from shoal.errors import UsageError
 from shoal.plan.hlo import ShardingType
 from shoal.plan.layout import Layout
 
 __all__ = [
-    "XLAShard",
     "XLAShardedTensor",
     "unwrap_sharded_tensor",
     "wrap_as_sharded_tensor",
@@ -37,54 +34,20 @@ __all__ = [
 
 
 @local
-@dataclass
-class XLAShard:
-    """What one device of this process holds, as a copy on the host.
-
-    Local.
-
-    `data` [shape of a shard]; `indices`: a slice for each dim of the whole array, never past its
-    end, or `...` for all of it; `shard_device`: platform and number; `replica_id`: its number among
-    those that hold the same.
-
-    >>> XLAShard(np.arange(4), [slice(0, 3)], "CPU:0", 0).unpadded_data
-    array([0, 1, 2])
-    """
-
-    data: np.ndarray[Any, Any]
-    indices: Any
-    shard_device: str
-    replica_id: int
-
-    @property
-    def unpadded_data(self) -> np.ndarray[Any, Any]:
-        """The part of `data` that is of the array."""
-        unpadded: np.ndarray[Any, Any] = self.data[self._box()]
-        return unpadded
-
-    @unpadded_data.setter
-    def unpadded_data(self, t: Any) -> None:
-        self.data[self._box()] = t
-
-    def _box(self) -> Any:
-        if self.indices is Ellipsis:
-            return Ellipsis
-        return tuple(slice(0, s.stop - s.start) for s in self.indices)
-
-
-@local
-class XLAShardedTensor:
+class XLAShardedTensor(ArrayOperators):
     """An array, and where its shards lie, under torch_xla's names.
 
     Local.
 
-    A view: the array is `global_tensor`, which `jnp.asarray` returns. Arrays of JAX know
-    their sharding by themselves, and functions here give and take them as they are.
+    A view: the array is `global_tensor`, which `jnp.asarray` returns. It is used as the array is:
+    by operators, by `jax.numpy`, and by `jit` and `grad`, for it is a pytree node of one leaf. One
+    that comes out of these says the layout that its array has.
 
     Args:
       elem: the array, or a view.
-      mesh_shape, partition_spec: what is kept under these names; None: what the array says.
+      mesh_shape, partition_spec: what these names give; None: what the array says.
 
+    >>> import numpy as np
     >>> from shoal.compat.torch_xla.mesh import get_1d_mesh
     >>> x = placed(np.ones(8 * 3, np.float32), fitted(np.ones(1), get_1d_mesh("x"), ("x",)))
     >>> view = XLAShardedTensor(x)
@@ -92,7 +55,8 @@ class XLAShardedTensor:
     (('x',), 'TILED', (Shard(dim=0),))
     """
 
-    __slots__ = ("global_tensor", "mesh_shape", "partition_spec")
+    __slots__ = ("_mesh_shape", "_partition_spec", "global_tensor")
+    __hash__ = object.__hash__  # by identity, as torch's
 
     def __init__(
         self,
@@ -103,10 +67,29 @@ class XLAShardedTensor:
         **kwargs: Any,
     ) -> None:
         self.global_tensor: jax.Array = unwrap_sharded_tensor(elem)
-        layout = None if isinstance(self.global_tensor, jax.core.Tracer) else self._layout()
-        known = (None, None) if layout is None else (layout.mesh.shape, layout.dims)
-        self.mesh_shape = known[0] if mesh_shape is None else mesh_shape
-        self.partition_spec = known[1] if partition_spec is None else partition_spec
+        self._mesh_shape, self._partition_spec = mesh_shape, partition_spec
+
+    @property
+    def mesh_shape(self) -> Any:
+        """The shape of the mesh; None for an array on no mesh."""
+        layout = self._layout()
+        given = self._mesh_shape
+        return layout.mesh.shape if given is None and layout is not None else given
+
+    @mesh_shape.setter
+    def mesh_shape(self, mesh_shape: Any) -> None:
+        self._mesh_shape = mesh_shape
+
+    @property
+    def partition_spec(self) -> Any:
+        """For each dim which axes split it; None for an array on no mesh."""
+        layout = self._layout()
+        given = self._partition_spec
+        return layout.dims if given is None and layout is not None else given
+
+    @partition_spec.setter
+    def partition_spec(self, partition_spec: Any) -> None:
+        self._partition_spec = partition_spec
 
     def _layout(self) -> Layout | None:
         """Return the layout over the numbers of devices; None: the array is on no mesh."""
@@ -127,17 +110,7 @@ class XLAShardedTensor:
     @property
     def local_shards(self) -> list[XLAShard]:
         """A copy of what each device of this process holds, by ascending number."""
-        numbers = {device: number for number, device in enumerate(numbered_devices())}
-        shards = sorted(self.global_tensor.addressable_shards, key=lambda s: numbers[s.device])
-        return [
-            XLAShard(
-                np.array(shard.data),
-                _indices(shard.index, self.shape),
-                f"{shard.device.platform.upper()}:{numbers[shard.device]}",
-                shard.replica_id,
-            )
-            for shard in shards
-        ]
+        return shards_of(self.global_tensor)
 
     @stands_for("shoal.pack")
     @logically_collective("shapes, dtypes and layouts")
@@ -152,12 +125,7 @@ class XLAShardedTensor:
         Raises:
           UsageError: too few, or of other shapes or dtypes than the array's; or replicas differ.
         """
-        held = unpack(self.global_tensor)
-        _check_shards(shards, self.local_shards)
-        ranks = sorted(range(len(held)), key=lambda n: _only_device(held[n]).id)
-        by_place = {place: native(shards[n].data) for n, place in enumerate(ranks)}
-        pieces = [by_place[place] for place in range(len(held))]
-        self.global_tensor = pack(pieces, layout_of(self.global_tensor))
+        self.global_tensor = packed(shards, self.global_tensor)
         return self
 
     @property
@@ -212,9 +180,6 @@ class XLAShardedTensor:
     def __jax_array__(self) -> jax.Array:
         return self.global_tensor
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        return np.array(self.global_tensor, dtype=dtype)
-
     def __repr__(self) -> str:
         return f"XLAShardedTensor({self.global_tensor!r})"
 
@@ -226,6 +191,19 @@ class XLAShardedTensor:
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise NoMeaningHere(_NO_TORCH)
 
+
+def _flatten(view: XLAShardedTensor) -> tuple[tuple[Any], None]:
+    return (view.global_tensor,), None
+
+
+def _unflatten(_: None, values: Iterable[Any]) -> XLAShardedTensor:
+    view = object.__new__(XLAShardedTensor)
+    view._mesh_shape = view._partition_spec = None
+    (view.global_tensor,) = values
+    return view
+
+
+jax.tree_util.register_pytree_node(XLAShardedTensor, _flatten, _unflatten)
 
 _NO_TORCH = (
     "torch_xla XLAShardedTensor (jax.Array): torch's functions do not take it; use jax.numpy's on "
@@ -273,28 +251,3 @@ def wrap_if_sharded(x: Any) -> Any:
 def _is_sharded(x: Any) -> bool:
     is_array = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     return is_array and isinstance(x.sharding, jax.sharding.NamedSharding)
-
-
-def _indices(index: tuple[slice, ...], shape: tuple[int, ...]) -> Any:
-    """Return slices with start and stop, or `...` if they are the whole array."""
-    spans = [slice(*s.indices(n)[:2]) for s, n in zip(index, shape, strict=True)]
-    whole = all((s.start, s.stop) == (0, n) for s, n in zip(spans, shape, strict=True))
-    return Ellipsis if whole else spans
-
-
-def _only_device(piece: jax.Array) -> jax.Device:
-    (device,) = piece.devices()
-    return device
-
-
-def _check_shards(shards: Sequence[XLAShard], held: Sequence[XLAShard]) -> None:
-    if len(shards) != len(held):
-        raise UsageError(
-            f"Shards must be provided for all local devices: {len(held)}, not {len(shards)}"
-        )
-    for number, (new, old) in enumerate(zip(shards, held, strict=True)):
-        if (np.shape(new.data), new.data.dtype) != (old.data.shape, old.data.dtype):
-            raise UsageError(
-                f"shard {number} must be {old.data.dtype}{list(old.data.shape)}, as the device "
-                f"holds, not {new.data.dtype}{list(np.shape(new.data))}"
-            )
