@@ -149,12 +149,13 @@ print(told, [multihost_utils.reached_preemption_sync_point(s) for s in (step, st
 
 
 def test_a_wrong_step_is_refused():
-    shoal.watch_notices(signals=())
-    with pytest.raises(UsageError, match=r"reached_preemption_sync_point: preempted\(-1\)"):
-        ours.reached_preemption_sync_point(-1)
-    with pytest.raises(UsageTypeError):
-        ours.reached_preemption_sync_point(1.5)
-    assert ours.reached_preemption_sync_point(np.int64(3)) is False
+    for begin in (lambda: None, lambda: shoal.watch_notices(signals=())):
+        begin()
+        with pytest.raises(UsageError, match=r"reached_preemption_sync_point: preempted\(-1\)"):
+            ours.reached_preemption_sync_point(-1)
+        with pytest.raises(UsageTypeError):
+            ours.reached_preemption_sync_point(1.5)
+        assert ours.reached_preemption_sync_point(np.int64(3)) is False
 
 
 SPECS = [P("x", "y"), P("x"), P(None, "y"), P(), P(("x", "y")), P(("y", "x"), None), P("y", "x")]
@@ -251,8 +252,41 @@ def test_conversions_are_differentiated_and_batched_and_refused_inside_jit():
     np.testing.assert_allclose(jax.vmap(jax.grad(loss))(x), 2 * x)
     batch = jax.vmap(lambda row: ours.host_local_array_to_global_array(row, mesh(), P("x")))(x)
     assert batch.sharding.is_equivalent_to(NamedSharding(mesh(), P(None, "x")), 2)
-    with pytest.raises(UsageError, match=r"host_local_array_to_global_array: .*inside jit"):
-        jax.jit(loss)(x[0])
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(x[0]), 2 * x[0])  # inside jit, too
+
+
+@pytest.mark.parametrize(
+    "name", ["host_local_array_to_global_array", "global_array_to_host_local_array"]
+)
+def test_values_pass_through_jit_as_they_do_in_jax(name):
+    x = np.arange(8, dtype=np.float32)
+    for module in (ours, theirs):
+        convert = getattr(module, name)
+        found = jax.jit(lambda a, convert=convert: convert({"a": a, "n": None}, mesh(), P("x")))(x)
+        np.testing.assert_array_equal(found["a"], x)
+        spread = jax.device_put(x, NamedSharding(mesh(), P("y")))
+        kept = jax.jit(lambda a, convert=convert: convert(a, mesh(), P("x")))(spread)
+        assert kept.sharding.is_equivalent_to(spread.sharding, 1)
+    for spec, words in ((None, "`None` is not a valid input"), (P(None, "x"), "2 entries for 1")):
+        with pytest.raises(UsageError, match=words):
+            jax.jit(lambda a, spec=spec: getattr(ours, name)(a, mesh(), spec))(x)
+
+
+def test_entries_of_a_pspec_beyond_the_rank_count_for_nothing_if_they_are_none():
+    tree = {"w": np.ones((8, 4), np.float32), "b": np.ones(8, np.float32), "n": np.float32(3)}
+    for module in (ours, theirs):
+        made = module.host_local_array_to_global_array(
+            {"w": tree["w"], "b": tree["b"]}, mesh(), P("x", None)
+        )
+        assert made["b"].sharding.is_equivalent_to(NamedSharding(mesh(), P("x")), 1)
+    assert made["w"].sharding.spec == P("x", None)
+    whole = ours.host_local_array_to_global_array(tree, mesh(), P(None, None, ()))
+    assert [whole[name].sharding.spec for name in "wbn"] == [P(None, None), P(None), P()]
+    back = ours.global_array_to_host_local_array(whole, mesh(), P(None, None))
+    assert all(back[name] is whole[name] for name in tree)
+    for spec in (P("x", "y"), P(None, "x")):
+        with pytest.raises(UsageError, match=r"\['b'\]: .* has 2 entries for 1 dims"):
+            ours.host_local_array_to_global_array({"b": tree["b"]}, mesh(), spec)
 
 
 def test_what_lies_otherwise_is_moved_and_what_is_no_mesh_is_refused():

@@ -161,6 +161,19 @@ def slopes_are_right(me):
     said(DivergenceError, lambda: shoal.barrier("replicas are compared here"))
 
 
+def inside_jit_what_is_no_part_passes_through():
+    value = np.arange(4, dtype=np.float32)
+    for name in ("host_local_array_to_global_array", "global_array_to_host_local_array"):
+        for module in BOTH:
+            convert = getattr(module, name)
+            for given in (value, whole(P("x"))):  # of a process alone, and global
+                found = jax.jit(lambda a, convert=convert: convert(a, mesh(), P("y")))(given)
+                assert found.sharding.device_set == jnp.asarray(given).sharding.device_set
+                assert found.shape == given.shape
+            with pytest.raises(ValueError, match="inside jit" if module is ours else "lower"):
+                jax.jit(lambda a, convert=convert: convert(a, mesh(), P("x")))(value)
+
+
 def blocks_are_left_in_one_way(me):
     for _ in range(2):
         with ours.live_devices(jax.devices()) as alive:
@@ -244,6 +257,7 @@ def everything():
     points_and_equality(me)
     parts_become_whole_and_back(me)
     slopes_are_right(me)
+    inside_jit_what_is_no_part_passes_through()
     examples_of_jax_hold(me)
     blocks_are_left_in_one_way(me)
     return program_of_the_page(1), all_stop_at_one_step(me)

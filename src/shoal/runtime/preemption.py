@@ -21,6 +21,7 @@ from shoal.runtime.trail_search import raise_found
 from shoal.runtime.verdicts import Self, listed
 
 __all__ = [
+    "checked_step",
     "exit_code",
     "exit_code_with",
     "notice",
@@ -83,7 +84,7 @@ def preempted(step: int) -> bool:
 def preempted_with(coordinator: Coordinator, step: int, *, timeout_s: float | None = None) -> bool:
     """Do what `preempted` does, with the coordinator given; it watches for nothing."""
     if type(step) is not int or step < 0:
-        step = _checked("preempted", step)
+        step = checked_step("preempted", step)
     if coordinator.troubles.any():
         coordinator.check(f"preempted({_shown(step)}) ({callsite()})")
     if coordinator.trails.found is not None:
@@ -168,7 +169,7 @@ def saved(step: int | None = None) -> None:
 def saved_with(coordinator: Coordinator, step: int | None = None) -> None:
     """Do what `saved` does, with the coordinator given."""
     if step is not None:
-        coordinator.tell("doing", f"saved step {_shown(_checked('saved', step))}")
+        coordinator.tell("doing", f"saved step {_shown(checked_step('saved', step))}")
     told = coordinator.stop.save()
     if told is not None:
         coordinator.tell_stop(told)
@@ -241,7 +242,7 @@ def watch_notices(
     process.sources().watch(signals, files, ask, every_s, grace_s)
 
 
-def _checked(name: str, step: object) -> int:
+def checked_step(name: str, step: object) -> int:
     try:
         index = operator.index(step)  # type: ignore[arg-type]
     except TypeError:

@@ -6,20 +6,22 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from shoal.arrays.host_local import from_host_local, to_host_local
 from shoal.arrays.host_values import fitted
 from shoal.arrays.layouts import Leaf, leaf_layouts
 from shoal.arrays.move import relabelled
-from shoal.arrays.parts import lies_elsewhere, seen
+from shoal.arrays.parts import lies_elsewhere, own_box, seen
 from shoal.arrays.relayout import relayout
 from shoal.arrays.sharding import sharding
+from shoal.arrays.upload import is_tracing
 from shoal.arrays.use_mesh import use_mesh
 from shoal.collectives.leaves import is_global
 from shoal.colour import collective, logically_collective
 from shoal.compat.wording import errors_named
-from shoal.errors import UsageError
+from shoal.errors import UsageError, raise_all
 
 __all__ = ["global_array_to_host_local_array", "host_local_array_to_global_array"]
 
@@ -42,7 +44,8 @@ def host_local_array_to_global_array(
 
     Logically collective: shapes, dtypes, pspecs and what processes hold in common must be equal.
 
-    Differentiable and batched, outside `jit`.
+    Differentiable and batched. Inside `jit` values pass through as they are; where processes would
+    each give a part, that is refused: there every array is global.
 
     Args:
       local_inputs: this process's parts: NumPy arrays, numbers, PRNG keys, jax.Arrays on its own
@@ -55,8 +58,8 @@ def host_local_array_to_global_array(
       JAX has 32 bits.
 
     Raises:
-      UsageError: a pspec is None; other 64-bit values where JAX has 32 bits; a call inside `jit`;
-        and as `shoal.from_host_local`. All leaves at fault are named by path.
+      UsageError: a pspec is None; other 64-bit values where JAX has 32 bits; inside `jit`, a pspec
+        that processes split; and as `shoal.from_host_local`. All leaves at fault are named by path.
 
     >>> import numpy as np
     >>> mesh = jax.sharding.Mesh(jax.devices(), "x")
@@ -64,7 +67,10 @@ def host_local_array_to_global_array(
     P('x',)
     """
     with errors_named("host_local_array_to_global_array"), use_mesh(global_mesh):
-        whole = from_host_local(jax.tree.map(fitted, local_inputs), _layouts(pspecs))
+        layouts = _layouts(pspecs)
+        if _passes(local_inputs, layouts):
+            return local_inputs
+        whole = from_host_local(jax.tree.map(fitted, local_inputs), layouts)
     return jax.tree.map(_spelled, pspecs, local_inputs, whole, is_leaf=_is_none)
 
 
@@ -77,7 +83,7 @@ def global_array_to_host_local_array(
     Collective over the processes of arrays that lie otherwise than pspecs say.
 
     These are moved first, by `shoal.relayout`. Of the others nothing is sent or copied.
-    Differentiable and batched, outside `jit`.
+    Differentiable and batched. Inside `jit` as `host_local_array_to_global_array`.
 
     Args:
       global_inputs: global jax.Arrays. What is local already passes through.
@@ -88,8 +94,8 @@ def global_array_to_host_local_array(
       the tree, with jax.Arrays on this process's devices.
 
     Raises:
-      UsageError: a pspec is None; a call inside `jit`; as `shoal.to_host_local`, and as
-        `shoal.relayout`. All leaves at fault are named by path.
+      UsageError: a pspec is None; inside `jit`, one that processes split; as
+        `shoal.to_host_local`, and as `shoal.relayout`. All leaves at fault are named by path.
 
     >>> import numpy as np
     >>> mesh = jax.sharding.Mesh(jax.devices(), "x")
@@ -99,6 +105,8 @@ def global_array_to_host_local_array(
     """
     with errors_named("global_array_to_host_local_array"), use_mesh(global_mesh):
         layouts = _layouts(pspecs, is_global_kept=False)
+        if _passes(global_inputs, layouts):
+            return global_inputs
         own = to_host_local(_in_place(global_inputs, layouts), layouts)
     return jax.tree.map(_spelled, pspecs, global_inputs, own, is_leaf=_is_none)
 
@@ -118,7 +126,24 @@ def _layout(spec: Any, is_global_kept: bool, path: str, leaf: Any) -> Any:
     if spec is None:
         raise UsageError(_NO_NONE)
     value = seen(leaf)
-    return value.sharding if is_global_kept and is_global(value) else spec
+    return value.sharding if is_global_kept and is_global(value) else _cut(spec, np.ndim(leaf))
+
+
+def _cut(spec: Any, rank: int) -> Any:
+    """Return a spec without the entries beyond a rank that split nothing, which JAX overlooks."""
+    if not isinstance(spec, PartitionSpec) or len(spec) <= rank or spec[-1] is not None:
+        return spec
+    return _cut(PartitionSpec(*spec[:-1], unreduced=spec.unreduced, reduced=spec.reduced), rank)
+
+
+def _passes(tree: Tree, layouts: Any) -> bool:
+    """Are these values inside `jit`, of which a part is the whole? There nothing is converted."""
+    if not is_tracing():
+        return False
+    offences: list[str] = []
+    leaves, _ = leaf_layouts(tree, layouts, offences)
+    raise_all("inside jit", offences)
+    return not any(set(own_box(leaf.layout).boxes) - {1} for leaf in leaves)
 
 
 def _spelled(spec: Any, given: Tree, made: Tree) -> Tree:
@@ -134,7 +159,7 @@ def _spelled_leaf(spec: Any, given: Any, made: Any) -> Any:
             return given  # it has passed through
     if not isinstance(spec, PartitionSpec):
         return made
-    return relabelled(made, NamedSharding(made.sharding.mesh, spec))
+    return relabelled(made, NamedSharding(made.sharding.mesh, _cut(spec, made.ndim)))
 
 
 def _in_place(tree: Tree, layouts: Any) -> Tree:

@@ -7,7 +7,7 @@ from shoal.compat.multihost_utils.errors import UnequalError
 from shoal.compat.wording import errors_named
 from shoal.runtime import process
 from shoal.runtime.barrier import barrier
-from shoal.runtime.preemption import preempted
+from shoal.runtime.preemption import checked_step, preempted
 
 __all__ = ["reached_preemption_sync_point", "sync_global_devices"]
 
@@ -55,4 +55,5 @@ def reached_preemption_sync_point(step_id: int) -> bool:
     """
     has_service = process.process_count() > 1 or process.has_joined() or process.is_watching()
     with errors_named("reached_preemption_sync_point"):
+        checked_step("preempted", step_id)
         return preempted(step_id) if has_service else False
