@@ -1,4 +1,4 @@
-"""What `shoal.compat.dtensor` saves and restores, and its dataset, in one process."""
+"""What `shoal.compat.dtensor` saves and restores, in one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.compat import dtensor
-from shoal.compat.dtensor import DTensorCheckpoint, DTensorDataset, DVariable, Layout
+from shoal.compat.dtensor import DTensorCheckpoint, DVariable, Layout
 from shoal.compat.dtensor.slices import Part, part_of, whole_of
 
 U = dtensor.UNSHARDED
@@ -184,99 +184,3 @@ def test_a_checkpoint_of_objects(mesh, tmp_path):
     ]:
         with pytest.raises(kind, match=words):
             call()
-
-
-ROWS = np.arange(20, dtype=np.float32).reshape(10, 2)
-
-
-class Iterable:
-    """A dataset that can only be iterated, as TensorFlow's."""
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __iter__(self):
-        return iter(self.rows)
-
-
-@pytest.mark.parametrize("dataset", [ROWS, [*ROWS], Iterable(ROWS)])
-@pytest.mark.parametrize(
-    ("dims", "specs"),
-    [
-        ({"batch": 4, "h": 2}, ["batch", "h"]),
-        ({"h": 4, "batch": 2}, ["batch", U]),  # the batch dim is not the first: corrupt there
-        ({"batch": 4}, ["batch", U]),  # fewer devices than there are: corrupt there
-    ],
-)
-def test_rows_are_where_they_belong(dataset, dims, specs):
-    size = int(np.prod([*dims.values()]))
-    mesh = dtensor.create_mesh(dims, devices=[f"CPU:{n}" for n in range(size)])
-    rows = Layout(specs, mesh)
-    batches = DTensorDataset(
-        dataset, mesh=mesh, layouts=rows, global_batch_size=4, batch_dim="batch", prefetch=2
-    )
-    spec = batches.element_spec
-    assert (spec.shape, spec.dtype) == ((4, 2), np.float32)
-    for _ in range(2):
-        found = [*batches]
-        np.testing.assert_array_equal(np.concatenate(found), ROWS[:8])
-        for batch in found:
-            dtensor.check_layout(batch, rows)
-            assert batch.sharding == spec.sharding
-    dtensor.barrier(mesh, "after the loop")  # which is cancelled there
-
-
-def test_trees_and_batches_that_are_made_already():
-    mesh = dtensor.create_mesh({"batch": 2, "h": 4})
-    layouts = {"x": Layout(["batch", U], mesh), "y": Layout(["batch"], mesh)}
-    pairs = [{"x": row, "y": np.int32(n)} for n, row in enumerate(ROWS)]
-    wanted = [np.arange(4), np.arange(4, 8)]
-    made = [
-        {"x": ROWS[n : n + 2], "y": np.arange(n, n + 2, dtype=np.int32)} for n in range(0, 10, 2)
-    ]
-    for dataset, is_batched in [(pairs, False), (Iterable(pairs), False), (made, True)]:
-        batches = DTensorDataset(
-            dataset, mesh=mesh, layouts=layouts, global_batch_size=4, batch_dim="batch",
-            dataset_already_batched=is_batched,
-        )  # fmt: skip
-        assert batches.element_spec["x"].shape == (4, 2)
-        found = [*batches]
-        for batch, numbers in zip(found, wanted, strict=True):
-            np.testing.assert_array_equal(batch["y"], numbers)
-            np.testing.assert_array_equal(batch["x"], ROWS[numbers])
-    few = DTensorDataset(ROWS, mesh=mesh, layouts=layouts["x"], global_batch_size=12)
-    assert [*few] == []
-
-
-@pytest.mark.parametrize(
-    ("changed", "kind", "words"),
-    [
-        ({"tf_data_service_config": 1}, NotImplementedError, "no service is needed"),
-        ({"global_batch_size": 5}, ValueError, "does not divide into 4 shards"),
-        ({"global_batch_size": 0}, ValueError, "does not divide"),
-        ({"batch_dim": "h"}, ValueError, "batch_dim h was specified but at least one layout"),
-        ({"layouts": {"x": 3}}, TypeError, r"must be a dtensor\.Layout"),
-        ({"dataset": [{"x": ROWS[0]}]}, ValueError, "layouts have the structure"),
-        ({"dataset": [ROWS]}, ValueError, "Expected layout with rank 3, got 2"),
-        ({"dataset": []}, ValueError, "no elements"),
-        ({"dataset": iter(ROWS)}, TypeError, "used up but once"),
-        ({"dataset": 3}, TypeError, "no iterable"),
-        (
-            {"dataset": [ROWS], "dataset_already_batched": True},
-            ValueError,
-            "got 10 but expected 2",
-        ),
-        ({"mesh": None}, TypeError, "not a valid Mesh"),
-        ({"mesh": "other"}, ValueError, "is on another mesh"),
-    ],
-)
-def test_datasets_that_are_refused(changed, kind, words):
-    mesh = dtensor.create_mesh({"batch": 4, "h": 2})
-    named = {
-        "dataset": ROWS, "mesh": mesh, "layouts": Layout(["batch", U], mesh),
-        "global_batch_size": 8, "batch_dim": "batch", **changed,
-    }  # fmt: skip
-    if named["mesh"] == "other":
-        named["mesh"] = dtensor.create_mesh({"batch": 8})
-    with pytest.raises(kind, match=words):
-        DTensorDataset(named.pop("dataset"), **named)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from shoal.arrays.feed import feed
 from shoal.arrays.local_rows import local_rows
 from shoal.arrays.sharding import sharding
 from shoal.colour import logically_collective
+from shoal.compat.dtensor.elements import Elements
 from shoal.compat.dtensor.layout import Layout
 from shoal.compat.dtensor.layout_checks import must_be_mesh
 from shoal.compat.dtensor.mesh import Mesh
@@ -33,8 +34,10 @@ class DTensorDataset:
 
     Args:
       dataset: elements in order, which can be iterated again and again: a list, a
-        `tf.data.Dataset`, an object with `__iter__`; or an array, of which the rows are the
-        elements. Of a sequence only the rows that this process needs are read.
+        `tf.data.Dataset`, an object with `__iter__`; or an array, or a tuple or dict of arrays,
+        of which the rows are the elements. Of what has numbers only the rows that this process
+        needs are read. All elements have the dtypes of the first; numbers of Python those that
+        JAX gives them.
       mesh: the mesh of all layouts.
       layouts: a tree of Layouts like an element; each has a dim more than that element: the rows.
       global_batch_size: rows of a batch over all processes.
@@ -63,10 +66,10 @@ class DTensorDataset:
         prefetch: int | None = None, tf_data_service_config: Any = None,
     ) -> None:  # fmt: skip
         _no_service(tf_data_service_config)
-        self._dataset, self._size = dataset, global_batch_size
+        self._layouts, self._size = jax.tree.map(_placed, layouts), global_batch_size
         self._is_batched, self._prefetch = dataset_already_batched, prefetch or 1
-        self._layouts = jax.tree.map(_placed, layouts)
-        first = _first(dataset)
+        self._elements = Elements(dataset, layouts)
+        first = self._elements.first
         _check_layouts(must_be_mesh(mesh), layouts, global_batch_size, batch_dim)
         _check_elements(first, layouts, dataset_already_batched)
         count = 1 if batch_dim is None else mesh.dim_size(batch_dim)
@@ -74,9 +77,8 @@ class DTensorDataset:
         self._spec = jax.tree.map(self._spec_of, first, self._layouts)
 
     def _spec_of(self, value: Any, layout: Any) -> jax.ShapeDtypeStruct:
-        array = np.asarray(value)
-        shape = (self._size, *array.shape[self._is_batched :])
-        return jax.ShapeDtypeStruct(shape, array.dtype, sharding=sharding(layout))
+        shape = (self._size, *value.shape[self._is_batched :])
+        return jax.ShapeDtypeStruct(shape, value.dtype, sharding=sharding(layout))
 
     @property
     def element_spec(self) -> Any:
@@ -85,21 +87,16 @@ class DTensorDataset:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of one pass over the dataset."""
-        data, size = self._dataset, None
-        by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-        if by_number and not self._is_batched:
-            size = self._size
-            if len(data) < size:
-                return
-        source = self._own_rows() if size is None else data
+        rows = None if self._is_batched else self._elements.rows(self._size)
+        source = {"source": self._own_rows()} if rows is None else rows
         with said_of("DTensorDataset"):
-            batches = feed(source, self._layouts, batch=size, prefetch=self._prefetch)
+            batches = feed(layouts=self._layouts, prefetch=self._prefetch, **source)
         with said_of("DTensorDataset"), batches:
             yield from batches
 
     def _own_rows(self) -> Iterator[Any]:
         """Yield this process's rows of each whole batch."""
-        rows = iter(self._dataset)
+        rows = iter(self._elements)
         if self._is_batched:
             rows = itertools.chain.from_iterable(map(_rows, rows))
         own = local_rows(jax.tree.leaves(self._layouts)[0], self._size)
@@ -118,20 +115,6 @@ def _rows(batch: Any) -> list[Any]:
     """Return the rows of a batch, each a tree of arrays."""
     leaves, treedef = jax.tree.flatten(batch)
     return [jax.tree.unflatten(treedef, row) for row in zip(*map(np.asarray, leaves), strict=True)]
-
-
-def _first(dataset: Any) -> Any:
-    if not isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__"):
-        raise UsageTypeError(f"dtensor.DTensorDataset: {dataset!r} is no dataset: no iterable")
-    rows = iter(dataset)
-    if rows is dataset:
-        raise UsageTypeError(
-            "dtensor.DTensorDataset: an iterator can be used up but once; give what can be "
-            "iterated again, such as a list, or shoal.feed, which takes iterators"
-        )
-    for first in rows:
-        return first
-    raise UsageError("dtensor.DTensorDataset: the dataset has no elements")
 
 
 def _no_service(config: Any) -> None:
@@ -166,9 +149,6 @@ def _layout_offence(layout: Layout, mesh: Mesh, size: int, batch_dim: str | None
 
 
 def _check_elements(first: Any, layouts: Any, is_batched: bool) -> None:
-    own, wanted = jax.tree.structure(first), jax.tree.structure(layouts)
-    offences = [] if own == wanted else [f"layouts have the structure {wanted}, elements {own}"]
-    raise_all("dtensor.DTensorDataset", offences)
     pairs = zip(jax.tree.leaves(first), jax.tree.leaves(layouts), strict=True)
     ranks = [(np.ndim(value) + (not is_batched), layout.rank) for value, layout in pairs]
     wrong = [f"Expected layout with rank {own}, got {rank}" for own, rank in ranks if own != rank]

@@ -1,0 +1,141 @@
+"""The elements of a dataset, as trees of arrays of one structure and of the same dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from shoal.compat.dtensor.numbers import array_from
+from shoal.errors import UsageError, UsageTypeError
+
+__all__ = ["Elements"]
+
+_NUMBERS = (bool, int, float, complex, list, tuple)
+_ASKED = "DTensorDataset"
+
+
+class Elements:
+    """The elements of a dataset, in order, as trees like one of layouts.
+
+    Numbers of Python, and lists of them, have the dtype that the first element's have as arrays.
+
+    Args:
+      dataset: a list, an iterable, an array; or a tree of arrays, whose rows side by side are the
+        elements.
+      layouts: a tree like an element.
+
+    Raises:
+      UsageError: there is no first element, or it is no tree like that of the layouts.
+    """
+
+    def __init__(self, dataset: Any, layouts: Any) -> None:
+        self._treedef = jax.tree.structure(layouts)
+        self._dtypes: list[Any] = [None] * self._treedef.num_leaves
+        first = _first(dataset)
+        if hasattr(dataset, "dtype") or self._parts(first) is None:
+            dataset = _columns(self._treedef, dataset, self._parts(dataset))
+            first = next(iter(dataset))
+        self._dataset = dataset
+        self.first = self._arrays(first)
+        self._dtypes = [array.dtype for array in jax.tree.leaves(self.first)]
+
+    def rows(self, size: int) -> dict[str, Any] | None:
+        """Return what `shoal.feed` reads rows by number from, for batches of a size.
+
+        None: they can only be read in turn, or are fewer.
+        """
+        data = self._dataset
+        has_numbers = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        if not has_numbers or len(data) < size:
+            return None
+        if isinstance(data, _Columns) and all(hasattr(one, "dtype") for one in data.columns):
+            return {"source": data.tree(), "batch": size}
+        return {"source": self._read, "order": range(len(data)), "batch": size}
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._arrays, self._dataset)
+
+    def _read(self, numbers: Iterable[Any]) -> Any:
+        """Return elements by their numbers, one above the other."""
+        rows = [self._arrays(self._dataset[int(number)]) for number in numbers]
+        return jax.tree.map(lambda *parts: np.stack(parts), *rows)
+
+    def _parts(self, tree: Any) -> list[Any] | None:
+        """Return what a tree has where the layouts are, or None if it has another structure."""
+        try:
+            return [*self._treedef.flatten_up_to(tree)]
+        except (ValueError, TypeError):
+            return None
+
+    def _arrays(self, element: Any) -> Any:
+        pairs = zip(self._parts(element) or (), self._dtypes, strict=False)
+        arrays = [_array(part, dtype) for part, dtype in pairs]
+        if len(arrays) < self._treedef.num_leaves or any(array is None for array in arrays):
+            own = jax.tree.structure(element)
+            told = f"layouts have the structure {self._treedef}, elements {own}"
+            raise UsageError(f"dtensor.{_ASKED}: {told}")
+        return jax.tree.unflatten(self._treedef, arrays)
+
+
+class _Columns:
+    """Arrays whose rows side by side are the elements."""
+
+    def __init__(self, treedef: Any, columns: list[Any]) -> None:
+        self._treedef, self.columns = treedef, columns
+
+    def tree(self) -> Any:
+        return jax.tree.unflatten(self._treedef, self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __getitem__(self, number: int) -> Any:
+        return jax.tree.unflatten(self._treedef, [column[number] for column in self.columns])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self)))
+
+
+def _columns(treedef: Any, dataset: Any, columns: list[Any] | None) -> Any:
+    """Return a dataset as its columns, if it is made of such; else as it is."""
+    if not columns or not all(hasattr(one, "__getitem__") for one in columns):
+        return dataset
+    sizes = sorted({len(column) for column in columns})
+    if len(sizes) > 1:
+        told = f"arrays side by side must have as many rows, not {sizes}"
+        raise UsageError(f"dtensor.{_ASKED}: {told}")
+    return _Columns(treedef, columns)
+
+
+def _array(part: Any, dtype: Any) -> np.ndarray[Any, Any] | None:
+    """Return a part of an element as an array of a dtype (None: its own); None: it is none."""
+    if isinstance(part, _NUMBERS) and not any(hasattr(x, "dtype") for x in jax.tree.leaves(part)):
+        try:
+            return array_from(_ASKED, part, dtype)
+        except (ValueError, TypeError) as error:
+            if isinstance(error, UsageError):
+                raise
+            return None  # a list of lists of several sizes, or of what are no numbers
+    array = np.asarray(part)
+    if dtype is not None and array.dtype != dtype:
+        raise UsageTypeError(
+            f"dtensor.{_ASKED}: an element is {array.dtype}, the first {dtype}; cast it"
+        )
+    return None if array.dtype.hasobject else array
+
+
+def _first(dataset: Any) -> Any:
+    if not isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__"):
+        raise UsageTypeError(f"dtensor.{_ASKED}: {dataset!r} is no dataset: no iterable")
+    rows = iter(dataset)
+    if rows is dataset:
+        raise UsageTypeError(
+            f"dtensor.{_ASKED}: an iterator can be used up but once; give what can be iterated "
+            "again, such as a list, or shoal.feed, which takes iterators"
+        )
+    for first in rows:
+        return first
+    raise UsageError(f"dtensor.{_ASKED}: the dataset has no elements")
