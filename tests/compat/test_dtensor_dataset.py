@@ -142,6 +142,7 @@ def test_arrays_side_by_side_are_a_dataset(kind):
         ({"dataset": [{"x": ROWS[0]}]}, ValueError, "layouts have the structure"),
         ({"dataset": [[[1.0], [1.0, 2.0]]]}, ValueError, "layouts have the structure"),
         ({"dataset": [None]}, ValueError, "layouts have the structure"),
+        ({"dataset": ["text"]}, ValueError, "an element is 'text': only numbers"),
         ({"dataset": [ROWS]}, ValueError, "Expected layout with rank 3, got 2"),
         ({"dataset": []}, ValueError, "no elements"),
         ({"dataset": iter(ROWS)}, TypeError, "used up but once"),

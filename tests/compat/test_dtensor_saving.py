@@ -90,6 +90,36 @@ def test_sharded_save_puts_slices_together(mesh, tmp_path):
         np.testing.assert_array_equal(array, values())
 
 
+def test_numbers_and_lists_of_them_are_saved_as_arrays(mesh, tmp_path):
+    given = {"f": 1.5, "l": [[1, 2], [3, 4]], "n": np.float64(0.1), "a": [np.ones(2), np.zeros(2)]}
+    dtensor.sharded_save(mesh, tmp_path / "s", [*given], [""] * 4, [*given.values()])
+    dtensor.name_based_save(mesh, tmp_path / "n", given)
+    for path in (tmp_path / "s", tmp_path / "n"):
+        found = {name: np.asarray(value) for name, value in shoal.restore(path).items()}
+        assert {name: (str(one.dtype), one.shape) for name, one in found.items()} == {
+            "f": ("float32", ()), "l": ("int32", (2, 2)),
+            "n": ("float64", ()), "a": ("float64", (2, 2)),
+        }  # fmt: skip
+        for name, one in found.items():
+            np.testing.assert_array_equal(one, given[name])
+    target = dtensor.copy_to_mesh(np.zeros((2, 2), np.int32), Layout(["x", U], mesh))
+    back = dtensor.name_based_restore(mesh, tmp_path / "n", {"l": target})
+    np.testing.assert_array_equal(back["l"], given["l"])
+    for wrong in (None, "text", {"a": 1}, [[1], [2, 3]], [1, "a"], object()):
+        for call in (
+            lambda value: dtensor.name_based_save(mesh, tmp_path / "w", {"a": value}),
+            lambda value: dtensor.sharded_save(mesh, tmp_path / "w", ["a"], [""], [value]),
+        ):
+            with pytest.raises(TypeError, match=r"_save: 'a': .* is no array, number or list"):
+                call(wrong)
+    with pytest.raises(ValueError, match="1099511627776 does not fit int32"):
+        dtensor.name_based_save(mesh, tmp_path / "w", {"a": 1 << 40})
+    for names, slices, tensors in [("a", [""], [1]), (["a"], "", [1]), (["a"], [""], 1)]:
+        with pytest.raises(TypeError, match=r"dtensor.sharded_save: .* must be a list"):
+            dtensor.sharded_save(mesh, tmp_path / "w", names, slices, tensors)
+    assert not (tmp_path / "w").exists()
+
+
 @pytest.mark.parametrize(
     ("names", "slices", "words"),
     [
@@ -184,3 +214,50 @@ def test_a_checkpoint_of_objects(mesh, tmp_path):
     ]:
         with pytest.raises(kind, match=words):
             call()
+
+
+class Slots:
+    __slots__ = ("__private", "bias", "unset")
+
+    def __init__(self, bias, private):
+        self.bias, self.__private = bias, private
+
+
+class Derived(Slots):
+    """Has both: slots, and a dict of attributes."""
+
+
+def test_what_lies_in_slots_is_saved(mesh, tmp_path):
+    def made(value):
+        layout = Layout([], mesh)
+        one = Derived(*(DVariable(np.float32(value + n), layout=layout) for n in (0, 1)))
+        one.scale, one.np, one.kind = DVariable(np.float32(value + 2), layout=layout), np, Slots
+        return one
+
+    first, other = made(1), made(0)
+    path = DTensorCheckpoint(mesh, first).save(tmp_path / "c")
+    assert {*shoal.restore(path)} == {"bias", "_Slots__private", "scale", "save_counter"}
+    DTensorCheckpoint(mesh, other).restore(path)
+    assert [float(other.bias), float(other._Slots__private), float(other.scale)] == [1, 2, 3]
+
+
+def test_two_variables_of_one_name_are_an_error(mesh, tmp_path):
+    v, w = (DVariable(np.float32(n), layout=Layout([], mesh)) for n in range(2))
+    root = SimpleNamespace(v=v, sub={"a": v})
+    words = "v= is given, and root.v exists already"
+    with pytest.raises(ValueError, match=words):
+        DTensorCheckpoint(mesh, root, v=w)
+    with pytest.raises(ValueError, match="sub= is given"):
+        DTensorCheckpoint(mesh, root, sub={"a": w})
+    with pytest.raises(ValueError, match="sub= is given"):
+        DTensorCheckpoint(mesh, root, sub={"a": v, "b": w})
+    DTensorCheckpoint(mesh, root, v=v, sub={"a": v})  # as there: it is the same
+    late = DTensorCheckpoint(mesh, root, more=w)
+    root.more = v
+    with pytest.raises(ValueError, match="more= is given"):
+        late.save(tmp_path / "c")
+    with pytest.raises(ValueError, match=r"two keys of one dict .* name '1': '1', and"):
+        DTensorCheckpoint(mesh, a={1: v, "1": w})
+    DTensorCheckpoint(mesh, a={1: v, "1": None})  # which is no variable
+    with pytest.raises(ValueError, match="name a variable"):
+        DTensorCheckpoint(mesh, v)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Any, Self
 
 import jax
@@ -15,7 +15,8 @@ from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.refused import NotPossible, must_be_eager, said_of
 from shoal.compat.dtensor.saving import Prefix, processes_of, saved_form
 from shoal.compat.dtensor.variable import DVariable
-from shoal.errors import UsageError
+from shoal.compat.members import members_of
+from shoal.errors import UsageError, raise_all
 
 __all__ = ["DTensorCheckpoint", "Restored"]
 
@@ -32,12 +33,12 @@ class DTensorCheckpoint:
 
     Args:
       mesh: whose processes save and restore.
-      root: an object whose attributes are saved under their own names.
+      root: an object whose attributes, also those in `__slots__`, are saved under their names.
       kwargs: name → a DVariable, a dict, list or tuple of such, or an object that has such as
         attributes.
 
     Raises:
-      UsageError: there is no DVariable to save.
+      UsageError: there is no DVariable to save, or two have one name.
 
     >>> import tempfile
     >>> from shoal.compat import dtensor
@@ -65,17 +66,31 @@ class DTensorCheckpoint:
             )
 
     def _tree(self) -> dict[str, Any]:
-        """Return the DVariables there are now, in nested dicts."""
-        found = _tracked(self._root, ()) or {}
+        """Return the DVariables there are now, in nested dicts.
+
+        Raises:
+          UsageError: two things have one name.
+        """
+        found = _tracked(self._root, ())
+        if _is_variable(found):
+            raise UsageError("dtensor.DTensorCheckpoint: name a variable: root=… → v=…")
         named = {name: _tracked(value, ()) for name, value in self._named.items()}
-        return {**found, **{name: tree for name, tree in named.items() if tree is not None}}
+        kept = {name: tree for name, tree in named.items() if tree is not None}
+        root = found or {}
+        clashes = [name for name in kept if name in root and not _is_same(root[name], kept[name])]
+        raise_all(
+            "dtensor.DTensorCheckpoint",
+            [f"{name}= is given, and root.{name} exists already" for name in clashes],
+        )
+        return {**root, **kept}
 
     def write(self, file_prefix: Prefix, options: Any = None) -> str:
         """Save at a path, and return it."""
         asked = "DTensorCheckpoint.write"
         must_be_eager(asked, "save what the program returns")
         _no_options(asked, options)
-        tree = jax.tree.map(saved_form, self._tree(), is_leaf=_is_variable)
+        form = partial(saved_form, asked, "a variable")
+        tree = jax.tree.map(form, self._tree(), is_leaf=_is_variable)
         with said_of(asked):
             save(
                 file_prefix, {**tree, _COUNTER: self.save_counter},
@@ -139,11 +154,19 @@ def _tracked(value: Any, above: tuple[int, ...]) -> Any:
         return value
     if id(value) in above:  # an object that refers to one that it is a part of
         return None
-    if isinstance(value, Mapping):
-        pairs = [(str(name), one) for name, one in value.items()]
-    elif isinstance(value, list | tuple):
-        pairs = [(str(place), one) for place, one in enumerate(value)]
-    else:
-        pairs = list(getattr(value, "__dict__", {}).items())
-    found = {name: _tracked(one, (*above, id(value))) for name, one in pairs}
-    return {name: tree for name, tree in found.items() if tree is not None} or None
+    found: dict[str, Any] = {}
+    for key, one in members_of(value):
+        tree = _tracked(one, (*above, id(value)))
+        if tree is not None and found.setdefault(str(key), tree) is not tree:
+            raise UsageError(
+                f"dtensor.DTensorCheckpoint: two keys of one {type(value).__name__} are saved "
+                f"under the name {str(key)!r}: {key!r}, and one of another type"
+            )
+    return found or None
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Are these the same variables under the same names?"""
+    if _is_variable(one) or _is_variable(other):
+        return one is other
+    return one.keys() == other.keys() and all(_is_same(one[key], other[key]) for key in one)

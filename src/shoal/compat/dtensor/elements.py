@@ -8,12 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from shoal.compat.dtensor.numbers import array_from
+from shoal.compat.dtensor.numbers import array_from, numbers_in
 from shoal.errors import UsageError, UsageTypeError
 
 __all__ = ["Elements"]
 
-_NUMBERS = (bool, int, float, complex, list, tuple)
 _ASKED = "DTensorDataset"
 
 
@@ -76,6 +75,8 @@ class Elements:
         if len(arrays) < self._treedef.num_leaves or any(array is None for array in arrays):
             own = jax.tree.structure(element)
             told = f"layouts have the structure {self._treedef}, elements {own}"
+            if own == self._treedef:
+                told = f"an element is {element!r}: only numbers make arrays"
             raise UsageError(f"dtensor.{_ASKED}: {told}")
         return jax.tree.unflatten(self._treedef, arrays)
 
@@ -112,19 +113,16 @@ def _columns(treedef: Any, dataset: Any, columns: list[Any] | None) -> Any:
 
 def _array(part: Any, dtype: Any) -> np.ndarray[Any, Any] | None:
     """Return a part of an element as an array of a dtype (None: its own); None: it is none."""
-    if isinstance(part, _NUMBERS) and not any(hasattr(x, "dtype") for x in jax.tree.leaves(part)):
-        try:
-            return array_from(_ASKED, part, dtype)
-        except (ValueError, TypeError) as error:
-            if isinstance(error, UsageError):
-                raise
-            return None  # a list of lists of several sizes, or of what are no numbers
-    array = np.asarray(part)
+    array = numbers_in(part)
+    if array is None:
+        return None
+    if not hasattr(part, "dtype"):
+        return array_from(_ASKED, part, dtype)
     if dtype is not None and array.dtype != dtype:
         raise UsageTypeError(
             f"dtensor.{_ASKED}: an element is {array.dtype}, the first {dtype}; cast it"
         )
-    return None if array.dtype.hasobject else array
+    return array
 
 
 def _first(dataset: Any) -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from shoal.errors import UsageError
+from shoal.errors import UsageError, UsageTypeError
 
-__all__ = ["array_from"]
+__all__ = ["array_from", "numbers_in"]
 
 
 def array_from(asked: str, value: Any, dtype: Any = None) -> np.ndarray[Any, Any]:
@@ -19,22 +19,39 @@ def array_from(asked: str, value: Any, dtype: Any = None) -> np.ndarray[Any, Any
 
     Args:
       asked: which name of DTensor's was called.
-      dtype: default the one that JAX gives such numbers.
+      dtype: default the one that JAX gives such numbers; of lists of arrays, theirs.
 
     >>> array_from("pack", [1, 2]).dtype
     dtype('int32')
 
     Raises:
-      UsageError: a number does not fit.
+      UsageError: a number does not fit, or there is something else than numbers.
     """
-    array = np.asarray(value)
-    wanted = np.dtype(jax.dtypes.canonicalize_dtype(array.dtype) if dtype is None else dtype)
+    array = numbers_in(value)
+    if array is None:
+        raise UsageTypeError(f"dtensor.{asked}: {value!r} is no array, number or list of numbers")
+    wanted = np.dtype(dtype or _own_dtype(value, array))
     if not _is_of_one_kind(array.dtype, wanted):
         raise UsageError(f"dtensor.{asked}: {array.dtype} is no {wanted}; cast it")
     with np.errstate(all="ignore"):
         found = array.astype(wanted)
     _must_fit(asked, array, found)
     return found
+
+
+def _own_dtype(value: Any, array: np.ndarray[Any, Any]) -> Any:
+    is_plain = not any(hasattr(one, "dtype") for one in jax.tree.leaves(value))
+    return jax.dtypes.canonicalize_dtype(array.dtype) if is_plain else array.dtype
+
+
+def numbers_in(value: Any) -> np.ndarray[Any, Any] | None:
+    """Return a host value as an array, or None if it is no number nor lists of as many numbers."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):  # lists of several sizes; an object that refuses
+        return None
+    kinds = (np.bool_, np.number)
+    return array if any(jax.dtypes.issubdtype(array.dtype, kind) for kind in kinds) else None
 
 
 def _must_fit(asked: str, given: np.ndarray[Any, Any], found: np.ndarray[Any, Any]) -> None:

@@ -19,6 +19,7 @@ from shoal.colour import collective
 from shoal.compat.dtensor.layout_checks import must_be_mesh
 from shoal.compat.dtensor.layouts_of import value_of
 from shoal.compat.dtensor.mesh import Mesh
+from shoal.compat.dtensor.numbers import array_from
 from shoal.compat.dtensor.refused import must_be_eager, said_of
 from shoal.compat.dtensor.slices import part_of, whole_of
 from shoal.errors import UsageError, UsageTypeError
@@ -35,9 +36,17 @@ def processes_of(mesh: Mesh) -> tuple[int, ...] | None:
     return None if len(owners) == process_count() else owners
 
 
-def saved_form(value: Any) -> Any:
-    """Return what is saved of a value: a DVariable's, as bfloat16 if it asks for that."""
+def saved_form(asked: str, name: str, value: Any) -> Any:
+    """Return what is saved of a value: a DVariable's, as bfloat16 if it asks for that.
+
+    Numbers of Python, and lists of them, are arrays.
+
+    Raises:
+      UsageError: it is no array.
+    """
     array = value_of(value)
+    if not hasattr(array, "dtype"):
+        array = array_from(f"{asked}: {name!r}", array)
     if getattr(value, "save_as_bf16", False):
         return jax.jit(lambda x: x.astype(jnp.bfloat16))(array)
     return array
@@ -59,13 +68,13 @@ def sharded_save(
       tensor_names: a name for each tensor; several with slices of one array share its name.
       shape_and_slices: for each tensor "" (it is whole), or which part of a whole it is, such as
         "8 4 0,2:-"; the slices of one name must make up the array.
-      tensors: arrays on meshes, DVariables, or host values that are equal on all processes.
+      tensors: arrays on meshes, DVariables, or host values that are equal on all processes:
+        arrays, numbers, lists of numbers.
     """
     must_be_eager("sharded_save", "save what the program returns")
-    _as_many(tensor_names, shape_and_slices, tensors)
     parts: dict[str, list[tuple[Any, Any]]] = {}
-    for name, text, tensor in zip(tensor_names, shape_and_slices, tensors, strict=True):
-        value = saved_form(tensor)
+    for name, text, tensor in _as_many(tensor_names, shape_and_slices, tensors):
+        value = saved_form("sharded_save", name, tensor)
         rows = parts.setdefault(_name("sharded_save", name), [])
         rows.append((part_of(text, np.shape(value)), value))
     tree = {name: whole_of(name, *zip(*rows, strict=True)) for name, rows in parts.items()}
@@ -73,12 +82,18 @@ def sharded_save(
         save(file_prefix, tree, processes=processes_of(mesh), name="dtensor.sharded_save")
 
 
-def _as_many(names: Sequence[Any], slices: Sequence[Any], tensors: Sequence[Any]) -> None:
+def _as_many(names: Any, slices: Any, tensors: Any) -> list[tuple[Any, Any, Any]]:
+    for name, given in (
+        ("tensor_names", names), ("shape_and_slices", slices), ("tensors", tensors)
+    ):  # fmt: skip
+        if isinstance(given, str | bytes) or not hasattr(given, "__len__"):
+            raise UsageTypeError(f"dtensor.sharded_save: {name}={given!r} must be a list")
     if not len(names) == len(slices) == len(tensors) > 0:
         raise UsageError(
             f"dtensor.sharded_save: {len(names)} tensor_names, {len(slices)} shape_and_slices and "
             f"{len(tensors)} tensors: give as many of each, at least one"
         )
+    return [*zip(names, slices, tensors, strict=True)]
 
 
 @collective("the mesh's processes")
@@ -94,12 +109,13 @@ def name_based_save(
       checkpoint_prefix: a folder that does not hold a save yet; shoal's files, which TensorFlow
         cannot read.
       name_tensor_dict: name → an array on a mesh, a DVariable (as bfloat16 if it asks for that),
-        or a host value that is equal on all processes.
+        or a host value that is equal on all processes: an array, a number, a list of numbers.
     """
     must_be_eager("name_based_save", "save what the program returns")
-    tree = {name: saved_form(value) for name, value in _named("name_based_save", name_tensor_dict)}
-    with said_of("name_based_save"):
-        save(checkpoint_prefix, tree, processes=processes_of(mesh), name="dtensor.name_based_save")
+    asked = "name_based_save"
+    tree = {n: saved_form(asked, n, value) for n, value in _named(asked, name_tensor_dict)}
+    with said_of(asked):
+        save(checkpoint_prefix, tree, processes=processes_of(mesh), name=f"dtensor.{asked}")
 
 
 @collective("the mesh's processes")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import numpy as np
 
 from shoal.colour import local
+from shoal.compat.array_operators import ArrayOperators
 from shoal.compat.dtensor.layout import Layout
 from shoal.compat.dtensor.layouts_of import is_on_mesh, value_of
 from shoal.compat.dtensor.moves import call_with_layout, check_layout, fetch_layout, relayout
@@ -19,27 +19,45 @@ from shoal.errors import UsageError, UsageTypeError
 
 __all__ = ["DVariable", "enable_save_as_bf16"]
 
-_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_IN_PLACE = {"add": "assign_add", "sub": "assign_sub"}
 
 
-def _forward(name: str) -> Callable[..., Any]:
-    call = getattr(operator, f"__{name}__")
-    return lambda self, other: call(self.read_value(), value_of(other))
+def _in_place(name: str) -> Callable[..., Any]:
+    def refused(self: DVariable, other: Any) -> Any:
+        raise NotPossible(
+            f"dtensor.DVariable: {self.name!r} cannot be changed by an operator such as +=, which "
+            f"would put an array in its place; write v.{_IN_PLACE.get(name, 'assign')}(…)"
+        )
+
+    return refused
 
 
-def _backward(name: str) -> Callable[..., Any]:
-    call = getattr(operator, f"__{name}__")
-    return lambda self, other: call(value_of(other), self.read_value())
+class Reference:
+    """What stands for a variable where a key is needed: equal to those of the same variable."""
+
+    def __init__(self, variable: DVariable) -> None:
+        self._variable = variable
+
+    def deref(self) -> DVariable:
+        """Return the variable."""
+        return self._variable
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reference) and other._variable is self._variable
+
+    def __hash__(self) -> int:
+        return id(self._variable)
 
 
 @local
-class DVariable:
+class DVariable(ArrayOperators):
     """An array on a mesh that can be assigned; its layout stays.
 
     Local.
 
-    Functions of JAX take it as the array that it holds: it is a pytree node of one leaf. Inside
-    `jit` nothing is assigned: return the new value, and assign that outside.
+    Functions of JAX take it as the array that it holds: it is a pytree node of one leaf, and has
+    the operators and attributes of an array. Inside `jit` nothing is assigned: return the new
+    value, and assign that outside. `ref()` can be a key of a dict, it itself cannot.
 
     Args:
       initial_value: an array on a mesh; with `layout`, a host value, or a function that makes one,
@@ -58,8 +76,6 @@ class DVariable:
     >>> v.assign_add(np.ones(8, np.float32)).numpy().sum()
     np.float32(8.0)
     """
-
-    __array_ufunc__ = None  # so that NumPy's operators leave the work to this one's
 
     def __init__(
         self, initial_value: Any, *args: Any, dtype: Any = None, layout: Layout | None = None,
@@ -169,27 +185,27 @@ class DVariable:
         return self._value
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        return np.asarray(self.numpy(), dtype)
+        return np.array(self.numpy(), dtype, copy=copy)
 
-    def __getitem__(self, index: Any) -> jax.Array:
-        return self._value[index]
+    def __hash__(self) -> int:
+        raise UsageTypeError(
+            "dtensor.DVariable is unhashable, for == compares items; use v.ref() as the key"
+        )
 
-    def __len__(self) -> int:
-        return len(self._value)
+    def ref(self) -> Reference:
+        """Return what can be a key for this variable; its `deref()` is the variable."""
+        return Reference(self)
 
-    def __iter__(self) -> Iterator[jax.Array]:
-        return iter(self._value)
-
-    def __neg__(self) -> jax.Array:
-        return -self._value
+    def _instead(self, name: str) -> str:
+        is_scatter = name.startswith(("scatter_", "batch_scatter_"))
+        return "; write v.assign(v.at[indices].add(updates)), or .set" if is_scatter else ""
 
     def __repr__(self) -> str:
         listed = ", ".join(self.layout.sharding_specs)
         return f"<DVariable {self.name!r} {self.dtype}{list(self.shape)}, layout ({listed})>"
 
-    for _name in _OPERATORS:
-        locals()[f"__{_name}__"] = _forward(_name)
-        locals()[f"__r{_name}__"] = _backward(_name)
+    for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"):
+        locals()[f"__i{_name}__"] = _in_place(_name)
     del _name
 
 
