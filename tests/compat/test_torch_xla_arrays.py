@@ -332,3 +332,31 @@ def test_what_has_no_meaning_says_so():
     assert xr.global_runtime_device_count() == xr.addressable_runtime_device_count() == 8
     assert [row["name"] for row in xr.global_runtime_device_attributes()][-1] == "CPU:7"
     assert (xr.process_index(), xr.process_count()) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "ours"),
+    [
+        ("MpDeviceLoader", ([], "xla"), "feed"),
+        ("ParallelLoader", ([], ["xla"]), "feed"),
+        ("SpmdFullyShardedDataParallel", (None,), "layouts"),
+        ("SPMDSavePlanner", (), "save"),
+        ("SPMDLoadPlanner", (), "restore"),
+        ("prime_optimizer", (None,), "restore"),
+        ("send_cpu_data_to_device", ([], "xla"), "put"),
+        ("auto_policy", ("w", None, None), "layouts"),
+        ("get_master_ip", (), "initialize"),
+    ],
+)
+def test_names_without_a_meaning_exist_and_say_what_to_write(name, args, ours):
+    refused = getattr(xr if hasattr(xr, name) else xs, name)
+    with pytest.raises(NotImplementedError, match=rf"^torch_xla {name} \(shoal\.{ours}\): \w"):
+        refused(*args)
+
+
+def test_a_class_without_a_meaning_can_be_derived_from():
+    class Wrapped(xs.SpmdFullyShardedDataParallel):
+        pass
+
+    with pytest.raises(NoMeaningHere, match="parameters are arguments here"):
+        Wrapped(None, mesh=GRID)

@@ -11,17 +11,19 @@ __all__ = ["errors_named"]
 
 
 @contextmanager
-def errors_named(name: str, *also: type[ShoalError]) -> Iterator[None]:
+def errors_named(name: str, *also: type[ShoalError], facade: str = "") -> Iterator[None]:
     """Let the errors of a block begin with a predecessor's name, before ours.
 
     Args:
+      facade: how names of it begin; what begins so is left as it is.
       also: classes that are an error of ours and one that the predecessor raised. An error of
         ours becomes the first of them that derives from its class.
     """
     try:
         yield
     except ShoalError as error:
-        said = f"{name}: {error}"
+        is_named = bool(facade) and str(error).startswith(facade)
+        said = str(error) if is_named else f"{name}: {error}"
         kind = next((kind for kind in also if type(error) in kind.__mro__), None)
         if kind is None:
             error.args = (said, *error.args[1:])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from shoal.arrays.upload import is_tracing
-from shoal.errors import InitializeError, ShoalError, UsageError
+from shoal.compat.wording import errors_named
+from shoal.errors import InitializeError, UsageError
 from shoal.runtime import jax_runtime
 
 __all__ = ["EagerOnly", "NotPossible", "StartError", "must_be_eager", "said_of"]
@@ -24,15 +24,9 @@ class StartError(InitializeError, ValueError):
     """The devices were initialised twice, or too late, or not at all."""
 
 
-@contextmanager
-def said_of(name: str) -> Iterator[None]:
+def said_of(name: str) -> AbstractContextManager[None]:
     """Let an error of shoal's in the block say first which name of DTensor's was called."""
-    try:
-        yield
-    except ShoalError as error:
-        if not str(error).startswith("dtensor."):
-            error.args = (f"dtensor.{name}: {error}", *error.args[1:])
-        raise
+    return errors_named(f"dtensor.{name}", facade="dtensor.")
 
 
 def must_be_eager(name: str, ours: str) -> None:

@@ -26,6 +26,15 @@ from shoal.compat.torch_xla.debugging import (
 from shoal.compat.torch_xla.hybrid import (
     HybridMesh,
 )
+from shoal.compat.torch_xla.left_out import (
+    MpDeviceLoader,
+    ParallelLoader,
+    SpmdFullyShardedDataParallel,
+    SPMDLoadPlanner,
+    SPMDSavePlanner,
+    prime_optimizer,
+    send_cpu_data_to_device,
+)
 from shoal.compat.torch_xla.linear import (
     EinsumLinear,
     XLAPatchedLinear,
@@ -68,10 +77,15 @@ __all__ = [
     "HybridMesh",
     "MarkShardingFunction",
     "Mesh",
+    "MpDeviceLoader",
+    "ParallelLoader",
     "Replicate",
+    "SPMDLoadPlanner",
+    "SPMDSavePlanner",
     "Shard",
     "ShardingSpec",
     "ShardingType",
+    "SpmdFullyShardedDataParallel",
     "XLAPatchedLinear",
     "XLAShard",
     "XLAShardedTensor",
@@ -89,6 +103,8 @@ __all__ = [
     "get_global_mesh",
     "mark_sharding",
     "mark_sharding_with_gradients",
+    "prime_optimizer",
+    "send_cpu_data_to_device",
     "set_global_mesh",
     "shard_as",
     "unwrap_sharded_tensor",

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["_prepare_spmd_partition_spec"]
+from shoal.compat.torch_xla.left_out import SpmdFullyShardedDataParallel
+
+__all__ = ["SpmdFullyShardedDataParallel", "_prepare_spmd_partition_spec"]
 
 
 def _prepare_spmd_partition_spec(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 
@@ -13,6 +13,7 @@ from shoal.runtime.process import process_count, process_index
 
 __all__ = [
     "addressable_runtime_device_count",
+    "get_master_ip",
     "global_runtime_device_attributes",
     "global_runtime_device_count",
     "is_spmd",
@@ -64,6 +65,21 @@ def addressable_runtime_device_count() -> int:
     Local.
     """
     return int(jax.local_device_count())
+
+
+@local
+def get_master_ip() -> NoReturn:
+    """Raise: processes find one another by themselves.
+
+    Local.
+
+    Raises:
+      NotImplementedError: always; it is a UsageError as well.
+    """
+    raise NoMeaningHere(
+        "torch_xla get_master_ip (shoal.initialize): shoal.initialize() finds the other processes, "
+        "or takes coordinator_address="
+    )
 
 
 @local

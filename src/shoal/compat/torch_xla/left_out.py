@@ -1,0 +1,108 @@
+"""Names of torch_xla that have no meaning on JAX: each says on use what to write instead."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from shoal.colour import local
+from shoal.compat.torch_xla.errors import NoMeaningHere
+
+__all__ = [
+    "MpDeviceLoader",
+    "ParallelLoader",
+    "SPMDLoadPlanner",
+    "SPMDSavePlanner",
+    "SpmdFullyShardedDataParallel",
+    "prime_optimizer",
+    "send_cpu_data_to_device",
+]
+
+
+class _LeftOut:
+    """A class of which no instance can be made."""
+
+    way: str
+
+    def __new__(cls, *args: Any, **options: Any) -> NoReturn:
+        raise NoMeaningHere(f"torch_xla {cls.__name__} {cls.way}")
+
+
+@local
+class ParallelLoader(_LeftOut):
+    """Raise a NotImplementedError, which is a UsageError as well: `shoal.feed` loads.
+
+    Local.
+    """
+
+    way = (
+        "(shoal.feed): write shoal.feed(loader, layouts), which prefetches, with a layout for each "
+        "part of a batch where input_sharding= had a ShardingSpec"
+    )
+
+
+@local
+class MpDeviceLoader(ParallelLoader):
+    """Raise as `ParallelLoader`.
+
+    Local.
+    """
+
+
+@local
+class SpmdFullyShardedDataParallel(_LeftOut):
+    """Raise a NotImplementedError, which is a UsageError as well: layouts shard parameters.
+
+    Local.
+    """
+
+    way = (
+        "(shoal.layouts): parameters are arguments here; mark_sharding each by fsdp."
+        "_prepare_spmd_partition_spec, or give shoal.layouts rules by path"
+    )
+
+
+@local
+class SPMDSavePlanner(_LeftOut):
+    """Raise a NotImplementedError, which is a UsageError as well: `shoal.save` plans.
+
+    Local.
+    """
+
+    way = "(shoal.save): no planner of torch's is needed; CheckpointManager or shoal.save saves"
+
+
+@local
+class SPMDLoadPlanner(_LeftOut):
+    """Raise a NotImplementedError, which is a UsageError as well: `shoal.restore` plans.
+
+    Local.
+    """
+
+    way = (
+        "(shoal.restore): no planner of torch's is needed; CheckpointManager or shoal.restore "
+        "restores"
+    )
+
+
+@local
+def prime_optimizer(optimizer: Any) -> NoReturn:
+    """Raise a NotImplementedError, which is a UsageError as well: its state is a tree.
+
+    Local.
+    """
+    raise NoMeaningHere(
+        "torch_xla prime_optimizer (shoal.restore): what an optimizer holds is a tree like any "
+        "other; make it by the optimizer's init, and restore into that"
+    )
+
+
+@local
+def send_cpu_data_to_device(datas: Any, device: Any, input_sharding: Any = None) -> NoReturn:
+    """Raise a NotImplementedError, which is a UsageError as well: `shoal.put` places.
+
+    Local.
+    """
+    raise NoMeaningHere(
+        "torch_xla send_cpu_data_to_device (shoal.put): write shoal.put(tree, layouts), or "
+        "ShardingSpec.apply for each array"
+    )
