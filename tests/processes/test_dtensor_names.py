@@ -100,6 +100,7 @@ def moves_and_saves(folder):
     dtensor.name_based_save(mesh, f"{folder}/named", {"w": v, "b": born})
     back = dtensor.name_based_restore(mesh, f"{folder}/named", {"w": born})
     dtensor.check_layout(back["w"], columns)
+    assert float((abs(v) * 2 - v).sum()) == float(v.sum())
     checkpoint = DTensorCheckpoint(mesh, v=v)
     path = checkpoint.save(f"{folder}/ckpt")
     v.assign_sub(v)
@@ -151,12 +152,23 @@ def feeds():
                 dataset, mesh=mesh, layouts=rows, global_batch_size=4, batch_dim="batch"
             )
             found.append([np.asarray(shoal.allgather(one, tiled=True)).tolist() for one in batches])
-    return found
+        pairs = (values.tolist(), np.arange(8, dtype=np.int32))  # side by side
+        batches = DTensorDataset(
+            pairs, mesh=mesh, layouts=(rows, Layout(["batch"], mesh)), global_batch_size=4
+        )
+        found.append([np.asarray(shoal.allgather(one, tiled=True)).tolist() for one, _ in batches])
+    uneven = DTensorDataset(  # only process 1 reads the element of another dtype
+        [1] * 6 + [1 + 0.5 * shoal.process_index()] * 2, mesh=mesh,
+        layouts=Layout(["batch"], mesh), global_batch_size=8,
+    )  # fmt: skip
+    return found, refused(lambda: [*uneven])
 
 
 def test_every_process_reads_its_own_rows(cluster):
     wanted = np.arange(16, dtype=np.float32).reshape(2, 4, 2).tolist()
-    assert cluster.run(feeds) == [[wanted] * 6] * 2
+    for found, told in cluster.run(feeds):
+        assert found == [wanted] * 9
+        assert "DTensorDataset: float64 is no int32; cast it" in told
 
 
 def barriers():

@@ -38,11 +38,17 @@ def marks_and_views():
     for shard in held:
         shard.data += 1
     np.testing.assert_array_equal(whole(view.load_local_shards_(held).global_tensor), VALUE + 1)
+    np.testing.assert_array_equal(whole(view * 2), 2 * (VALUE + 1))
+    assert float(jax.jit(lambda v: v.sum())(view)) == (VALUE + 1).sum()
     turned = xs.mark_sharding(marked, xs.Mesh([3, 1, 2, 0], (4,), ("x",)), (None, "x"))
     np.testing.assert_array_equal(whole(turned), VALUE)
     assert xs.wrap_if_sharded(turned).sharding_spec == "{devices=[1,4]3,1,2,0}"
     with pytest.raises(SpmdError, match=r"clear_sharding \(shoal.constrain\).*allgather"):
         xs.clear_sharding(marked)
+    xs.set_global_mesh(xs.Mesh([2 * shoal.process_index()], (1,), ("x",)))  # not the program's
+    cleared = jax.jit(lambda v: xs.clear_sharding(v) + 0)(view)
+    np.testing.assert_array_equal(whole(cleared), VALUE + 1)
+    xs.set_global_mesh(None)
     grown = jax.jit(lambda x: xs.mark_sharding(x + 1, mesh, ("y", None)))(marked)
     np.testing.assert_array_equal(whole(grown), VALUE + 1)
 
@@ -88,10 +94,16 @@ def checkpoints(path):
     ]
     manager.join()
     assert manager.all_steps() == [20, 30]  # on both processes
-    target = {"w": xs.mark_sharding(np.zeros_like(VALUE), mesh, (None, "d"))}
-    manager.restore(30, target)
-    np.testing.assert_array_equal(whole(target["w"]), VALUE)
-    assert xs.wrap_if_sharded(target["w"]).partition_spec == (None, "d")
+    view = xs.wrap_if_sharded(xs.mark_sharding(np.zeros_like(VALUE), mesh, (None, "d")))
+    target = {"w": view}
+    assert manager.restore(30, target) is target
+    assert target["w"] is view
+    np.testing.assert_array_equal(whole(view.global_tensor), VALUE)
+    assert view.partition_spec == (None, "d")
+    assert manager.save(40, {"nested": [{"w": view}]})  # saved as the array, by every process
+    nested = {"nested": [{"w": xs.mark_sharding(np.zeros_like(VALUE), mesh, ("d", None))}]}
+    manager.restore(40, nested)
+    np.testing.assert_array_equal(whole(nested["nested"][0]["w"]), VALUE)
     with pytest.raises(AssertionError, match="untracked step 10"):
         manager.restore(10, target)
 
