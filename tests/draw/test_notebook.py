@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import json
+import pickle
 import subprocess
 import sys
 import types
@@ -10,6 +12,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
+from shoal.draw.describe import describe
 from shoal.draw.notebook import register
 from shoal.plan.cost import cost
 from shoal.plan.layout import Layout
@@ -51,6 +54,30 @@ def test_each_is_shown_as_a_picture(value):
     formatter = Formatter()
     register(shell(**{"text/html": formatter}))
     assert ET.fromstring(formatter(value)).get("role") == "img"
+
+
+@pytest.mark.parametrize("value", [SHOWN[0], SHOWN[1], SHOWN[3]], ids=["mesh", "layout", "moves"])
+def test_what_is_described_is_shown_as_one_picture(value):
+    told = describe(value)
+    assert ET.fromstring(told._repr_html_()).get("role") == "img"
+    printed = []
+    told._repr_pretty_(types.SimpleNamespace(text=printed.append), cycle=False)
+    assert printed == [told]  # lines, where a string would be quoted
+    again = pickle.loads(pickle.dumps(told))
+    assert again == told
+    assert again._repr_html_() == told._repr_html_()
+
+
+def test_describing_in_a_notebook_displays_nothing_by_itself(monkeypatch):
+    displayed = []
+    module = types.ModuleType("IPython.display")
+    module.display = lambda *values, **_: displayed.append(values)
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", module)
+    kernel = type("ZMQInteractiveShell", (), {})()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: kernel, raising=False)
+    describe(Mesh({"x": 2}))
+    assert displayed == []
 
 
 def test_what_is_too_large_is_shown_as_words():
@@ -103,7 +130,9 @@ def test_in_a_real_shell():
 
     display = DisplayFormatter()
     register(types.SimpleNamespace(display_formatter=display))
-    for value in SHOWN:
+    for value in (*SHOWN, describe(SHOWN[0])):
         data, _ = display.format(value)
         assert data["text/html"].startswith("<svg")
+        assert data["text/plain"]
+        assert not data["text/plain"].startswith("'")
         assert data["text/plain"]

@@ -126,17 +126,60 @@ def test_scalars_rows_and_pending_sums():
 @given(
     st.lists(st.text("ab", min_size=1, max_size=9), min_size=1, max_size=12),
     st.text("xy", max_size=9),
-    st.integers(24, 60),
+    st.text("vw", max_size=9),
+    st.integers(1, 60),
 )
-def test_tables_that_are_too_wide_go_on_below(columns, label, width):
-    panel = Panel("", "", columns, [(label, [Cell(name.upper()) for name in columns])])
-    rendered = render(Picture("", [panel], []), width)
-    text = plain(rendered, 1000)
-    assert max(map(len, text.splitlines())) <= width
-    assert re.findall(r"[AB]+", text) == [name.upper() for name in columns]
-    tables = text.count("┌")
-    narrowest = sum(len(name) + 3 for name in columns) + 1 + (len(label) + 3) * bool(label)
-    assert (tables == 1) == (narrowest <= width)
+def test_columns_that_do_not_fit_are_left_out_and_counted(columns, label, corner, width):
+    corner = corner if label else ""  # without labels there is no corner
+    panel = Panel("", corner, columns, [(label, [Cell(name.upper()) for name in columns])])
+    text = plain(render(Picture("", [panel], []), width), 1000)
+    table = [line for line in text.splitlines() if line[:1] in tuple("┌│├└")]
+    assert max(map(len, table), default=0) <= width
+    shown = re.findall(r"[AB]+", text)
+    count = len(shown)
+    head, tail = columns[: (count + 1) // 2], columns[len(columns) - count // 2 :]
+    assert shown == [name.upper() for name in (*head, *tail)]
+    assert (f"{count} of {len(columns)} columns are shown" in text) == (0 < count < len(columns))
+    least = 1 + (len(label) + 3) * bool(label) + len(columns[0]) + 3 + 4 * (len(columns) > 1)
+    whole = 1 + (len(label) + 3) * bool(label) + sum(len(name) + 3 for name in columns)
+    assert (count == 0) == (width < min(least, whole))
+    assert (count == len(columns)) == (width >= whole)
+    assert (f"{min(least, whole)} are needed" in text) == (count == 0)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+@given(layouts(meshes(max_devices=16), max_rank=3), st.sampled_from([1, 1000, 10**7]))
+def test_nothing_is_cut_in_a_small_terminal(width, layout, factor):
+    shape = layout.global_shape((factor,) * layout.rank)
+    for picture in (draw_layout(layout, shape, 4, "x"), draw_mesh(layout.mesh)):
+        cells = {label for panel in picture.panels for label, _ in panel.rows}
+        for panel in picture.panels:
+            cells |= {*panel.columns, panel.corner}
+            cells |= {line for _, row in panel.rows for one in row for line in one.text.split("\n")}
+        for line in to_text(picture, width).splitlines():
+            if line.startswith("│"):
+                assert {part.strip() for part in line.strip("│").split("│")} <= {*cells, "", "…"}
+
+
+def test_what_is_left_out_of_a_picture_is_said():
+    mesh = Mesh({"data": 2, "model": 32})
+    assert "13 of 32 columns are shown" in describe(mesh)
+    assert "13 of 32 columns are shown" in describe(mesh)._repr_html_()
+    text = to_text(draw_mesh(mesh), 40)
+    assert "2 of 32 columns are shown" in text
+    assert "│ model 0 │ … │ model 31 │" in text
+    tall = describe(Layout(Mesh({"x": 64, "y": 64}), "x", "y"))
+    assert "15 of 64 rows and 7 of 64 columns are shown" in tall
+
+
+def test_a_picture_is_as_wide_as_the_terminal(monkeypatch):
+    layout = Layout(Mesh({"data": 2, "model": 8}), "data", "model")
+    monkeypatch.setenv("COLUMNS", "40")
+    text = describe(layout)
+    assert "4 of 8 columns are shown" in text
+    assert max(map(len, text.splitlines())) <= 40
+    monkeypatch.delenv("COLUMNS")
+    assert "columns are shown" not in describe(layout)
 
 
 @given(st.lists(st.integers()), st.integers(3, 9))

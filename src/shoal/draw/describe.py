@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from shoal.colour import local
+from shoal.draw.described import described
 from shoal.draw.layout import draw_layout
 from shoal.draw.mesh import draw_mesh
 from shoal.draw.ribbons import draw_traffic
-from shoal.draw.terminal import to_text
 from shoal.draw.tree import Placed, draw_tree
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
@@ -27,6 +27,9 @@ def describe(x: Any, shape: Any = None) -> str:
     Any rank: the last two dims are rows and columns, the others panels. A block shows its
     devices, with their processes where there are several. Of a tree there is a row for each leaf,
     what it takes of each device, and what lies there twice. No value is read, nothing is moved.
+
+    As wide as the terminal; columns that do not fit are left out, and their number is said. In a
+    notebook the value of a cell is shown as the picture.
 
     Args:
       x: a `jax.Array`, a `Layout`, a `NamedSharding` with `shape`, or a `Mesh`; a tree of arrays,
@@ -49,22 +52,22 @@ def describe(x: Any, shape: Any = None) -> str:
       each block on 2 devices
     """
     if isinstance(x, Traffic):
-        return to_text(draw_traffic(x))
+        return described(draw_traffic(x))
     if isinstance(x, Mesh):
-        return to_text(draw_mesh(x))
+        return described(draw_mesh(x))
     if isinstance(x, Layout):
-        return to_text(draw_layout(x, shape))
+        return described(draw_layout(x, shape))
     if not hasattr(x, "sharding") and not hasattr(x, "spec"):
-        return to_text(draw_tree(_leaves(x, shape)))
+        return described(draw_tree(_leaves(x, shape)))
     from shoal.arrays.sharding import layout_of, layout_of_sharding
 
     if not hasattr(x, "dtype"):
         rank = len(x.spec if shape is None else shape)
-        return to_text(draw_layout(layout_of_sharding(x, rank), shape))
+        return described(draw_layout(layout_of_sharding(x, rank), shape))
     if shape is not None and tuple(shape) != tuple(x.shape):
         raise UsageError(f"describe: the array has shape {tuple(x.shape)}, not {tuple(shape)}")
     itemsize = getattr(x.dtype, "itemsize", 0)
-    return to_text(draw_layout(layout_of(x), x.shape, itemsize, name=str(x.dtype)))
+    return described(draw_layout(layout_of(x), x.shape, itemsize, name=str(x.dtype)))
 
 
 def _leaves(tree: Any, shapes: Any) -> list[Placed]:

@@ -80,7 +80,9 @@ class _Blocks:
             corner = f"{self._name(row_dim)} ↓  {self._name(column_dim)} →"
         elif column_dim is not None:
             title = f"{self._name(column_dim)} →"
-        return Panel(title, corner, [self._label(column_dim, c) for c in columns], body)
+        labels = [self._label(column_dim, column) for column in columns]
+        totals = [0 if dim is None else self.counts[dim] for dim in (row_dim, column_dim)]
+        return Panel(title, corner, labels, body, *totals)
 
     def _numbers(self, dim: int | None, limit: int) -> list[int | None]:
         """The shard numbers to show, None for a gap; [-1] where there is no such dim."""

@@ -43,7 +43,9 @@ def _panel(mesh: Mesh, place: tuple[int, ...], has_owners: bool) -> Panel:
         for row in rows
     ]
     title = ", ".join(f"{quote(axis)} {number}" for axis, number in zip(names, place, strict=False))
-    return Panel(title, "", [_label(column_axis, column) for column in columns], body)
+    labels = [_label(column_axis, column) for column in columns]
+    num_rows, num_columns = (inner[0] if row_axis else 0), (inner[-1] if column_axis else 0)
+    return Panel(title, "", labels, body, num_rows, num_columns)
 
 
 def _fitting(mesh: Mesh) -> int:

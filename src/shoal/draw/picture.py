@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from rich.cells import cell_len
 
-__all__ = ["GAP", "Cell", "Panel", "Picture", "elide"]
+__all__ = ["GAP", "Cell", "Panel", "Picture", "elide", "left_out"]
 
 T = TypeVar("T")
 
@@ -30,13 +30,23 @@ class Panel(NamedTuple):
 
     title: str
     corner: str
-    columns: list[str]
+    columns: list[str]  # "…": some are left out there
     rows: list[tuple[str, list[Cell]]]
+    num_rows: int = 0  # in all; 0: these
+    num_columns: int = 0
 
-    def part(self, begin: int, end: int) -> Panel:
-        """Return some of the columns, with all labels of rows."""
-        rows = [(label, cells[begin:end]) for label, cells in self.rows]
-        return self._replace(columns=self.columns[begin:end], rows=rows)
+    def ends(self, count: int) -> Panel:
+        """Return that many columns, the first and the last, with a gap for the others."""
+        own = [at for at, label in enumerate(self.columns) if label != "…"]
+        total = self.num_columns or len(own)
+        kept: list[int | None] = [*own[: (count + 1) // 2], *own[len(own) - count // 2 :]]
+        if count < total:
+            kept.insert((count + 1) // 2, None)
+        rows = [
+            (label, [GAP if at is None else cells[at] for at in kept]) for label, cells in self.rows
+        ]
+        columns = ["…" if at is None else self.columns[at] for at in kept]
+        return self._replace(columns=columns, rows=rows, num_columns=total)
 
     def width_of(self, column: int) -> int:
         """Return how many letters wide a column is."""
@@ -51,6 +61,20 @@ class Picture(NamedTuple):
     title: str
     panels: list[Panel]
     notes: list[str]
+
+
+def left_out(panels: Sequence[Panel]) -> list[str]:
+    """Return how many rows and columns are shown, in words, where some are not."""
+    notes = []
+    for panel in panels:
+        shown = (
+            ("rows", sum(label != "…" for label, _ in panel.rows), panel.num_rows),
+            ("columns", sum(label != "…" for label in panel.columns), panel.num_columns),
+        )
+        parts = [f"{count} of {total} {what}" for what, count, total in shown if count < total]
+        if parts:
+            notes.append(f"{' and '.join(parts)} are shown")
+    return list(dict.fromkeys(notes))
 
 
 def elide(items: Sequence[T], limit: int, gap: T) -> list[T]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from shoal.draw.palette import fill_class
-from shoal.draw.picture import GAP, Cell, Panel, Picture
+from shoal.draw.picture import GAP, Cell, Panel, Picture, left_out
 from shoal.draw.svg import Canvas, rect, text, text_width
 
 __all__ = ["picture_svg"]
@@ -22,10 +22,11 @@ def picture_svg(picture: Picture, *, alone: bool = True) -> str:
     y = 18.0
     for panel in picture.panels:
         y = _panel(canvas, panel, y) + 18
-    for note in picture.notes:
+    notes = [*picture.notes, *left_out(picture.panels)]
+    for note in notes:
         canvas.text(0, y + 8, note, _FONT, "dim")
         y += 18
-    label = " ".join(f"{line}." for line in (picture.title, *picture.notes))
+    label = " ".join(f"{line}." for line in (picture.title, *notes))
     return canvas.svg(label, alone=alone)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
-from collections.abc import Iterator
 
 from rich import box
 from rich.cells import cell_len
@@ -12,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal.draw.picture import Panel, Picture
+from shoal.draw.picture import Panel, Picture, left_out
 
 __all__ = ["colour_style", "plain", "render", "to_text"]
 
@@ -24,14 +22,19 @@ def render(picture: Picture, width: int | None = None) -> RenderableType:
 
     Args:
       picture: what is seen.
-      width: of the console, if columns that do not fit go below the others.
+      width: of the console; columns that do not fit are left out, and their number is said.
     """
     parts: list[RenderableType] = [Text(picture.title, style="bold")]
-    for panel in picture.panels:  # a table's own title would be wrapped to the table's width
+    panels = [_fit(panel, width) for panel in picture.panels]
+    for panel in panels:  # a table's own title would be wrapped to the table's width
         parts += [Text(panel.title, style="italic")] if panel.title else []
-        parts += [_table(piece) for piece in _pieces(panel, width)]
-    parts += [Text(note, style="dim") for note in picture.notes]
-    return Group(*parts)
+        parts += [_table(panel)] if panel.columns else []
+    notes = [*picture.notes, *left_out(panels)]
+    missing = [own for own, panel in zip(picture.panels, panels, strict=True) if not panel.columns]
+    if missing:
+        least = max(_width(_without_corner(panel).ends(1)) for panel in missing)
+        notes.append(f"{width} columns of text are too few: {least} are needed to draw this")
+    return Group(*parts, *(Text(note, style="dim") for note in notes))
 
 
 def to_text(picture: Picture, width: int = 200) -> str:
@@ -41,23 +44,42 @@ def to_text(picture: Picture, width: int = 200) -> str:
 
 def plain(rendered: RenderableType, width: int) -> str:
     """Return what a console would print, as plain text without colours."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        color_system=None,
+        legacy_windows=False,
+        force_jupyter=False,  # in a notebook rich would show an output of its own
+    )
     with console.capture() as captured:
         console.print(rendered)
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
-def _pieces(panel: Panel, width: int | None) -> Iterator[Panel]:
-    """Yield panels of as many columns as fit beside the labels; of one, at least."""
+def _fit(panel: Panel, width: int | None) -> Panel:
+    """Return as many columns as fit beside the labels; none if not even one does."""
+    if width is None or _width(panel) <= width:
+        return panel
+    panel = _without_corner(panel)
+    if _width(panel) <= width:
+        return panel
+    for count in range(sum(label != "…" for label in panel.columns), 0, -1):
+        if _width(part := panel.ends(count)) <= width:
+            return part
+    return Panel("", "", [], [])
+
+
+def _without_corner(panel: Panel) -> Panel:
+    """Return the panel with what stands in its corner above it, where it can be wrapped."""
+    title = "  ".join(filter(None, (panel.title, panel.corner)))
+    return panel._replace(title=title, corner="")
+
+
+def _width(panel: Panel) -> int:
+    """Return how many columns of text the table of a panel takes."""
     labels = max(cell_len(label) for label in (panel.corner, *(row[0] for row in panel.rows)))
-    room = math.inf if width is None else width - 1 - (labels + 3) * bool(labels)
-    begin, used = 0, 0.0
-    for at, wide in enumerate(map(panel.width_of, range(len(panel.columns)))):
-        if at > begin and used + wide + 3 > room:
-            yield panel.part(begin, at)
-            begin, used = at, 0.0
-        used += wide + 3
-    yield panel.part(begin, len(panel.columns))
+    columns = sum(panel.width_of(at) + 3 for at in range(len(panel.columns)))
+    return 1 + (labels + 3) * bool(labels) + columns
 
 
 def _table(panel: Panel) -> Table:

@@ -1,0 +1,42 @@
+"""A picture as a string that a notebook and an interactive session show as the picture."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+from shoal.draw.picture import Picture
+from shoal.draw.picture_svg import picture_svg
+from shoal.draw.terminal import to_text
+
+__all__ = ["Described", "described"]
+
+_WIDTH = 200  # where the output is no terminal
+
+
+class Described(str):
+    """The text of a picture; in a notebook it is drawn, not quoted with `\\n` for its lines."""
+
+    __slots__ = ("_svg",)
+
+    _svg: str
+
+    def __new__(cls, text: str, svg: str = "") -> Described:
+        self = super().__new__(cls, text)
+        self._svg = svg
+        return self
+
+    def _repr_html_(self) -> str | None:
+        return self._svg or None
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:  # IPython has one for all strings
+        printer.text(str(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Described, (str(self), self._svg)
+
+
+def described(picture: Picture) -> str:
+    """Return a picture as text, as wide as the terminal; 200 columns where there is none."""
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns
+    return Described(to_text(picture, width), picture_svg(picture))
