@@ -17,7 +17,9 @@ def shoal(*arguments):
     return RUNNER.invoke(build(["mesh", "layout"]), arguments)
 
 
-@pytest.mark.parametrize("axes", ['{"data": 4, "model": 2}', "data=4 model=2"])
+@pytest.mark.parametrize(
+    "axes", ['{"data": 4, "model": 2}', "data=4 model=2", "data=4,model=2", "data=4, model=2"]
+)
 def test_mesh_draws(axes):
     result = shoal("mesh", axes, "-n", "2")
     assert result.exit_code == 0
@@ -43,6 +45,21 @@ def test_layout_draws(arguments):
     assert result.exit_code == 0
     assert "dim 0 (data) ↓" in result.output
     assert "8 B per device, 64 B in all" in result.output
+
+
+def test_commas_stand_where_blanks_may():
+    facts = [
+        json.loads(shoal("layout", f"x, - @ {mesh} | ids 3..0", "--json").output)
+        for mesh in ("x=2 y=2", "x=2,y=2", "x=2, y=2")
+    ]
+    assert facts[0] == facts[1] == facts[2]
+    words = ("mesh", "v5e:2x4", "data=4,model=2", "--json", "--weights")
+    weighed = [
+        shoal(*words, text).output for text in ("data=1KiB model=4KiB", "data=1KiB,model=4KiB")
+    ]
+    assert json.loads(weighed[0]) == json.loads(weighed[1])
+    for text in ("x=2,,y=2", ", x=2", ","):
+        assert shoal("mesh", text).exit_code != 0
 
 
 def test_names_may_hold_an_at_sign():

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal import settings
+from shoal import __version__, settings
 from shoal.cli import run as command
 from shoal.cli.environment import Addresses, variables
 from shoal.cli.run import Request, check
@@ -153,3 +153,21 @@ def test_help_helps(child_env):
     for words in ("shoal run -n 4 --devices 2 train.py", "--only", "SHOAL_GRACE_S", "Exit code"):
         assert words in ended.stdout
     assert max(map(len, ended.stdout.splitlines())) <= 82
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
+def test_closed_streams_are_as_good_as_no_reader(closed, tmp_path):
+    (tmp_path / "main.py").write_text("print('said'); open('done', 'w').close()")
+    line = f"{sys.executable} -m shoal run main.py {closed}"
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "done").exists()
+    assert done.stdout == ("" if ">&-" in closed.split() else "p0| said\n")
+
+
+def test_the_version():
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"shoal {__version__}\n"

@@ -17,7 +17,7 @@ import pytest
 
 from shoal.cli import observer as observing
 from shoal.cli.observer import Observer, Place, find
-from shoal.cli.stacks import read_processes
+from shoal.cli.stacks import _program_first, read_processes
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, UsageError
 
 TOKEN = "the secret of the tests"
@@ -300,3 +300,22 @@ def test_help_helps(shoal, command):
     for words in (f"shoal {command} 10.0.0.1:8476", "Exit code", "--json", "SHOAL_TOKEN"):
         assert words in ended.stdout
     assert max(map(len, ended.stdout.splitlines())) <= 82
+
+
+def test_the_frames_of_the_program_come_first():
+    head = "Thread 'MainThread' (most recent call first):"
+    libraries = [
+        '  File "/usr/lib/python3.13/threading.py", line 1 in wait',
+        '  File "/opt/shoal/runtime/barrier.py", line 2 in barrier',
+        '  File "/venv/lib64/python3.11/site-packages/jax/api.py", line 3 in f',
+        '  File "<frozen runpy>", line 6 in run',
+    ]
+    program = [
+        '  File "train.py", line 4 in step',
+        '  File "/home/lib/train.py", line 5 in <module>',
+    ]
+    mixed = [head, *libraries[:3], *program, *libraries[3:]]
+    shown = _program_first("\n".join(mixed))
+    assert shown == [head, *program, "  in libraries:", *libraries]
+    for alone in (program, libraries, []):  # nothing is to be told apart
+        assert _program_first("\n".join([head, *alone])) == [head, *alone]

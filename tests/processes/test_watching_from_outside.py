@@ -142,7 +142,10 @@ def test_a_frozen_process_is_the_one_that_does_not_answer(watched):
     waits, silent = job.shoal("stacks").strip().split("\n\n")
     assert waits.startswith(f"processes 0, 2 ({host}): waits at 'epoch' (train.py:11 (train)), up")
     assert 'train.py", line 11 in train' in waits
-    assert "in barrier\n" in waits
+    program, libraries = waits.split("\n    in libraries:\n")
+    assert "train.py" in program.splitlines()[2]
+    assert "in barrier\n" in libraries
+    assert "train.py" not in libraries
     assert "shoal watcher" not in waits
     assert silent.startswith(f"process 1 ({host}) does not answer: pid {pid}: stopped")
     assert job.shoal("stacks", "1").startswith(f"process 1 ({host}) does not answer: pid {pid}: ")

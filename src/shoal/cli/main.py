@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+import shoal
 from shoal.errors import ShoalError
 
 __all__ = ["COMMANDS", "Command", "build", "main"]
@@ -59,7 +61,21 @@ def build(names: Iterable[str]) -> typer.Typer:
     return app
 
 
-def _about() -> None:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"shoal {shoal.__version__}")
+        raise typer.Exit
+
+
+_Version = Annotated[
+    bool,
+    typer.Option(
+        "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+    ),
+]
+
+
+def _about(version: _Version = False) -> None:
     """Launch, agree, place, move and save; and be told who when it goes wrong."""
 
 
@@ -71,8 +87,23 @@ def _arguments() -> list[str]:
     return [f" {text}" if re.match(r"-\s*[,|@]", text) else text for text in given]
 
 
+def _open_closed_streams() -> None:
+    """Let what is written to a closed stream (`shoal run … >&-`) go nowhere.
+
+    Else the next file that is opened gets the stream's number, and its text.
+    """
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(fd, True)
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - as long as we run
+
+
 def main() -> None:
     """Run the command line of this process and exit with its code."""
+    _open_closed_streams()
     asked = sys.argv[1:2]
     app = build(asked if asked and asked[0] in COMMANDS else COMMANDS)
     try:

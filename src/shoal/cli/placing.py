@@ -90,11 +90,11 @@ def _read_across(text: str) -> dict[str, int]:
 
 
 def _read_weights(text: str) -> dict[str, float]:
-    """Read `model=4GiB data=1GiB`, or JSON."""
+    """Read `model=4GiB data=1GiB`, with or without commas, or JSON."""
     if text.lstrip().startswith("{"):
         return dict(pairs_of_json(text, "--weights"))
     found: dict[str, float] = {}
-    for word in text.split():
+    for word in text.replace(",", " ").split():
         name, equals, amount = word.partition("=")
         if not equals or name in found:
             raise UsageError(

@@ -36,8 +36,9 @@ Examples:
   shoal stacks --json              everything, for another program
 
 \b
-Processes whose main threads stand at the same line are shown once, innermost
-call first; shoal's own threads are left out (--json has them). A process
+Processes whose main threads stand at the same line are shown once: the calls
+of the program, innermost first, then those of libraries. shoal's own threads
+are left out (--json has them, and all as it is). A process
 answers also while its main thread hangs in native code, such as a collective.
 It cannot while it is frozen, cut off, or native code holds its interpreter
 lock: who does not answer is listed last. A debugger on its host (py-spy, gdb)
@@ -54,6 +55,13 @@ Exit code:
 
 _INDICES = re.compile(r"\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*")
 _OWN = "Thread 'shoal "
+_SHOAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARY = re.compile(  # the processes may run elsewhere: their paths alone say it
+    r'^  File "(?:<frozen |.*/lib(?:64)?/python[\d.]+/|.*/(?:site|dist)-packages/|'
+    r".*/shoal/(?:arrays|checkpoint|cli|collectives|compat|interop|runtime|testing)/|"
+    + re.escape(_SHOAL + os.sep)
+    + ")"
+)
 _MAY_BE = "frozen, cut off, or native code holds its interpreter lock"
 _MOST_PROCESSES = 1 << 20
 
@@ -157,7 +165,18 @@ def _paragraph(main: str, members: list[Member], answers: dict[int, str]) -> str
     for thread, processes in others.items():
         whose = "" if len(processes) == len(members) else f"in {listed(processes)}: "
         blocks.append(whose + thread)
-    return "\n".join([head, *(f"  {line}" for block in blocks for line in block.splitlines())])
+    lines = [line for block in blocks for line in _program_first(block)]
+    return "\n".join([head, *(f"  {line}" for line in lines)])
+
+
+def _program_first(block: str) -> list[str]:
+    """Return the lines of a thread: the frames of the program, then those of libraries."""
+    head, *frames = block.splitlines()
+    of_libraries = [frame for frame in frames if _LIBRARY.search(frame)]
+    of_program = [frame for frame in frames if frame not in of_libraries]
+    if not (of_libraries and of_program):
+        return [head, *frames]
+    return [head, *of_program, "  in libraries:", *of_libraries]
 
 
 def _told(members: list[Member]) -> str:

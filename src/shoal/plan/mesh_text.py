@@ -58,6 +58,7 @@ def read(words: Words) -> dict[str, Any]:
             axis = words.name()
             words.expect("=")
             axes.append((axis, words.integer()))
+            words.skip(",")  # `data=4, model=2` is understood, too
         if not axes:
             raise words.error("axes, such as data=4 model=2, expected")
     size = math.prod(size for _, size in axes)
