@@ -11,9 +11,9 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.errors import UsageError, UsageTypeError
+from shoal.errors import UsageError, UsageTypeError, raise_all
 
-__all__ = ["SETTINGS", "Setting", "number", "seconds", "text", "timeout"]
+__all__ = ["SETTINGS", "Setting", "check_all", "number", "seconds", "text", "timeout"]
 
 
 class Setting(NamedTuple):
@@ -98,7 +98,25 @@ def seconds(name: str) -> float:
     return duration
 
 
-def timeout(asked: str, timeout_s: object, name: str) -> float:
+def check_all() -> None:
+    """Refuse wrong values of all variables that are numbers, also of those that nothing reads yet.
+
+    Raises:
+      UsageError: one is no number, or not positive where it must be; all of them.
+    """
+    offences = []
+    for setting in SETTINGS.values():
+        try:
+            if setting.unit == "seconds":
+                seconds(setting.name)
+            elif setting.unit == "0 or 1" and number(setting.name) not in (0, 1):
+                raise _bad(setting.name, text(setting.name), "0 or 1")
+        except UsageError as error:
+            offences.append(str(error))
+    raise_all("initialize", offences)
+
+
+def timeout(asked: str, timeout_s: object, name: str, argument: str = "timeout_s") -> float:
     """Return what a call was given as `timeout_s`, or for None the setting `name`, in seconds.
 
     Whether it is positive is for the call to say, with whatever else is wrong there.
@@ -109,7 +127,7 @@ def timeout(asked: str, timeout_s: object, name: str) -> float:
     if timeout_s is None:
         return seconds(name)
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
-        raise UsageTypeError(f"{asked}: timeout_s={timeout_s!r} must be a number of seconds")
+        raise UsageTypeError(f"{asked}: {argument}={timeout_s!r} must be a number of seconds")
     return timeout_s
 
 

@@ -123,9 +123,28 @@ def test_what_could_mean_two_things_is_refused():
     with use_mesh(MESH):
         (offence,) = refused(tree, ("data", None))
         assert "may mean one layout, or one for each of 2 elements" in offence
+        assert "write PartitionSpec('data', None) for the first" in offence
+        assert "(PartitionSpec('data'), PartitionSpec()) for the other" in offence
         assert paired(tree, P("data", None)) == {"[0]": ROWS, "[1]": ROWS}
         assert paired(tree, (P("data"), P())) == {"[0]": ROWS, "[1]": WHOLE}
         assert paired([*tree], ("data", None)) == {"[0]": ROWS, "[1]": ROWS}
+
+
+def test_a_tuple_of_dims_that_can_mean_one_thing_is_taken_so():
+    pair = (np.ones((8, 2)), np.ones((8, 2)))
+    with use_mesh(MESH):
+        each = {"[0]": ROWS, "[1]": ROWS}
+        assert paired(pair, ("data", "data")) == each  # no one layout has an axis twice
+        assert paired({"a": pair}, {"a": ("data", "data")}) == {f"['a']{k}": ROWS for k in each}
+        three = (*pair, np.ones((8, 2)))
+        assert paired(three, ("data", "data", None)) == {**each, "[2]": WHOLE}
+        assert paired(pair, (None, None)) == {"[0]": WHOLE, "[1]": WHOLE}
+        assert paired(pair[:1], ("data",)) == {"[0]": ROWS}
+        (offence,) = refused(pair[:1], (("data", "model"),))  # both axes on dim 0, or one on each
+        assert "write PartitionSpec(('data', 'model'),) for the first" in offence
+        assert "(PartitionSpec('data', 'model'),) for the other" in offence
+        (offence,) = refused(pair[0], ("data", "data"))
+        assert "used 2 times" in offence or "more than once" in offence or "duplicate" in offence
 
 
 @pytest.mark.parametrize("given", [3, 2.5, np.ones(3), object()])

@@ -37,6 +37,19 @@ def test_a_target_that_fits_is_no_matter(ckpts, mesh):
     assert state["w"].sharding.spec[0] == "y"
 
 
+def test_a_layout_for_what_is_no_array_is_refused(ckpts, mesh):
+    place, rows = shoal.Layout(mesh), shoal.Layout(mesh, "x", None)
+    ckpts.save(0, begun(mesh, none=None, name="run"))
+    target = {"w": rows, "epoch": 0, "none": place, "name": ""}
+    assert ckpts.restore(0, target)["epoch"] == 0
+    assert ckpts.restore(0, rows)["epoch"] == 0  # for all arrays
+    with pytest.raises(RestoreMismatch) as info:
+        ckpts.restore(0, {**target, "epoch": place, "name": shoal.sharding(place)})
+    assert info.value.wrong_dtype == ("epoch", "name")
+    told = "epoch: was saved as int, which is no array; give any int in place of the layout"
+    assert told in str(info.value)
+
+
 @pytest.mark.parametrize(
     ("change", "attribute"),
     [

@@ -34,6 +34,7 @@ FLOORS = {
     "errors": _floor(0, 0),
     "settings": _floor(0, 0),
     "colour": _floor(0, 0),
+    "arguments": _floor(0, 0),
     "paths": _floor(0, 0),
     "plan": _floor(1, 0, "numpy"),
     "runtime": _floor(2, 1),

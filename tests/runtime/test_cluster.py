@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.cluster import Arguments, decide, first_host, is_loopback, shown_job
+from shoal.runtime.process import initialize, is_joined
 
 SHOAL = {"SHOAL_PROCESS_ID": "1", "SHOAL_NUM_PROCESSES": "4", "SHOAL_COORDINATOR": "h:1"}
 JAX = {"JAX_PROCESS_ID": "2", "JAX_NUM_PROCESSES": "5", "JAX_COORDINATOR_ADDRESS": "j:2"}
@@ -119,6 +120,38 @@ def test_all_offenders_are_named_at_once(arguments, env, words):
         decide(Arguments(**arguments), env)
     for part in words:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("virtual_devices", (0, -1, True, "2", 1.5, object(), [2])),
+        ("host_devices", (0, -1, True, "2", 1.5, object(), [2])),
+        ("local_device_ids", (-1, True, "0", 1.5, object(), [], [0, 0], [0, None], ["1"], {0, 1})),
+        ("coordinator_address", (3, True, b"h:1", object(), ["h:1"])),
+        ("coordinator_bind_address", (3, True, b"h", object(), ["h"], "a b")),
+        ("num_processes", (0, -1, True, "2", 1.5, object(), [2])),
+        ("process_id", (-1, 2, True, "0", 1.5, object(), [0])),
+    ],
+)
+def test_wrong_arguments_are_refused(name, values):
+    right = {"num_processes": 2, "process_id": 0, "coordinator_address": "h:1"}
+    decide(Arguments(**right), {})
+    for value in values:
+        with pytest.raises(UsageError, match=name):
+            decide(Arguments(**{**right, name: value}), {})
+
+
+def test_wrong_settings_are_refused_at_one_process_too(monkeypatch):
+    monkeypatch.setenv("SHOAL_LOST_AFTER_S", "-1")
+    monkeypatch.setenv("SHOAL_GRACE_S", "soon")
+    monkeypatch.setenv("SHOAL_HOST_MEMORY", "2")
+    with pytest.raises(UsageError) as caught:
+        initialize()
+    assert len(caught.value.offences) == 3
+    for name in ("SHOAL_LOST_AFTER_S='-1'", "SHOAL_GRACE_S='soon'", "SHOAL_HOST_MEMORY='2'"):
+        assert name in str(caught.value)
+    assert not is_joined()
 
 
 @pytest.mark.parametrize("around", [{}, SALLOC, SLURM, MPICH], ids=str)

@@ -33,7 +33,7 @@ def test_a_step_is_the_label_and_is_timed(pair, clock):
     assert "(test_a_step_is_the_label_and_is_timed))" in first.progress.place
 
 
-@pytest.mark.parametrize("number", [0, -3, 2**62, np.int64(5), True])
+@pytest.mark.parametrize("number", [0, 2**62, np.int64(5)])
 def test_any_whole_number_is_a_step(pair, number):
     with step_with(pair.coordinators[0], number):
         assert pair.coordinators[0].progress.step == int(number)
@@ -41,9 +41,11 @@ def test_any_whole_number_is_a_step(pair, number):
 
 
 def test_what_is_no_step_is_refused(pair):
-    for wrong in ("3", 1.0, None):
-        with pytest.raises(UsageTypeError, match=r"step\(.*must be a whole one"):
+    for wrong in ("3", 1.0, None, True):
+        with pytest.raises(UsageTypeError, match=r"step: number=.* must be a whole number"):
             step_with(pair.coordinators[0], wrong)
+    with pytest.raises(UsageError, match="step: number=-1 must be at least 0"):
+        step_with(pair.coordinators[0], -1)
     with pytest.raises(UsageError, match="64 bits"):
         step_with(pair.coordinators[0], 2**63)
     assert pair.coordinators[0].progress.step is None

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from shoal.arguments import not_flags
 from shoal.arrays.constrain_via import moved_inside, why_not_via
 from shoal.arrays.devices import jax_mesh
 from shoal.arrays.host_arguments import is_elsewhere, placed
@@ -75,7 +76,7 @@ def constrain(
       >>> shoal.layout_of(y) == rows
       True
     """
-    offences: list[str] = []
+    offences = not_flags(gradient=gradient)
     devices = via.devices if isinstance(via, RelayoutPlan) else None
     leaves, treedef = leaf_layouts(tree, layouts, offences, none_clears=True, devices=devices)
     for leaf in leaves:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from shoal.arguments import not_flags
 from shoal.errors import UsageError
 from shoal.plan.hop_counts import hops_of
 from shoal.plan.mesh import Mesh
@@ -119,8 +120,10 @@ def _as_make_mesh(call: Callable[[], T]) -> T:
 
 def order_offences(wish: Wish, *, is_listed: bool) -> list[str]:
     """Return what is wrong with `order`, by itself and beside the other arguments."""
-    if wish.contiguous_submeshes not in (None, True, False):
-        return [f"contiguous_submeshes={wish.contiguous_submeshes!r} must be True or False"]
+    flags = ("allow_split_physical_axes", "contiguous_submeshes")
+    given = {name: value for name in flags if (value := getattr(wish, name)) is not None}
+    if wrong := not_flags(**given):
+        return wrong
     if wish.order is not None and str(wish.order) not in ("wires", "given"):
         return [f"order={wish.order!r} must be 'wires' or 'given'"]
     if wish.order != "given":

@@ -118,7 +118,7 @@ def explain_program(jitted: Any, *args: Any, **kwargs: Any) -> ProgramReport:
       >>> report
       ProgramReport(0 collectives, 0 of them hidden; a device receives 0 bytes at most)
     """
-    if not hasattr(jitted, "lower"):
+    if not hasattr(jitted, "lower") or isinstance(jitted, str | bytes):
         raise UsageTypeError(
             f"explain_program: {jitted!r} is no jitted function: give jax.jit(function), "
             "and its arguments after it"

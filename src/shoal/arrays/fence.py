@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from shoal.arguments import check_flags
 from shoal.arrays.host_values import as_numpy, native, unfit
 from shoal.arrays.layouts import shown
 from shoal.arrays.upload import is_tracing
@@ -55,6 +56,7 @@ def fence(target: Any, *, backward: bool = False) -> Any:
 
     Source: `optimization_barrier` of StableHLO; `jax.lax.optimization_barrier`.
     """
+    check_flags("fence", backward=backward)
     if callable(target) and jax.tree_util.all_leaves([target]):
         return _function(target, backward)
     leaves, treedef = jax.tree_util.tree_flatten_with_path(target)

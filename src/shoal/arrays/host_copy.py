@@ -37,7 +37,7 @@ _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex1
 
 def must_be_a_way(function: str, way: Any) -> None:
     """Refuse what `relayout` has no way of that name for."""
-    if way is not None and way != "collectives":
+    if way is not None and not (isinstance(way, str) and way == "collectives"):
         raise UsageError(
             f"{function}: way={way!r}: give 'collectives', or nothing for whatever is fastest"
         )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec, Sharding
-from jax.tree_util import PyTreeDef, keystr, tree_flatten_with_path
+from jax.tree_util import PyTreeDef, SequenceKey, keystr, tree_flatten_with_path
 
 from shoal.arrays.sharding import layout_of_sharding, padded, sharding
 from shoal.arrays.use_mesh import default_mesh
@@ -114,10 +114,16 @@ def _pair(
 ) -> None:
     """Walk both trees together, down to where `given` is one layout."""
     if is_one_layout(given):
+        if type(given) is type(node) is tuple and len(given) == len(node) and _names_twice(given):
+            for number, (value, own) in enumerate(zip(node, given, strict=True)):
+                _pair(value, own, (*path, SequenceKey(number)), pairs, offences)
+            return
         if _is_ambiguous(node, given):
+            each = ", ".join(f"PartitionSpec({_spec_text(own)})" for own in given)
             offences.append(
                 f"{shown(path)}: {given!r} may mean one layout, or one for each of {len(node)} "
-                "elements; write PartitionSpec(…) for the first, Layouts for the other"
+                f"elements; write PartitionSpec{given!r} for the first, "
+                f"({each}{',' * (len(given) == 1)}) for the other"
             )
             return
         for rest, value in tree_flatten_with_path(node)[0]:
@@ -176,7 +182,21 @@ def _is_dim(dim: Any) -> bool:
 
 
 def _is_ambiguous(node: Any, given: Any) -> bool:
-    return type(given) is type(node) is tuple and len(given) == len(node) > 0
+    """May a tuple mean one layout, or one for each element of a tuple, and is that not the same?"""
+    if not (type(given) is type(node) is tuple and len(given) == len(node)):
+        return False
+    return any(given) and not (len(given) == 1 and isinstance(given[0], str))
+
+
+def _names_twice(given: tuple[Any, ...]) -> bool:
+    """True for dims that name an axis twice, as no one layout does: they are several layouts."""
+    axes = [axis for dim in given for axis in ((dim,) if isinstance(dim, str) else dim or ())]
+    return len({*axes}) < len(axes)
+
+
+def _spec_text(given: Any) -> str:
+    """Return the arguments of the PartitionSpec that says the same as one layout."""
+    return ", ".join(map(repr, _dims(given)))
 
 
 def layout_for(given: Any, value: Any, path: Path) -> Layout:

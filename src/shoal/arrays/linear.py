@@ -113,10 +113,7 @@ def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
 def _check_sums(x: jax.Array, weight: jax.Array, layout: Layouts, dtype: Any) -> None:
     """Refuse sums of a dtype that JAX would narrow, or of which types do not say where they lie."""
     offences = []
-    try:
-        wanted = x.dtype if dtype is None else jnp.dtype(dtype)
-    except TypeError:
-        raise UsageTypeError(f"linear: preferred_element_type={dtype!r} is no dtype") from None
+    wanted = _dtype(dtype, x.dtype)
     if (kept := jax.dtypes.canonicalize_dtype(wanted)) != wanted:
         offences.append(f"preferred_element_type: {wanted} would become {kept}")
     split = [spec[-1] for a in (x, weight) if (spec := tuple(jax.typeof(a).sharding.spec))]
@@ -128,6 +125,17 @@ def _check_sums(x: jax.Array, weight: jax.Array, layout: Layouts, dtype: Any) ->
             "the result's type must be said: layout="
         )
     raise_all("linear", offences)
+
+
+def _dtype(given: Any, default: Any) -> Any:
+    is_record = isinstance(given, list | tuple | dict)  # to NumPy
+    try:
+        wanted = None if is_record else jnp.dtype(default if given is None else given)
+    except TypeError:
+        wanted = None
+    if wanted is None:
+        raise UsageTypeError(f"linear: preferred_element_type={given!r} is no dtype")
+    return wanted
 
 
 def _used_twice(x: jax.Array, weight: jax.Array) -> list[str]:

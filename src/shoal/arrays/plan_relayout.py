@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from shoal.arguments import check_flags
 from shoal.arrays.across_devices import Programs, as_rows, is_apart, programs_across, travels_as
 from shoal.arrays.agreed_move import obstacle
 from shoal.arrays.host_copy import has_words, in_one_memory, must_be_a_way
@@ -114,6 +115,7 @@ class RelayoutPlan:
         Raises:
           UsageError: there are no collectives between the layouts, and several processes.
         """
+        check_flags("staged_peak_bytes", donate=donate)
         plan = self.transfer
         bounds, chunk = plan.bounds, 0
         if self.way == "none":

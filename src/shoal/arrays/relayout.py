@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 from jax.extend.core import concrete_or_error
 
+from shoal.arguments import check_flags
 from shoal.arrays.agreed_move import agree_on_move, obstacle
 from shoal.arrays.host_copy import must_be_a_way
 from shoal.arrays.host_values import deleted
@@ -81,6 +82,7 @@ def relayout(
       >>> shoal.relayout(rows, shoal.Layout(mesh, None, "x")).sharding.spec
       P(None, 'x')
     """
+    check_flags("relayout", donate=donate, staged=staged)
     must_be_a_way("relayout", way)
     if staged and way is not None:
         raise UsageError("relayout: staged=True has a way of its own: leave way= out")

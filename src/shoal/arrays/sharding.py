@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from shoal.arguments import check_kind
 from shoal.arrays.devices import jax_mesh, mesh_of
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
@@ -48,7 +49,15 @@ def sharding(
         return layout
     if not isinstance(layout, Layout):
         raise UsageTypeError(f"sharding: {layout!r} must be a Layout")
-    return _sharding(layout, None if devices is None else tuple(devices))
+    return _sharding(layout, None if devices is None else _listed(devices))
+
+
+def _listed(devices: Iterable[jax.Device]) -> tuple[jax.Device, ...]:
+    check_kind("sharding", devices, Iterable, "a list of JAX's devices")
+    found = tuple(devices)
+    for device in found:
+        check_kind("sharding", device, jax.Device, "one of JAX's devices")
+    return found
 
 
 @local

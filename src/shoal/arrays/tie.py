@@ -13,6 +13,7 @@ from jax.extend.mlir.dialects import sdy
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding
 
+from shoal.arguments import check_flags
 from shoal.arrays.host_values import as_numpy, is_key, native, unfit
 from shoal.arrays.layouts import shown
 from shoal.arrays.sharding import layout_of_sharding
@@ -64,6 +65,7 @@ def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
     """
     if not getattr(jax.config, "jax_use_shardy_partitioner", True):
         raise UsageError("tie: only the Shardy partitioner knows ties; leave it on")
+    check_flags("tie", gradient=gradient)
     firsts, seconds = _by_path(a), _by_path(b)
     raise_all("tie", _structure_offences(a, b, firsts, seconds))
     offences = []

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from shoal import settings
+from shoal.arguments import check_flags
 from shoal.checkpoint.disk import steps
 from shoal.checkpoint.disk.steps import checked_path, checked_step
 from shoal.checkpoint.disk.storage import LocalFolder
@@ -18,7 +19,7 @@ from shoal.checkpoint.lead import lead_says
 from shoal.checkpoint.looking import Looking
 from shoal.checkpoint.newest_whole import none_left, restored
 from shoal.checkpoint.one_folder import in_one_folder
-from shoal.checkpoint.restoring.target import check_names
+from shoal.checkpoint.options import check_history, check_restore
 from shoal.checkpoint.resumable import check_resumable
 from shoal.checkpoint.retention import Keep, policy_of
 from shoal.checkpoint.rules.cadence import Cadence, rule_text, rules_of
@@ -98,9 +99,8 @@ class Checkpoints(Looking):
             self._path = checked_path(path)
             self._root = LocalFolder(self._path)
             self._timeout_s = timeout_s  # None: each wait for others has a deadline of its own
-            for name, value in (("timeout_s", timeout_s), ("lease_s", lease_s)):
-                if value is not None and not (isinstance(value, int | float) and value > 0):
-                    raise UsageError(f"Checkpoints: {name}={value!r} must be positive seconds")
+            flags: dict[str, object] = {"asynchronous": asynchronous, "recover": recover}
+            check_history(flags, {"timeout_s": timeout_s, "lease_s": lease_s})
             lease_s = settings.seconds("SHOAL_LEASE_S") if lease_s is None else lease_s
             policy = policy_of(keep)
             rules_of(every)
@@ -111,8 +111,7 @@ class Checkpoints(Looking):
             )  # fmt: skip
             self._is_closed = False
 
-            options: dict[str, object] = {"keep": policy, "every": rule_text(every)}
-            options |= {"asynchronous": asynchronous, "recover": recover}
+            options: dict[str, object] = {"keep": policy, "every": rule_text(every), **flags}
             last, self._saver.called = in_one_folder(
                 coordinator, "Checkpoints", options,
                 partial(steps.begin, self._root, idle_s=lease_s if recover else None), self._root,
@@ -210,6 +209,7 @@ class Checkpoints(Looking):
           UsageError, DivergenceError, StorageError, SaveAborted, …: as `shoal.save`, on all.
         """
         step = checked_step("save", step)
+        check_flags("save", force=force)
         self._refuse_if_closed("save")
         if not (force or self._cadence.wants(step)):
             return False
@@ -377,7 +377,7 @@ class Checkpoints(Looking):
     ) -> Callable[[int], Any]:
         from shoal.checkpoint.restore import restore_with
 
-        check_names(operation, options)
+        check_restore(operation, options, timeout_s)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         own = {**options, "processes": self._group.named, "timeout_s": limit_s}
         return lambda step: restore_with(self._coordinator, self.path_of(step), target, **own)

@@ -150,9 +150,9 @@ class Saver:
         Meanwhile this process counts as one that waits: it is not ended for the loss of a peer,
         for the save may still be committed.
         """
+        check_limit("wait", timeout_s)
         running = self._running
         if running is not None:
-            check_limit("wait", timeout_s)
             progress = self._coordinator.progress
             point = Point(f"the end of the save of step {running.step}", site=callsite())
             progress.come(point, time.monotonic())

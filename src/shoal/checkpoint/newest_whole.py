@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from shoal.arguments import check_flags
 from shoal.checkpoint.disk import steps
 from shoal.checkpoint.disk.storage import Folder
 from shoal.errors import CorruptCheckpoint, NotCommitted
@@ -40,6 +41,7 @@ def restored(
       CorruptCheckpoint: on all: it is damaged, without `skip_corrupt` or what was asked for.
       UsageError: `step` is none. NotCommitted: on all: it is not saved.
     """
+    check_flags("restore", skip_corrupt=skip_corrupt)
     if step is not None:
         number = steps.checked_step("restore", step)
         ask_lead((f"step={number}",), lambda: steps.require(root, number).step)

@@ -63,10 +63,10 @@ def restore(
       target: what shall come back. None: all leaves as NumPy arrays, whole, on every process.
         A tree of Layouts or shardings, which may stand for whole subtrees; of
         `jax.ShapeDtypeStruct`s (with a sharding; else NumPy arrays come back); of arrays, as
-        which it shall lie; other values, and leaves that were no arrays, come back as saved. One
-        layout for all arrays. A mesh: each array lies whole on all of its devices, whatever its
-        rank. A function that is called with (name, x) for each array, `name` in the checkpoint
-        such as "params/w", `x` a `jax.ShapeDtypeStruct` of its shape and dtype, and returns a
+        which it shall lie; other values, and leaves that were no arrays, come back as saved; a
+        layout for such a leaf alone is refused. One layout for all arrays. A mesh: each array lies
+        whole on all of its devices, whatever its rank. A function that is called with (name, x)
+        for each array, `name` in the checkpoint such as "params/w", `x` a `jax.ShapeDtypeStruct` of its shape and dtype, and returns a
         Layout, a sharding, a mesh, or None for a NumPy array. Meshes and functions may stand for
         subtrees, too. "stored": the layouts that were saved, where they fit, and
         the kind of memory, such as "pinned_host"; an error where the devices lack one.

@@ -183,6 +183,8 @@ def _metrics(asked: str, metrics: Mapping[str, float] | None) -> dict[str, float
     for name, value in (metrics or {}).items():
         if not isinstance(name, str):
             raise UsageTypeError(f"{asked}: metrics: the name {name!r} must be text")
+        if isinstance(value, bool | str | bytes):
+            raise UsageTypeError(f"{asked}: metrics: {name}={value!r} must be a number")
         try:
             found[name] = float(value)
         except (TypeError, ValueError):

@@ -7,11 +7,11 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
+from importlib import metadata
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
-import shoal
 from shoal.errors import ShoalError
 
 __all__ = ["COMMANDS", "Command", "build", "main"]
@@ -63,7 +63,7 @@ def build(names: Iterable[str]) -> typer.Typer:
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        print(f"shoal {shoal.__version__}")
+        print(f"shoal {metadata.version('shoal')}")
         raise typer.Exit
 
 

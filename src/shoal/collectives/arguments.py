@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from shoal import settings
+from shoal.arguments import integer
 from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call, agree
@@ -66,9 +67,7 @@ def process_of(asked: str, argument: str, value: object, group: Group, num_proce
     Raises:
       UsageError: it is no index, there is no such process, or it is not in the group.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise UsageTypeError(f"{asked}: {argument}={value!r} must be the index of a process")
-    process = int(value.__index__())
+    process = integer(asked, argument, value, wanted="the index of a process")
     if not 0 <= process < num_processes:
         told = f"the job has processes 0..{num_processes - 1}"
         raise UsageError(f"{asked}: {argument}={process} does not exist; {told}")

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.errors import UsageError, nearest
+from shoal.arguments import not_flags, not_one_of
+from shoal.errors import UsageError
 from shoal.plan import dtensor_order, jax_order, torch_xla_order
 from shoal.plan.wiring import Topology
 
@@ -29,13 +30,14 @@ class Options(NamedTuple):
 
     def offences(self) -> list[str]:
         """Say which options do not go together."""
-        found = []
         library = self.library
-        if library is not None and library not in LIBRARIES:
-            hint = nearest(str(library), LIBRARIES)
-            found.append(
-                f"compatible_with={library!r} is none of {', '.join(map(repr, LIBRARIES))}{hint}"
-            )
+        found = not_flags(contiguous_submeshes=self.contiguous)
+        if self.allow_split is not None:
+            found += not_flags(allow_split_physical_axes=self.allow_split)
+        if library is not None and (wrong := not_one_of("compatible_with", library, LIBRARIES)):
+            return found + wrong
+        if found:
+            return found
         if self.contiguous and library in ("torch_xla", "dtensor"):
             found.append(f"contiguous_submeshes says nothing under compatible_with={library!r}")
         if self.rings is not None and library != "dtensor":

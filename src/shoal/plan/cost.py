@@ -12,13 +12,13 @@ besides, and faster where it hides communication behind arithmetic.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.arguments import check_kind, integer, not_one_of
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 from shoal.plan import switched_cost, torus_cost
@@ -95,6 +95,8 @@ def cost(
       (8, 491520, 'ICI x')
     """
     names = _check(topology, mesh, collective, axis, num_bytes)
+    if links is not None:
+        check_kind("cost", links, Links, "Links: links_of makes them")
     ids = _groups(mesh, names)
     if num_bytes == 0 or ids.shape[1] == 1:
         return Cost(collective, names, num_bytes, 0, 0, 0.0, "none")
@@ -135,11 +137,7 @@ def _check(
     if not isinstance(mesh, Mesh):
         raise UsageTypeError(f"cost: {mesh!r} is no Mesh: placement.place makes one")
     offences: list[str] = []
-    if collective not in COLLECTIVES:
-        known = ", ".join(COLLECTIVES)
-        offences.append(
-            f"collective={collective!r} is none of {known}{nearest(str(collective), COLLECTIVES)}"
-        )
+    offences += not_one_of("collective", collective, COLLECTIVES)
     names = (axis,) if isinstance(axis, str) else tuple(axis) if isinstance(axis, Sequence) else ()
     if not names or not all(isinstance(name, str) for name in names):
         offences.append(f"axis={axis!r} must be the name of an axis, or several names")
@@ -149,11 +147,9 @@ def _check(
             offences.append(f"no axis {name!r} (axes: {', '.join(mesh.axis_names)}){hint}")
     if len(set(names)) < len(names):
         offences.append(f"axis={axis!r} names an axis twice")
-    if isinstance(num_bytes, bool) or not hasattr(num_bytes, "__index__"):
-        offences.append(f"num_bytes={num_bytes!r} must be a whole number")
-    elif not 0 <= operator.index(num_bytes) < 1 << 63:
-        offences.append(f"num_bytes={num_bytes} must not be negative, and below 2**63")
     raise_all("cost", offences)
+    if not 0 <= integer("cost", "num_bytes", num_bytes) < 1 << 63:
+        raise UsageError(f"cost: num_bytes={num_bytes} must not be negative, and below 2**63")
     return names
 
 

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.arguments import check_flags, integer
 from shoal.colour import local
 from shoal.errors import UsageError
-from shoal.plan.layout import Layout
+from shoal.plan.layout import Layout, check_layout
 
 __all__ = [
     "ShardingType",
@@ -61,6 +62,7 @@ def tile_assignment(layout: Layout) -> IntArray:
       array([[0, 2],
              [1, 3]])
     """
+    check_layout("tile_assignment", layout)
     order, sizes = _order(layout), layout.mesh.axes
     shape = [math.prod(sizes[axis] for axis in dim) for dim in layout.axes_of_dims if dim]
     shape += [sizes[axis] for axis in order[len(_used(layout)) :]]
@@ -87,6 +89,8 @@ def sharding_type(layout: Layout, requested: bool = False) -> ShardingType:
       >>> sharding_type(layout).name, sharding_type(layout, requested=True).name
       ('TILED', 'PARTIAL')
     """
+    check_layout("sharding_type", layout)
+    check_flags("sharding_type", requested=requested)
     if not requested:
         if layout.is_replicated:
             return ShardingType.REPLICATED
@@ -121,6 +125,7 @@ def replication_groups(layout: Layout) -> IntArray:
       array([[0, 2],
              [1, 3]])
     """
+    check_layout("replication_groups", layout)
     if sharding_type(layout, requested=True) != ShardingType.PARTIAL:
         return np.empty(0, dtype=np.int64)
     return _transposed_ids(layout, _order(layout)).reshape(-1, _group_size(layout))
@@ -144,6 +149,7 @@ def group_assignment(layout: Layout) -> IntArray:
       >>> group_assignment(Layout(Mesh({"x": 2, "y": 2}), None, "y"))
       array([[0, 1]])
     """
+    check_layout("group_assignment", layout)
     if sharding_type(layout, requested=True) != ShardingType.PARTIAL:
         return np.empty(0, dtype=np.int64)
     shards = _tiles(layout)
@@ -171,7 +177,8 @@ def hlo_text(layout: Layout, version: int = 1) -> str:
       >>> hlo_text(layout), hlo_text(layout, version=2)
       ('{devices=[2,4]0,2,4,6,1,3,5,7}', '{devices=[2,4]<=[4,2]T(1,0)}')
     """
-    if version not in (1, 2):
+    check_layout("hlo_text", layout)
+    if integer("hlo_text", "version", version) not in (1, 2):
         raise UsageError(f"hlo_text: version {version!r} must be 1 or 2")
     if other := {axis: how for axis, how in layout.partial.items() if how != "sum"}:
         raise UsageError(f"hlo_text: {other}: HLO knows pending sums only")

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.arguments import check_kind, integer
 from shoal.colour import local
 from shoal.plan.hlo_instructions import instructions_of
 from shoal.plan.hlo_loops import trips_of
@@ -89,6 +90,9 @@ def collectives_of(hlo: str) -> tuple[Collective, ...]:
     Args:
       hlo: the text of a compiled program, such as `jitted.lower(…).compile().as_text()`.
 
+    Raises:
+      UsageError: `hlo` is no text.
+
     Example:
       >>> text = '''ENTRY %main (p: f32[2]) -> f32[8] {
       ...   ROOT %g = f32[8]{0} all-gather(%p), replica_groups={{0,1,2,3}}, dimensions={0}
@@ -96,6 +100,7 @@ def collectives_of(hlo: str) -> tuple[Collective, ...]:
       >>> [(one.opcode, one.result_bytes, one.group_size) for one in collectives_of(text)]
       [('all-gather', 32, 4)]
     """
+    check_kind("collectives_of", hlo, str, "the text of a compiled program")
     blocks = _blocks(hlo)
     times = _times(blocks, trips_of(instructions_of(hlo)))
     return tuple(
@@ -115,7 +120,12 @@ def received_bytes_of(hlo: str, num_devices: int) -> int:
     Args:
       hlo: the text of a compiled program.
       num_devices: that it runs on.
+
+    Raises:
+      UsageError: `hlo` is no text, or there are no devices.
     """
+    check_kind("received_bytes_of", hlo, str, "the text of a compiled program")
+    num_devices = integer("received_bytes_of", "num_devices", num_devices, least=1)
     each = [one.received_bytes(num_devices) for one in collectives_of(hlo)]
     return int(sum(each, np.zeros(num_devices, np.int64)).max(initial=0))
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
+from shoal.arguments import as_integer, check_kind, integer
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 from shoal.plan.mesh import Mesh
 from shoal.plan.text import Words, quote
 
-__all__ = ["REDUCTIONS", "Dim", "Layout"]
+__all__ = ["REDUCTIONS", "Dim", "Layout", "check_layout"]
 
 Dim = None | str | tuple[str, ...]
 
@@ -132,9 +132,10 @@ class Layout:
         Raises:
           UsageError: the layout has no such dim.
         """
+        number = integer("num_shards", "dim", dim)
         try:
-            axes = self._dims[operator.index(dim)]
-        except (TypeError, IndexError):
+            axes = self._dims[number]
+        except IndexError:
             raise UsageError(f"num_shards({dim!r}): {self!r} has rank {self.rank}") from None
         return math.prod(self._mesh.axes[axis] for axis in axes)
 
@@ -165,10 +166,11 @@ class Layout:
         Raises:
           UsageError: it cannot; both ranks, or the sizes at fault, are named.
         """
-        try:
-            sizes = tuple(operator.index(size) for size in shape)
-        except TypeError:
-            raise UsageTypeError(f"shape {shape!r} must be a row of integers") from None
+        is_row = isinstance(shape, Iterable) and not isinstance(shape, Set)
+        found = tuple(map(as_integer, shape)) if is_row else (None,)
+        sizes = tuple(size for size in found if size is not None)
+        if len(sizes) < len(found):
+            raise UsageTypeError(f"shape {shape!r} must be a row of integers")
         if len(sizes) != self.rank:
             raise UsageError(
                 f"shape {sizes} has rank {len(sizes)}, but {self!r} has rank {self.rank}"
@@ -238,12 +240,12 @@ class Layout:
 
 
 def _check_rank(what: str, rank: object, least: int) -> int:
-    if isinstance(rank, bool) or not hasattr(rank, "__index__"):
-        raise UsageTypeError(f"Layout.{what}: rank {rank!r} must be an integer")
-    number = operator.index(rank)
-    if number < least:
-        raise UsageError(f"Layout.{what}: rank {number} must be at least {least}")
-    return number
+    return integer(f"Layout.{what}", "rank", rank, least=least)
+
+
+def check_layout(asked: str, value: object) -> None:
+    """Raise a UsageTypeError for what is no Layout."""
+    check_kind(asked, value, Layout, "a Layout")
 
 
 def _check_dim(number: int, dim: object, offences: list[str]) -> tuple[str, ...]:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from shoal.arguments import integer, not_one_of
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
+from shoal.errors import UsageError, WrongType, nearest, raise_all
 from shoal.plan import mesh_text
 from shoal.plan.mesh_checks import (
     check_axes,
@@ -194,7 +195,7 @@ class Mesh:
         Raises:
           UsageError: the mesh has no such device.
         """
-        wanted = _index(device_id, "device_id")
+        wanted = integer("Mesh", "device_id", device_id)
         if self._ids is None:
             found = [wanted] if 0 <= wanted < self.size else []
         else:
@@ -217,8 +218,11 @@ class Mesh:
         """Return the ids of the devices that `process` owns [count], in mesh order. Local.
 
         A process that owns none gets an empty array.
+
+        Raises:
+          UsageError: `process` is no index of a process.
         """
-        owned = _index(process, "process")
+        owned = integer("Mesh.local", "process", process, least=0)
         if isinstance(self._processes, int):
             return self.device_ids.ravel() if owned == self._processes else np.empty(0, np.int64)
         return np.asarray(self.device_ids[self._processes == owned])
@@ -230,8 +234,7 @@ class Mesh:
           per: "device": the same grid; the twin of a device keeps position, process and id number.
             "process": an axis "process", ascending; the twin of the lowest id of each.
         """
-        if per not in ("device", "process"):
-            raise UsageError(f"host_mesh: per={per!r} must be 'device' or 'process'")
+        raise_all("host_mesh", not_one_of("per", per, ("device", "process")))
         if per == "process":
             owners = self.process_indices
             ids = [int(self.local(process).min()) for process in owners]
@@ -369,13 +372,6 @@ def coords_of(position: int, shape: Sequence[int]) -> tuple[int, ...]:
         position, coord = divmod(position, size)
         coords.append(coord)
     return tuple(reversed(coords))
-
-
-def _index(value: object, what: str) -> int:
-    try:
-        return operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageTypeError(f"{what} must be an integer, not {value!r}") from None
 
 
 def _freeze(array: IntArray, shape: tuple[int, ...]) -> IntArray:

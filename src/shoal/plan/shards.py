@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from shoal.colour import local
 from shoal.errors import UsageError, nearest
-from shoal.plan.layout import Layout
+from shoal.plan.layout import Layout, check_layout
 from shoal.plan.mesh import Mesh, coords_of
 from shoal.plan.writers import choose_writers
 
@@ -63,6 +63,7 @@ def region(
       >>> region(Layout(Mesh({"x": 4, "y": 2}), "x", None), (7, 3), device_id=6)
       (slice(6, 7, None), slice(0, 3, None))
     """
+    check_layout("region", layout)
     sizes = layout.check_shape(shape)
     coords = _coords_by_axis(layout, device_id)
     cut = _rule(uneven)
@@ -99,6 +100,7 @@ def replica_index(
       >>> replica_index(Layout(Mesh({"x": 4, "y": 2}), "x"), (8,), device_id=5)
       1
     """
+    check_layout("replica_index", layout)
     split = {axis for axes in _splits(layout, layout.check_shape(shape)) for axis in axes}
     _rule(uneven)
     coords = _coords_by_axis(layout, device_id)
@@ -156,6 +158,7 @@ def owners(layout: Layout, shape: Sequence[int], uneven: Uneven = "ceil") -> Own
       >>> held.start.ravel(), held.box, held.replica, held.writer
       (array([0, 2, 0, 2]), array([0, 1, 0, 1]), array([0, 0, 1, 1]), array([0, 1]))
     """
+    check_layout("owners", layout)
     sizes = layout.check_shape(shape)
     if layout.partial:
         raise UsageError(f"owners: {layout!r} is partial: reduce it first, then somebody owns it")

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.arguments import check_kind
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 from shoal.plan.hosts import Flat, Hosts
@@ -323,6 +324,7 @@ def to_json(topology: Topology) -> dict[str, Any]:
     >>> to_json(parse("v5e:2x2"))
     {'topology': 'v5e:2x2'}
     """
+    check_kind("to_json", topology, Topology, "a topology: parse makes one of a text")
     found: dict[str, Any] = {"topology": topology.text}
     for name in ("ids", "processes", "listed"):
         if stored := getattr(topology.numbering, name):

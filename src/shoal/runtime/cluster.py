@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from shoal.arguments import not_texts
 from shoal.errors import InitializeError, raise_all
 from shoal.runtime import dtensor_jobs
 from shoal.runtime.frames import address_text, split_address
@@ -100,7 +101,8 @@ def decide(arguments: Arguments, env: Environment) -> Cluster:
       UsageError: values are malformed or contradict each other within one family, or a job of
         several processes has no address. All offenders at once.
     """
-    offences: list[str] = []
+    given = arguments._asdict().items()
+    offences = not_texts(**{name: value for name, value in given if "_address" in name})
     passed_over: list[str] = []
     process, num_processes, reason, family = _pair(arguments, env, offences, passed_over)
     address = source = None
@@ -244,9 +246,9 @@ def _fit(found: Mapping[str, object], at: str, of: str, offences: list[str]) -> 
 def _whole(name: str, value: object, least: int, offences: list[str]) -> int | None:
     """Return a whole number ≥ `least` from an argument or a variable's text, or None."""
     number: int | None = None
-    if isinstance(value, str):
+    if isinstance(value, str) and name not in Arguments._fields:  # variables have texts alone
         number = int(value) if value.isascii() and value.isdigit() else None
-    elif not isinstance(value, bool):
+    elif not isinstance(value, bool | str):
         try:
             number = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
@@ -272,7 +274,7 @@ def _address(
             continue
         try:
             split_address(address)
-        except (ValueError, AttributeError):
+        except (ValueError, AttributeError, TypeError):
             offences.append(f"{source}={address!r} is no address: give host:port")
         return address, source
     launcher = f"{family.name} tells no address" if family else "no address given"
@@ -286,7 +288,7 @@ def _address(
 def _bind_host(arguments: Arguments, env: Environment, offences: list[str]) -> str | None:
     """Return the host to bind to; JAX's spelling, host:port, is taken too."""
     given = arguments.coordinator_bind_address or env.get("JAX_COORDINATOR_BIND_ADDRESS")
-    if not given:
+    if not given or not isinstance(given, str):
         return None
     try:
         return split_address(given)[0]
@@ -328,6 +330,10 @@ def _device_ids(
     else:
         ids = [given]
     numbers = [_whole(name, value, 0, offences) for value in ids]
+    if given is not None and not ids:
+        offences.append(f"{name}={given!r} names no device; leave it out for all that there are")
+    if twice := sorted({n for n in numbers if n is not None and numbers.count(n) > 1}):
+        offences.append(f"{name}={given or ids!r} names {twice} twice")
     return tuple(n for n in numbers if n is not None) or None
 
 

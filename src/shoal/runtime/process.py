@@ -135,6 +135,7 @@ def initialize(
         virtual_devices,
         host_devices,
     )
+    settings.check_all()
     deadline = _deadline("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
     patience = Patience.of_settings()
     if _RECORD.guard is None:

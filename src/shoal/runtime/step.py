@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from contextlib import AbstractContextManager
 from types import TracebackType
 
+from shoal.arguments import integer
 from shoal.colour import local
-from shoal.errors import UsageError, UsageTypeError
+from shoal.errors import UsageError
 from shoal.runtime import fault_points
 from shoal.runtime.callsite import callsite
 from shoal.runtime.coordinator import Coordinator
@@ -38,7 +38,7 @@ def step(number: int) -> AbstractContextManager[None]:
     signs of life have shown.
 
     Args:
-      number: any whole number of 64 bits; it need not grow.
+      number: a whole number, not negative, below 2**63; it need not grow.
 
     Returns:
       What `with` takes; it may be used again.
@@ -62,11 +62,8 @@ def step(number: int) -> AbstractContextManager[None]:
 
 def step_with(coordinator: Coordinator, number: int) -> AbstractContextManager[None]:
     """Do what `step` does, with the coordinator given."""
-    try:
-        index = operator.index(number)
-    except TypeError:
-        raise UsageTypeError(f"step({number!r}): the number must be a whole one") from None
-    if not -_LIMIT <= index < _LIMIT:
+    index = integer("step", "number", number, least=0)
+    if index >= _LIMIT:
         raise UsageError(f"step({number!r}): the number must have no more than 64 bits")
     return _Step(coordinator, index)
 

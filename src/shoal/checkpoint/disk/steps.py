@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from shoal.arguments import check_flags, integer
 from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.step_folder import COMMIT, KEEP, standing
 from shoal.checkpoint.disk.step_names import check_place, step_name, step_of
@@ -23,7 +24,6 @@ from shoal.errors import (
     NotCommitted,
     UnsupportedCheckpoint,
     UsageError,
-    UsageTypeError,
 )
 from shoal.paths import local_path
 from shoal.runtime import fault_points
@@ -72,9 +72,7 @@ def checked_step(asked: str, step: object) -> int:
     Raises:
       UsageError: it is no whole number, or negative.
     """
-    if isinstance(step, bool) or not hasattr(step, "__index__"):
-        raise UsageTypeError(f"{asked}: step {step!r} must be a whole number")
-    number = int(step.__index__())
+    number = integer(asked, "step", step)
     if not 0 <= number < MOST_STEPS:
         raise UsageError(f"{asked}: step {number} must lie between 0 and {MOST_STEPS - 1}")
     return number
@@ -127,6 +125,7 @@ def commits(root: Folder, *, skip_corrupt: bool = False) -> list[Step]:
     Raises:
       CorruptCheckpoint: a COMMIT contradicts itself or its files, unless `skip_corrupt`.
     """
+    check_flags("all_steps", skip_corrupt=skip_corrupt)
     return list(_committed(folders(root), _CORRUPT if skip_corrupt else ()))
 
 
@@ -173,6 +172,7 @@ def chosen(root: Folder, step: int | None = None, *, skip_corrupt: bool) -> int 
     Raises:
       NotCommitted: it is not. Else as `commits`.
     """
+    check_flags("latest", skip_corrupt=skip_corrupt)
     if step is not None:
         return require(root, step).step
     found = newest(root, skip_corrupt=skip_corrupt)

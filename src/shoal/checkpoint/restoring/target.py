@@ -80,6 +80,7 @@ class Asked(NamedTuple):
     dtype: np.dtype[Any] | None = None  # None: as stored; of arrays alone
     impl: str = ""  # of PRNG keys
     is_layout: bool = False  # a layout alone; it may stand for a whole subtree
+    has_dims: bool = False  # a layout of arrays alone, as no mesh or function is
     is_array: bool = False  # it must be an array or a key
     is_function: bool = False  # it says where leaves lie; or has nothing to do with them
     text: str = ""  # what all processes must say alike
@@ -249,6 +250,11 @@ class _Matching:
     def _wish(self, asked: Asked, leaf: int) -> Wish:
         record = self.leaves[leaf]
         if record.kind not in HELD:
+            name = self.options.stored_name(asked.name)  # else it stands for a subtree
+            if asked.has_dims and record.name == name != ROOT and record.kind != "none":
+                told = f"was saved as {record.kind}, which is no array"
+                told += f"; give any {record.kind} in place of the layout"
+                self._wrong("wrong_dtype", asked, told)
             return self._number(asked, leaf) if asked.is_array else Wish(leaf, None, None)
         if asked.shape is not None and asked.shape != record.shape:
             told = f"has shape {record.shape} as saved, not {asked.shape}"

@@ -106,7 +106,8 @@ def fit(asked: Asked, record: LeafRecord, dtype: np.dtype[Any] | None) -> tuple[
 
 def _asked(name: str, value: Any) -> Asked:
     if _is_layout(value):
-        return Asked(name, value, is_layout=True, text=_text(value))
+        has_dims = not isinstance(value, Mesh | jax.sharding.Mesh)
+        return Asked(name, value, is_layout=True, has_dims=has_dims, text=_text(value))
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
         return _like(name, value)
     if isinstance(value, np.ndarray):

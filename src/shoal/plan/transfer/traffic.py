@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.arguments import check_kind
 from shoal.colour import local
 from shoal.plan.hosts import Hosts
 from shoal.plan.transfer.blocks import exchange_rounds, tiles_of
@@ -83,6 +84,7 @@ def traffic_of(plan: Transfer, topology: Topology | None = None) -> Traffic:
       other host: 64 B
         1. all_gather over x.0+x.1 of dim 0: same host 32 B, other host 64 B
     """
+    check_kind("traffic_of", plan, Transfer, "a plan: plan_transfer makes one")
     where = places("traffic_of", plan.source.mesh, plan.target.mesh, topology)
     names = ["same host", "other host"]
     if len(np.unique(where.slices)) > 1:

@@ -1,0 +1,39 @@
+"""What a history and its calls may be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal import settings
+from shoal.arguments import not_flags
+from shoal.checkpoint.restoring.target import check_names
+from shoal.errors import UsageError, raise_all
+
+__all__ = ["check_history", "check_restore", "check_seconds"]
+
+
+def check_history(flags: dict[str, object], waits: dict[str, object]) -> None:
+    """Raise if an argument of `Checkpoints` is no flag, or no time.
+
+    Raises:
+      UsageError: it is none.
+    """
+    raise_all("Checkpoints", not_flags(**flags))
+    for name, value in waits.items():
+        check_seconds("Checkpoints", name, value)
+
+
+def check_restore(asked: str, options: Iterable[str], timeout_s: object) -> None:
+    """Raise if an argument of `restore` or `resume` is wrong, whatever is saved.
+
+    Raises:
+      UsageError: it is.
+    """
+    check_names(asked, options)
+    check_seconds(asked, "timeout_s", timeout_s)
+
+
+def check_seconds(asked: str, name: str, value: object) -> None:
+    """Raise for what is neither None nor a positive number of seconds."""
+    if value is not None and not settings.timeout(asked, value, "", name) > 0:
+        raise UsageError(f"{asked}: {name}={value!r} must be positive seconds")

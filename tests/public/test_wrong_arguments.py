@@ -1,0 +1,74 @@
+"""Wrong arguments are a UsageError of every public function, and never an error of Python's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import shoal
+from meta.reference import public_modules
+from public.calls import Call, all_calls
+from public.wrong import ANY, WRONG
+from shoal.errors import ShoalError, UsageError
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Call]]:
+    yield all_calls(str(tmp_path_factory.mktemp("public")))
+    shoal.watch_notices(signals=())
+
+
+def outcome(call: Call, argument: str, value: object) -> BaseException | None:
+    """Return how a call ends in which one argument is another."""
+    try:
+        call.function(**{**call.arguments, argument: value})
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        return error
+    return None
+
+
+def told(call: Call, argument: str, value: object, error: BaseException | None) -> str:
+    return f"{call.name}({argument}={value!r}): {error!r}"[:300]
+
+
+def test_wrong_arguments_are_refused(calls):
+    wrong = []
+    for call in calls.values():
+        for argument, kind in call.kinds.items():
+            for value in WRONG.get(kind, ()):
+                error = outcome(call, argument, value)
+                if not isinstance(error, UsageError):
+                    wrong.append(told(call, argument, value, error))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_whatever_is_given_no_error_is_one_of_pythons_own(calls):
+    wrong = []
+    for call in calls.values():
+        for argument in (name for name, kind in call.kinds.items() if kind == "any"):
+            for value in ANY:
+                error = outcome(call, argument, value)
+                if error is not None and not isinstance(error, ShoalError):
+                    wrong.append(told(call, argument, value, error))
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_calls_of_the_table_work(calls):
+    for call in calls.values():
+        if call.name != "delete":  # at the end, for what it deletes is gone
+            call.function(**call.arguments)
+    calls["delete"].function(**calls["delete"].arguments)
+
+
+def test_the_table_has_every_public_function(calls):
+    public = {
+        name
+        for _, names in public_modules()
+        for name, value in names.items()
+        if callable(value) and not (isinstance(value, type) and issubclass(value, Exception))
+    }
+    without_arguments = {"exit_code", "notice", "process_count", "process_index"}
+    elsewhere = {"initialize", "shutdown"}  # tests/runtime: they change the process
+    tested = {name.split()[0].partition(".")[0] for name in calls}
+    assert public - tested - without_arguments - elsewhere == set()
