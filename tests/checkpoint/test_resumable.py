@@ -40,6 +40,7 @@ def test_a_target_that_fits_is_no_matter(ckpts, mesh):
 def test_a_layout_for_what_is_no_array_is_refused(ckpts, mesh):
     place, rows = shoal.Layout(mesh), shoal.Layout(mesh, "x", None)
     ckpts.save(0, begun(mesh, none=None, name="run"))
+    ckpts.wait()
     target = {"w": rows, "epoch": 0, "none": place, "name": ""}
     assert ckpts.restore(0, target)["epoch"] == 0
     assert ckpts.restore(0, rows)["epoch"] == 0  # for all arrays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from typing import Any
 
 from shoal.draw.picture import Picture
@@ -38,5 +39,6 @@ class Described(str):
 
 def described(picture: Picture) -> str:
     """Return a picture as text, as wide as the terminal; 200 columns where there is none."""
-    width = shutil.get_terminal_size((_WIDTH, 24)).columns
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns if is_terminal else _WIDTH
     return Described(to_text(picture, width), picture_svg(picture))
