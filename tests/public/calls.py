@@ -50,7 +50,7 @@ MEETING = {"processes": "processes?", "timeout_s": "seconds?"}
 NAMED = {**MEETING, "name": "name?"}
 LANE = {**NAMED, "lane": "name"}
 SAID = {"user": "user?", "metrics": "metrics?"}
-PATHS = {"only": "any", "rename": "any", "dtype": "choice", "mode": "choice"}
+PATHS = {"form": "choice", "only": "any", "rename": "any", "dtype": "choice", "mode": "choice"}
 
 
 def value_calls() -> list[Call]:
@@ -243,7 +243,9 @@ def checkpoint_calls(folder: str, x: jax.Array) -> list[Call]:
           most_bytes="count?", merge="call?", **PATHS, **NAMED),
         _("restore into", shoal.restore, {"path": saved, "target": {"w": ROWS}}, target="any",
           only="any", rename="any"),
-        _("plan_restore", shoal.plan_restore, {"path": saved}, path="path", target="any", **PATHS),
+        _("plan_restore", shoal.plan_restore, {"path": saved}, path="path", target="any",
+          dtype="choice", mode="choice", only="any", rename="any"),
+        _("contents", shoal.contents, {"path": saved}, path="path", step="count?"),
     ]  # fmt: skip
 
 
@@ -271,7 +273,7 @@ def history_calls(folder: str, x: jax.Array) -> list[Call]:
         _("all_metrics", history.all_metrics, {}, skip_corrupt="bool"),
         _("best_step", history.best_step, {"metric": "loss"}, metric="name", mode="choice",
           skip_corrupt="bool"),
-        _("contents", history.contents, step, step="count?"),
+        _("Checkpoints.contents", history.contents, step, step="count?"),
         _("path_of", history.path_of, step, step="count"),
         _("pin", history.pin, step, step="count"),
         _("unpin", history.unpin, step, step="count"),

@@ -66,10 +66,11 @@ def restore(
         which it shall lie; other values, and leaves that were no arrays, come back as saved; a
         layout for such a leaf alone is refused. One layout for all arrays. A mesh: each array lies
         whole on all of its devices, whatever its rank. A function that is called with (name, x)
-        for each array, `name` in the checkpoint such as "params/w", `x` a `jax.ShapeDtypeStruct` of its shape and dtype, and returns a
-        Layout, a sharding, a mesh, or None for a NumPy array. Meshes and functions may stand for
-        subtrees, too. "stored": the layouts that were saved, where they fit, and
-        the kind of memory, such as "pinned_host"; an error where the devices lack one.
+        for each array, `name` in the checkpoint such as "params/w", `x` a `jax.ShapeDtypeStruct`
+        of its shape and dtype, and returns a Layout, a sharding, a mesh, or None for a NumPy array.
+        Meshes and functions may stand for subtrees, too. "stored": the layouts that were saved,
+        where they fit, and the kind of memory, such as "pinned_host"; an error where the devices
+        lack one.
       only: patterns of names, such as "params/**" or "opt/*/mu": other leaves come back as the
         target has them; without target they are left out.
       rename: prefixes of names of the target → those in the checkpoint, such as

@@ -152,7 +152,7 @@ class Best(Keep):
         offences: list[str] = []
         if not isinstance(self.metric, str) or not self.metric:
             offences.append(WrongType(f"metric={self.metric!r} must be the name of a metric"))
-        if self.mode not in ("min", "max"):
+        if not isinstance(self.mode, str) or self.mode not in ("min", "max"):
             near = nearest(self.mode, ("min", "max"))
             offences.append(f"mode={self.mode!r} must be 'min' or 'max'{near}")
         _check("Best", offences, n=self.n)
