@@ -124,7 +124,7 @@ def test_the_newest_step_or_one(run):
         shoal.contents(run, step=4)
     with pytest.raises(UsageError, match="is no history: leave step=3 out"):
         shoal.contents(run / step_name(5), step=3)
-    with pytest.raises(UsageError, match="contents: step '3' must be a whole number"):
+    with pytest.raises(UsageError, match="contents: step='3' must be a whole number"):
         shoal.contents(run, step="3")
 
 
