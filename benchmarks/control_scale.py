@@ -21,9 +21,9 @@ from pathlib import Path
 
 from rows import print_row
 
-from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES, Point
-from shoal.runtime.frames import MAX_HEADER_BYTES, FrameReader, pack_frame, split_address
-from shoal.runtime.joining import PROTOCOL
+from shoal.runtime.client.interface import MAX_PAYLOAD_BYTES, Point
+from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.wire.frames import MAX_HEADER_BYTES, FrameReader, pack_frame, split_address
 
 SIZES = (10, 100, 1_000, 10_000)
 BARRIERS, ROUNDS = 4, 5
@@ -108,7 +108,7 @@ def processor_us(pid: int) -> float:
 
 
 def start(count: int) -> tuple[subprocess.Popen[bytes], str]:
-    command = [sys.executable, "-m", "shoal.runtime.meeting_place", "--until-stdin-closes"]
+    command = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--until-stdin-closes"]
     command += ["--processes", str(count)]
     # The crowd gives no sign of life between its barriers.
     env = {**os.environ, "SHOAL_LOST_AFTER_S": "inf", "SHOAL_TOKEN": ""}

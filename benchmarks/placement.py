@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 from rows import compare
 
 from shoal.errors import UsageError
-from shoal.plan import dtensor_order, jax_order, placement, torus_order
-from shoal.plan.dtensor_order import Rings
-from shoal.plan.ring import _walk
+from shoal.plan import placement, torus_order
+from shoal.plan.orders import dtensor_order, jax_order
+from shoal.plan.orders.dtensor_order import Rings
+from shoal.plan.schedules.ring import _walk
 from shoal.plan.topology import Topology, Torus, parse
 
 LARGEST = int(os.environ.get("LARGEST", "512"))

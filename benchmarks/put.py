@@ -63,7 +63,7 @@ def measure_trail(kind: str) -> None:
     import numpy as np
 
     import shoal
-    from shoal.arrays import put
+    from shoal.arrays.placing import put
 
     shoal.initialize()
     layout = shoal.Layout(

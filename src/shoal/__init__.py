@@ -40,35 +40,35 @@ from shoal.errors import UsageError as UsageError
 from shoal.errors import UsageTypeError as UsageTypeError
 
 if TYPE_CHECKING:
-    from shoal.arrays.constrain import constrain as constrain
-    from shoal.arrays.create import create as create
-    from shoal.arrays.enter_manual import enter_manual as enter_manual
-    from shoal.arrays.enter_manual import leave_manual as leave_manual
-    from shoal.arrays.explain_program import explain_program as explain_program
-    from shoal.arrays.feed import feed as feed
-    from shoal.arrays.fence import fence as fence
-    from shoal.arrays.host_local import from_host_local as from_host_local
-    from shoal.arrays.host_local import to_host_local as to_host_local
-    from shoal.arrays.linear import linear as linear
-    from shoal.arrays.local_rows import local_rows as local_rows
+    from shoal.arrays.bridge.sharding import layout_of as layout_of
+    from shoal.arrays.bridge.sharding import sharding as sharding
+    from shoal.arrays.bridge.use_mesh import use_mesh as use_mesh
+    from shoal.arrays.feeding.feed import feed as feed
+    from shoal.arrays.feeding.local_rows import local_rows as local_rows
+    from shoal.arrays.host_local.host_local import from_host_local as from_host_local
+    from shoal.arrays.host_local.host_local import to_host_local as to_host_local
     from shoal.arrays.make_mesh import make_mesh as make_mesh
-    from shoal.arrays.manual import manual as manual
-    from shoal.arrays.pack import pack as pack
-    from shoal.arrays.pack import unpack as unpack
-    from shoal.arrays.plan_relayout import plan_relayout as plan_relayout
-    from shoal.arrays.put import put as put
-    from shoal.arrays.relayout import relayout as relayout
-    from shoal.arrays.sharding import layout_of as layout_of
-    from shoal.arrays.sharding import sharding as sharding
-    from shoal.arrays.tie import tie as tie
+    from shoal.arrays.moving.plan_relayout import plan_relayout as plan_relayout
+    from shoal.arrays.moving.relayout import relayout as relayout
+    from shoal.arrays.placing.create import create as create
+    from shoal.arrays.placing.pack import pack as pack
+    from shoal.arrays.placing.pack import unpack as unpack
+    from shoal.arrays.placing.put import put as put
+    from shoal.arrays.traced.constrain import constrain as constrain
+    from shoal.arrays.traced.enter_manual import enter_manual as enter_manual
+    from shoal.arrays.traced.enter_manual import leave_manual as leave_manual
+    from shoal.arrays.traced.explain_program import explain_program as explain_program
+    from shoal.arrays.traced.fence import fence as fence
+    from shoal.arrays.traced.linear import linear as linear
+    from shoal.arrays.traced.manual import manual as manual
+    from shoal.arrays.traced.tie import tie as tie
     from shoal.arrays.tree_layouts import layouts as layouts
-    from shoal.arrays.use_mesh import use_mesh as use_mesh
-    from shoal.checkpoint.contents import contents as contents
-    from shoal.checkpoint.history import Checkpoints as Checkpoints
-    from shoal.checkpoint.per_process import PerProcess as PerProcess
-    from shoal.checkpoint.restore import plan_restore as plan_restore
-    from shoal.checkpoint.restore import restore as restore
-    from shoal.checkpoint.save import save as save
+    from shoal.checkpoint.disk.contents import contents as contents
+    from shoal.checkpoint.history.checkpoints import Checkpoints as Checkpoints
+    from shoal.checkpoint.restoring.restore import plan_restore as plan_restore
+    from shoal.checkpoint.restoring.restore import restore as restore
+    from shoal.checkpoint.saving.save import save as save
+    from shoal.checkpoint.tree.per_process import PerProcess as PerProcess
     from shoal.collectives.allgather import allgather as allgather
     from shoal.collectives.broadcast import broadcast as broadcast
     from shoal.collectives.drain import drain as drain
@@ -95,56 +95,56 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 _LAZY = {
-    "Checkpoints": "shoal.checkpoint.history",
+    "Checkpoints": "shoal.checkpoint.history.checkpoints",
     "Layout": "shoal.plan.layout",
     "Mesh": "shoal.plan.mesh",
-    "PerProcess": "shoal.checkpoint.per_process",
+    "PerProcess": "shoal.checkpoint.tree.per_process",
     "allgather": "shoal.collectives.allgather",
     "assert_same": "shoal.collectives.same",
     "assert_same_program": "shoal.collectives.program",
     "barrier": "shoal.runtime.barrier",
     "broadcast": "shoal.collectives.broadcast",
-    "constrain": "shoal.arrays.constrain",
-    "contents": "shoal.checkpoint.contents",
-    "create": "shoal.arrays.create",
+    "constrain": "shoal.arrays.traced.constrain",
+    "contents": "shoal.checkpoint.disk.contents",
+    "create": "shoal.arrays.placing.create",
     "describe": "shoal.draw.describe",
     "drain": "shoal.collectives.drain",
-    "enter_manual": "shoal.arrays.enter_manual",
+    "enter_manual": "shoal.arrays.traced.enter_manual",
     "exit_code": "shoal.runtime.preemption",
-    "explain_program": "shoal.arrays.explain_program",
-    "fence": "shoal.arrays.fence",
-    "feed": "shoal.arrays.feed",
-    "from_host_local": "shoal.arrays.host_local",
+    "explain_program": "shoal.arrays.traced.explain_program",
+    "fence": "shoal.arrays.traced.fence",
+    "feed": "shoal.arrays.feeding.feed",
+    "from_host_local": "shoal.arrays.host_local.host_local",
     "initialize": "shoal.runtime.process",
-    "layout_of": "shoal.arrays.sharding",
-    "leave_manual": "shoal.arrays.enter_manual",
-    "linear": "shoal.arrays.linear",
+    "layout_of": "shoal.arrays.bridge.sharding",
+    "leave_manual": "shoal.arrays.traced.enter_manual",
+    "linear": "shoal.arrays.traced.linear",
     "layouts": "shoal.arrays.tree_layouts",
     "live": "shoal.collectives.live",
-    "local_rows": "shoal.arrays.local_rows",
+    "local_rows": "shoal.arrays.feeding.local_rows",
     "make_mesh": "shoal.arrays.make_mesh",
-    "manual": "shoal.arrays.manual",
+    "manual": "shoal.arrays.traced.manual",
     "notice": "shoal.runtime.preemption",
-    "pack": "shoal.arrays.pack",
-    "plan_relayout": "shoal.arrays.plan_relayout",
-    "plan_restore": "shoal.checkpoint.restore",
+    "pack": "shoal.arrays.placing.pack",
+    "plan_relayout": "shoal.arrays.moving.plan_relayout",
+    "plan_restore": "shoal.checkpoint.restoring.restore",
     "preempted": "shoal.runtime.preemption",
     "process_count": "shoal.runtime.process",
     "process_index": "shoal.runtime.process",
-    "put": "shoal.arrays.put",
+    "put": "shoal.arrays.placing.put",
     "rearm": "shoal.runtime.preemption",
-    "relayout": "shoal.arrays.relayout",
-    "restore": "shoal.checkpoint.restore",
+    "relayout": "shoal.arrays.moving.relayout",
+    "restore": "shoal.checkpoint.restoring.restore",
     "roll_call": "shoal.runtime.rollcall",
-    "save": "shoal.checkpoint.save",
+    "save": "shoal.checkpoint.saving.save",
     "saved": "shoal.runtime.preemption",
-    "sharding": "shoal.arrays.sharding",
+    "sharding": "shoal.arrays.bridge.sharding",
     "shutdown": "shoal.runtime.process",
     "step": "shoal.runtime.step",
-    "tie": "shoal.arrays.tie",
-    "to_host_local": "shoal.arrays.host_local",
-    "unpack": "shoal.arrays.pack",
-    "use_mesh": "shoal.arrays.use_mesh",
+    "tie": "shoal.arrays.traced.tie",
+    "to_host_local": "shoal.arrays.host_local.host_local",
+    "unpack": "shoal.arrays.placing.pack",
+    "use_mesh": "shoal.arrays.bridge.use_mesh",
     "watch_notices": "shoal.runtime.preemption",
 }
 
@@ -231,7 +231,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError("; ".join(filter(None, [told, names.facades_of(name)])))
     import importlib
 
-    import shoal.runtime.interrupts as interrupts
+    import shoal.runtime.system.interrupts as interrupts
 
     # It takes long enough for a Ctrl-C, and garbage is collected, in whose callbacks one is lost.
     load = interrupts.interrupts_heard(importlib.import_module)

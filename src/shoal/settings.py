@@ -57,7 +57,7 @@ _ROWS = (
      "its memory; 0: over the devices, as between hosts"),
     # for tests
     ("SHOAL_FAULTS", "", "text", "what happens at named points (barrier.before_arrive@1:kill), "
-     "see shoal.runtime.fault_points"),
+     "see shoal.runtime.system.fault_points"),
 )  # fmt: skip
 
 SETTINGS: Mapping[str, Setting] = {row[0]: Setting(*row) for row in _ROWS}

@@ -3,8 +3,8 @@
 import jax
 import numpy as np
 
-from shoal.arrays.move_program import stages
-from shoal.arrays.sharding import sharding
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.moving.move_program import stages
 
 
 def as_it_lies(array, target, shape):

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 from plan.transfer.collectives_by_hand import all_layouts, least_bytes
-from shoal.arrays import across_devices, agreed_move
-from shoal.arrays.across_devices import programs_across
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.pack import pack
-from shoal.arrays.plan_relayout import plan_relayout as plan_any_way
-from shoal.arrays.put import put
-from shoal.arrays.relayout import relayout as relayout_any_way
-from shoal.arrays.sharding import layout_of, sharding
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.moving import across_devices, agreed_move
+from shoal.arrays.moving.across_devices import programs_across
+from shoal.arrays.moving.plan_relayout import plan_relayout as plan_any_way
+from shoal.arrays.moving.relayout import relayout as relayout_any_way
+from shoal.arrays.placing.pack import pack
+from shoal.arrays.placing.put import put
 from shoal.errors import UsageError
-from shoal.plan.hlo_traffic import received_bytes_of
+from shoal.plan.compiled.hlo_traffic import received_bytes_of
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import parse

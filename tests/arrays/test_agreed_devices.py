@@ -6,10 +6,10 @@ import pytest
 
 from collectives.jobs import run_all
 from plan.devices import as_jax, generated
-from shoal.arrays.agreed_devices import View, agree_on_devices
+from shoal.arrays.bridge.agreed_devices import View, agree_on_devices
 from shoal.arrays.device_order import Wish, ordered
 from shoal.errors import DivergenceError
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 ROWS = generated(4, 4, 1, "TPU v5 lite")  # four processes of four chips
 PAIRS = [("data", 4), ("model", 4)]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.arrays.use_mesh import use_mesh
+from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

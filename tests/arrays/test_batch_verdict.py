@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.arrays.batch_verdict import LAST, Asked, Status, judge
+from shoal.arrays.feeding.batch_verdict import LAST, Asked, Status, judge
 from shoal.errors import DivergenceError, PeerFailedError, ShoalError, UsageError
-from shoal.runtime.verdicts import Self
+from shoal.runtime.rules.outcomes import Self
 
 FAILED = "ValueError: no\nTraceback (most recent call last):\nValueError: no"
 LEAF = "['x']: float32[rows] as (data)"

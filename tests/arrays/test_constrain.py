@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shoal.arrays.constrain import constrain
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.manual import manual
-from shoal.arrays.put import put
-from shoal.arrays.sharding import layout_of, sharding
-from shoal.arrays.use_mesh import use_mesh
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.use_mesh import use_mesh
+from shoal.arrays.placing.put import put
+from shoal.arrays.traced.constrain import constrain
+from shoal.arrays.traced.manual import manual
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

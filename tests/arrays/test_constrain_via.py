@@ -11,7 +11,7 @@ import pytest
 import shoal
 from plan.transfer.collectives_by_hand import all_layouts
 from shoal.errors import UsageError
-from shoal.plan.hlo_traffic import received_bytes_of
+from shoal.plan.compiled.hlo_traffic import received_bytes_of
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 

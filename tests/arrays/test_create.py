@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shoal.arrays.create import create
-from shoal.arrays.put import put
-from shoal.arrays.sharding import layout_of, sharding
-from shoal.arrays.use_mesh import use_mesh
+from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.use_mesh import use_mesh
+from shoal.arrays.placing.create import create
+from shoal.arrays.placing.put import put
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

@@ -13,11 +13,11 @@ from jax.lax import psum
 from jax.test_util import check_grads
 
 from arrays.grids import placements
-from shoal.arrays.constrain import constrain
-from shoal.arrays.fence import fence
-from shoal.arrays.linear import linear
-from shoal.arrays.manual import manual
-from shoal.arrays.tie import tie
+from shoal.arrays.traced.constrain import constrain
+from shoal.arrays.traced.fence import fence
+from shoal.arrays.traced.linear import linear
+from shoal.arrays.traced.manual import manual
+from shoal.arrays.traced.tie import tie
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 

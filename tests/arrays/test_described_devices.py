@@ -9,9 +9,9 @@ import jax
 import numpy as np
 import pytest
 
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.plan_relayout import plan_relayout
-from shoal.arrays.sharding import layout_of, sharding
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.moving.plan_relayout import plan_relayout
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -23,7 +23,7 @@ import itertools, json
 import jax, jax.numpy as jnp
 from jax.experimental import topologies
 import shoal
-from shoal.plan.hlo_traffic import received_bytes_of
+from shoal.plan.compiled.hlo_traffic import received_bytes_of
 from shoal.plan.placement import place
 from shoal.plan.topology import from_devices
 

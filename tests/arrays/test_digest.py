@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.arrays import digest as file
-from shoal.arrays.digest import digest
+from shoal.arrays.host import digest as file
+from shoal.arrays.host.digest import digest
 
 DTYPES = ["float32", "int8", "bool", "complex64", "bfloat16", "int4", "float4_e2m1fn", "uint16"]
 LARGE = (1 << 20) // 4 + 5  # float32: more than is read as a whole

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 from arrays.grids import placements
-from shoal.arrays.enter_manual import enter_manual, leave_manual
-from shoal.arrays.put import put
-from shoal.arrays.sharding import layout_of
+from shoal.arrays.bridge.sharding import layout_of
+from shoal.arrays.placing.put import put
+from shoal.arrays.traced.enter_manual import enter_manual, leave_manual
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

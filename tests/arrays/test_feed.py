@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import shoal
 from arrays.grids import grids
-from shoal.arrays.own_rows import Split, checked_batch
-from shoal.arrays.sharding import layout_of
-from shoal.arrays.use_mesh import use_mesh
+from shoal.arrays.bridge.sharding import layout_of
+from shoal.arrays.bridge.use_mesh import use_mesh
+from shoal.arrays.feeding.own_rows import Split, checked_batch
 from shoal.errors import DeadlineError, UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

@@ -11,10 +11,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.fence import fence
-from shoal.arrays.manual import manual
-from shoal.arrays.put import put
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.placing.put import put
+from shoal.arrays.traced.fence import fence
+from shoal.arrays.traced.manual import manual
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

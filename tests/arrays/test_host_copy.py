@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shoal.arrays.host_copy import can_copy, copied
-from shoal.arrays.put import put
-from shoal.arrays.relayout import relayout
-from shoal.arrays.sharding import sharding
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.moving.host_copy import can_copy, copied
+from shoal.arrays.moving.relayout import relayout
+from shoal.arrays.placing.put import put
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from jax.sharding import PartitionSpec as P
 
 from arrays.grids import placements
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.host_local import from_host_local, to_host_local
-from shoal.arrays.put import put
-from shoal.arrays.sharding import layout_of, sharding
-from shoal.arrays.use_mesh import use_mesh
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.use_mesh import use_mesh
+from shoal.arrays.host_local.host_local import from_host_local, to_host_local
+from shoal.arrays.placing.put import put
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

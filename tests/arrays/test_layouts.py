@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from shoal.arrays.layouts import leaf_layouts
-from shoal.arrays.put import put
-from shoal.arrays.sharding import sharding
-from shoal.arrays.use_mesh import use_mesh
+from shoal.arrays.bridge.leaf_layouts import leaf_layouts
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.use_mesh import use_mesh
+from shoal.arrays.placing.put import put
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

@@ -5,16 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shoal.arrays.layouts import Leaf
-from shoal.arrays.leave_trail import leave_trail, leave_trail_of_parts
-from shoal.arrays.pack import pack
-from shoal.arrays.put import put
+from shoal.arrays.bridge.leaf_layouts import Leaf
+from shoal.arrays.host.leave_trail import leave_trail, leave_trail_of_parts
+from shoal.arrays.placing.pack import pack
+from shoal.arrays.placing.put import put
 from shoal.errors import InitializeError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.runtime import process
-from shoal.runtime.coordinator import Point
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.client.interface import Point
 
 BOTH = Mesh({"x": 4}, [0, 1, 2, 3], [0, 0, 1, 1])  # as two of three processes would see it
 ALL = Mesh({"x": 3}, [0, 2, 4], [0, 1, 2])

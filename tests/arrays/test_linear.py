@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.linear import linear
-from shoal.arrays.put import put
-from shoal.arrays.sharding import layout_of, sharding
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.placing.put import put
+from shoal.arrays.traced.linear import linear
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 from arrays.grids import grids
-from shoal.arrays.local_rows import local_rows
-from shoal.arrays.sharding import sharding
-from shoal.arrays.use_mesh import use_mesh
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.use_mesh import use_mesh
+from shoal.arrays.feeding.local_rows import local_rows
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.arrays.devices import jax_mesh
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
 from shoal.arrays.make_mesh import make_mesh
-from shoal.arrays.put import put
-from shoal.arrays.use_mesh import default_mesh, use_mesh
+from shoal.arrays.placing.put import put
 from shoal.errors import InitializeError, NoDevicesError, UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
 from shoal.runtime import process

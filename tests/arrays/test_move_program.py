@@ -8,13 +8,13 @@ import pytest
 
 from arrays.moved import as_it_lies, run, whole
 from plan.transfer.collectives_by_hand import all_layouts
-from shoal.arrays.move_program import stages
-from shoal.arrays.sharding import sharding
-from shoal.plan.hlo_traffic import received_bytes_of
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.moving.move_program import stages
+from shoal.plan.compiled.hlo_traffic import received_bytes_of
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.collective import shortest
-from shoal.plan.transfer.steps import received_bytes
+from shoal.plan.transfer.move_steps import received_bytes
 
 CUBE = Mesh({"a": 2, "b": 2, "c": 2})
 SIX = Mesh({"a": 2, "b": 3})

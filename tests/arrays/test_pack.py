@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 
 from arrays.grids import placements
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.pack import pack, unpack
-from shoal.arrays.put import put
-from shoal.arrays.sharding import sharding
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.placing.pack import pack, unpack
+from shoal.arrays.placing.put import put
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from arrays.grids import placements
-from shoal.arrays.host_local import from_host_local, to_host_local
-from shoal.arrays.put import put
-from shoal.arrays.relayout import relayout
-from shoal.arrays.sharding import layout_of, sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.host_local.host_local import from_host_local, to_host_local
+from shoal.arrays.moving.relayout import relayout
+from shoal.arrays.placing.put import put
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

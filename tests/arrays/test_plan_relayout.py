@@ -8,13 +8,13 @@ import pytest
 
 from arrays.moved import run
 from plan.transfer.collectives_by_hand import all_layouts, least_bytes
-from shoal.arrays.plan_relayout import plan_relayout
-from shoal.arrays.put import put
-from shoal.arrays.relayout import relayout
-from shoal.arrays.sharding import sharding
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.moving.plan_relayout import plan_relayout
+from shoal.arrays.moving.relayout import relayout
+from shoal.arrays.placing.put import put
 from shoal.draw.ribbons import ribbons_of
 from shoal.errors import UsageError
-from shoal.plan.hlo_traffic import received_bytes_of
+from shoal.plan.compiled.hlo_traffic import received_bytes_of
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import parse

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from shoal.arrays.prefetch import MEETING, READING, Prefetch
+from shoal.arrays.feeding.prefetch import MEETING, READING, Prefetch
 
 PATIENCE_S = 60.0  # reached only when something is broken
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arrays.grids import placements
-from shoal.arrays.put import put
-from shoal.arrays.sharding import layout_of, sharding
-from shoal.arrays.upload import upload
+from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.host.upload import upload
+from shoal.arrays.placing.put import put
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arrays.grids import grids
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.pack import pack
-from shoal.arrays.put import put
-from shoal.arrays.relayout import relayout
-from shoal.arrays.sharding import layout_of, sharding
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.moving.relayout import relayout
+from shoal.arrays.placing.pack import pack
+from shoal.arrays.placing.put import put
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

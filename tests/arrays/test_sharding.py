@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from arrays.grids import grids, placements
-from shoal.arrays import devices as bridge
-from shoal.arrays.devices import jax_mesh, mesh_of, twins, twins_needed
-from shoal.arrays.sharding import layout_of, sharding
+from shoal.arrays.bridge import devices as bridge
+from shoal.arrays.bridge.devices import jax_mesh, mesh_of, twins, twins_needed
+from shoal.arrays.bridge.sharding import layout_of, sharding
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from plan.transfer.collectives_by_hand import all_layouts
-from shoal.arrays import staged_move
-from shoal.arrays.pack import pack
-from shoal.arrays.plan_relayout import compiled_programs, plan_relayout
-from shoal.arrays.put import put
-from shoal.arrays.relayout import relayout
-from shoal.arrays.sharding import layout_of, sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.moving import staged_move
+from shoal.arrays.moving.plan_relayout import compiled_programs, plan_relayout
+from shoal.arrays.moving.relayout import relayout
+from shoal.arrays.placing.pack import pack
+from shoal.arrays.placing.put import put
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -34,7 +34,7 @@ def way(request, monkeypatch):
     monkeypatch.setattr(staging, "CHUNK_BYTES", CHUNK)
     if request.param != "one process":
         monkeypatch.setattr(staged_move, "by_host_alone", lambda source, target: False)
-        monkeypatch.setattr("shoal.arrays.plan_relayout.by_host_alone", lambda *_: False)
+        monkeypatch.setattr("shoal.arrays.moving.plan_relayout.by_host_alone", lambda *_: False)
     return request.param
 
 
@@ -186,7 +186,7 @@ def test_what_is_refused_moves_nothing(monkeypatch):
 
 def test_a_large_array_holds_what_was_said_by_the_compiler(monkeypatch):
     """256 MiB a device, dims with large primes: compiled, not run."""
-    monkeypatch.setattr("shoal.arrays.plan_relayout.by_host_alone", lambda *_: False)
+    monkeypatch.setattr("shoal.arrays.moving.plan_relayout.by_host_alone", lambda *_: False)
     source, target = Layout(CUBE, ("a", "b"), None), Layout(CUBE, "c", ("b", "a"))
     shape = (8 * 2003, 8 * 2089)
     plan = plan_relayout(jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding(source)), target)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
 import shoal
-from shoal.arrays.sharding import layout_of, sharding
+from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.tree_layouts import layouts
-from shoal.arrays.use_mesh import use_mesh
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.lax import axis_index, cond, pcast, pmax, ppermute, psum, while_loop
 
-from shoal.arrays.manual import manual
+from shoal.arrays.traced.manual import manual
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

@@ -7,9 +7,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shoal.arrays.put import put
-from shoal.arrays.relayout import relayout
-from shoal.arrays.words import as_words, bits_as
+from shoal.arrays.moving.relayout import relayout
+from shoal.arrays.moving.whole_words import as_words, bits_as
+from shoal.arrays.placing.put import put
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 

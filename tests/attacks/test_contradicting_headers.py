@@ -14,8 +14,8 @@ from checkpoint import written
 from shoal.checkpoint.blocks.reader import open_checkpoint, verify
 from shoal.checkpoint.format.fields import Fields
 from shoal.checkpoint.format.json_files import decode_commit
-from shoal.checkpoint.per_process import PerProcess
-from shoal.checkpoint.restore import restore
+from shoal.checkpoint.restoring.restore import restore
+from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import CorruptCheckpoint
 
 TREE = {

@@ -17,7 +17,7 @@ from jax.sharding import SingleDeviceSharding
 from checkpoint import written
 from shoal.checkpoint.blocks.reader import Want, open_checkpoint, read, verify
 from shoal.checkpoint.format.records import BLOCK_BYTES
-from shoal.checkpoint.restore import restore
+from shoal.checkpoint.restoring.restore import restore
 from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
 
 TREE = {

@@ -12,8 +12,9 @@ import numpy as np
 
 from shoal.checkpoint.blocks.reader import Want, read, verify
 from shoal.checkpoint.disk.opening import Checkpoint, open_checkpoint
-from shoal.checkpoint.format import blobs, dtypes, values
-from shoal.runtime.coordinator_local import LocalCoordinator, LocalJob
+from shoal.checkpoint.format import blobs
+from shoal.checkpoint.tree import dtypes, plain_values
+from shoal.runtime.client.in_process import LocalCoordinator, LocalJob
 
 Array = np.ndarray[Any, Any]
 
@@ -25,14 +26,14 @@ def kept(path: Path | str) -> dict[str, Any]:
     found = {}
     for number, leaf in enumerate(checkpoint.manifest.leaves):
         if not leaf.has_data:
-            found[leaf.name] = values.value_of(leaf.kind, leaf.value)
+            found[leaf.name] = plain_values.value_of(leaf.kind, leaf.value)
         elif leaf.kind == "per_process":
             found[leaf.name] = _own(checkpoint, number)
         else:
             out = np.empty(leaf.stored_shape, dtypes.dtype_of(leaf.dtype))
             read(checkpoint, [Want(number, (0,) * out.ndim, out)], most_bytes=1 << 27)
             is_bulk = leaf.kind in ("str", "bytes")
-            found[leaf.name] = values.value_of_bulk(leaf.kind, out) if is_bulk else out
+            found[leaf.name] = plain_values.value_of_bulk(leaf.kind, out) if is_bulk else out
     return found
 
 

@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from shoal.checkpoint.format import blobs, dtypes, header, names, tree, values
-from shoal.checkpoint.format import files as files
+from shoal.checkpoint.format import blobs, header, joined_parts
+from shoal.checkpoint.tree import dtypes, flatten, names, plain_values
 
 ATTEMPT = "0123456789ab"
 
@@ -22,7 +22,7 @@ class Cut(NamedTuple):
     """A leaf with data: its record, and the boxes that each process writes."""
 
     value: np.ndarray
-    record: files.LeafRecord
+    record: joined_parts.LeafRecord
     boxes: tuple  # (process, origin, extent)
 
 
@@ -33,7 +33,7 @@ def whole(value, process, **fields):
 
 def cut(value, boxes, kind="array", **fields):
     dtype = dtypes.name_of(value.dtype)
-    record = files.LeafRecord("", kind, dtype, fields.pop("shape", value.shape), **fields)
+    record = joined_parts.LeafRecord("", kind, dtype, fields.pop("shape", value.shape), **fields)
     return Cut(value, record, tuple(boxes))
 
 
@@ -51,7 +51,7 @@ STATE = {
     "key": whole(np.array([1, 2], np.uint32), 0, kind="key", shape=(), words=(2,), impl="fry"),
     "when": whole(np.array(["2020-01-01", "NaT"], "M8[D]"), 0),
     "text": np.str_("x"),
-    "long": whole(values.bulk_of(LONG), 1, kind="str"),
+    "long": whole(plain_values.bulk_of(LONG), 1, kind="str"),
     "loader": [{"row": 3, "seen": np.arange(3)}, {"row": 5, "seen": np.arange(2)}],
     1: 10**30,
     "1": 1j,
@@ -64,17 +64,19 @@ def is_leaf(value):
 
 def records():
     """Return the structure, and each leaf's record and what is to be written of it."""
-    leaves, structure = tree.flatten(STATE, is_leaf=is_leaf)
+    leaves, structure = flatten.flatten(STATE, is_leaf=is_leaf)
     found = []
     for path, leaf in leaves:
         name = names.name_of(path)
         if isinstance(leaf, Cut):
             found.append((leaf.record.__class__(**{**vars(leaf.record), "name": name}), leaf))
         elif is_leaf(leaf):
-            found.append((files.LeafRecord(name, "per_process", "uint8"), leaf))
+            found.append((joined_parts.LeafRecord(name, "per_process", "uint8"), leaf))
         else:
-            kind = values.kind_of(leaf)
-            found.append((files.LeafRecord(name, kind, value=values.to_json(leaf)), None))
+            kind = plain_values.kind_of(leaf)
+            found.append(
+                (joined_parts.LeafRecord(name, kind, value=plain_values.to_json(leaf)), None)
+            )
     return structure, found
 
 
@@ -99,15 +101,15 @@ def pieces_of(process, found):
 
 
 def hashes_of(data):
-    blocks = range(0, len(data), files.BLOCK_BYTES)
-    return [xxhash.xxh3_64_intdigest(data[at : at + files.BLOCK_BYTES]) for at in blocks]
+    blocks = range(0, len(data), joined_parts.BLOCK_BYTES)
+    return [xxhash.xxh3_64_intdigest(data[at : at + joined_parts.BLOCK_BYTES]) for at in blocks]
 
 
 def part_of(process, found, rank):
     """Return the data file of a process and its part."""
     pieces = {piece[3]: piece for piece in pieces_of(process, found)}
     entries = header.arrange((entry, *piece[4:6]) for entry, piece in pieces.items())
-    first = header.build(entries, files.data_metadata(ATTEMPT))
+    first = header.build(entries, joined_parts.data_metadata(ATTEMPT))
     data = first + b"".join(pieces[entry.name][6] for entry in entries)
     rows = []
     for entry in entries:
@@ -116,16 +118,16 @@ def part_of(process, found, rank):
         begin, end = len(first) + entry.begin, len(first) + entry.end
         rows.append((number, 0, begin, end, *origin, *(0,) * more, *extent, *(1,) * more))
     table = np.array(sorted(rows, key=lambda row: (row[0], row[4:])), np.int64)
-    chunks = files.Chunks(*table.T[:4], table[:, 4 : 4 + rank], table[:, 4 + rank :])
-    name = files.data_name(ATTEMPT, process, 2)
-    record = files.FileRecord(name, len(data), process)
+    chunks = joined_parts.Chunks(*table.T[:4], table[:, 4 : 4 + rank], table[:, 4 + rank :])
+    name = joined_parts.data_name(ATTEMPT, process, 2)
+    record = joined_parts.FileRecord(name, len(data), process)
     block_hash = np.array(hashes_of(data), np.uint64)
-    return data, files.Part(ATTEMPT, process, (record,), chunks, block_hash)
+    return data, joined_parts.Part(ATTEMPT, process, (record,), chunks, block_hash)
 
 
 def manifest():
     structure, found = records()
-    return files.Manifest(
+    return joined_parts.Manifest(
         ATTEMPT, 1000, 1_600_000_000_000_000_000, 2, structure,
         tuple(record for record, _ in found),
         writer={"shoal": "0"}, mesh="data=2", user={"lr": [0.1, None], "größe": "ß"},
@@ -134,7 +136,7 @@ def manifest():
 
 
 def blob(name, data):
-    return files.Blob(name, len(data), hashlib.sha256(data).hexdigest())
+    return joined_parts.Blob(name, len(data), hashlib.sha256(data).hexdigest())
 
 
 def checkpoint():
@@ -145,19 +147,19 @@ def checkpoint():
     for process in range(2):
         data, part = part_of(process, found, rank=2)
         written[part.files[0].name] = data
-        written[files.part_name(ATTEMPT, process)] = files.encode_part(part)
+        written[joined_parts.part_name(ATTEMPT, process)] = joined_parts.encode_part(part)
         parts.append(part)
-    index = files.join_parts(said, parts)
-    written[files.manifest_name(ATTEMPT)] = files.encode_manifest(said)
-    written[files.index_name(ATTEMPT)] = files.encode_index(index)
-    written["COMMIT"] = files.encode_commit(commit_of(written, said, index))
+    index = joined_parts.join_parts(said, parts)
+    written[joined_parts.manifest_name(ATTEMPT)] = joined_parts.encode_manifest(said)
+    written[joined_parts.index_name(ATTEMPT)] = joined_parts.encode_index(index)
+    written["COMMIT"] = joined_parts.encode_commit(commit_of(written, said, index))
     return written
 
 
 def commit_of(written, said, index):
-    return files.Commit(
+    return joined_parts.Commit(
         ATTEMPT, said.step, said.created_ns,
-        blob(files.manifest_name(ATTEMPT), written[files.manifest_name(ATTEMPT)]),
-        blob(files.index_name(ATTEMPT), written[files.index_name(ATTEMPT)]),
+        blob(joined_parts.manifest_name(ATTEMPT), written[joined_parts.manifest_name(ATTEMPT)]),
+        blob(joined_parts.index_name(ATTEMPT), written[joined_parts.index_name(ATTEMPT)]),
         sum(one.bytes for one in index.files), len(index.files), said.metrics,
     )  # fmt: skip

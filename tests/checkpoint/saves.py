@@ -11,11 +11,11 @@ import xxhash
 from shoal.checkpoint.blocks.writer import FileImage, Piece, write_files
 from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format import files as files
+from shoal.checkpoint.format import joined_parts
 from shoal.checkpoint.format.header import Entry, build
-from shoal.checkpoint.format.names import entry
-from shoal.checkpoint.format.tree import flatten
-from shoal.checkpoint.rules.chunks import Chunks
+from shoal.checkpoint.planning.file_layout import Chunks
+from shoal.checkpoint.tree.flatten import flatten
+from shoal.checkpoint.tree.names import entry
 
 ROWS, COLUMNS = 3, 1000  # of each process
 OWNER = {"host": "here", "pid": 1}
@@ -31,11 +31,11 @@ class Save:
     step: int = 5
 
     @property
-    def manifest(self) -> files.Manifest:
+    def manifest(self) -> joined_parts.Manifest:
         shape = (ROWS * self.processes, COLUMNS)
         _, structure = flatten({"w": np.zeros(0)})
-        leaves = (files.LeafRecord("w", "array", "uint8", shape),)
-        return files.Manifest(
+        leaves = (joined_parts.LeafRecord("w", "array", "uint8", shape),)
+        return joined_parts.Manifest(
             self.attempt, self.step, 1_700_000_000 * 10**9 + self.value, self.processes,
             structure, leaves, metrics={"loss": 0.5},
         )  # fmt: skip
@@ -47,14 +47,16 @@ class Save:
         extent = (ROWS, COLUMNS)
         size = ROWS * COLUMNS
         name = entry("w", (ROWS * process, 0))
-        header = build([Entry(name, "U8", extent, 0, size)], files.data_metadata(self.attempt))
+        header = build(
+            [Entry(name, "U8", extent, 0, size)], joined_parts.data_metadata(self.attempt)
+        )
         where = (slice(0, ROWS), slice(0, COLUMNS))
 
         def values():
             return np.full(extent, self.value, np.uint8)
 
         piece = Piece(len(header), extent, np.dtype(np.uint8), 1, where, values)
-        name = files.data_name(self.attempt, process, self.processes)
+        name = joined_parts.data_name(self.attempt, process, self.processes)
         return FileImage(name, header, len(header) + size, (piece,))
 
     def write(self, folder: Folder, process: int) -> None:
@@ -66,8 +68,8 @@ class Save:
             row, row, row + len(image.header), row + image.num_bytes,
             np.array([[ROWS * process, 0]]), np.array([[ROWS, COLUMNS]]),
         )  # fmt: skip
-        record = files.FileRecord(image.name, image.num_bytes, process)
-        part = files.Part(self.attempt, process, (record,), chunks, hashes)
+        record = joined_parts.FileRecord(image.name, image.num_bytes, process)
+        part = joined_parts.Part(self.attempt, process, (record,), chunks, hashes)
         attempts.write_part(folder, part)
 
     def prepare(self, folder: Folder) -> Save:
@@ -77,13 +79,13 @@ class Save:
             self.write(folder, process)
         return self
 
-    def save(self, folder: Folder) -> files.Commit:
+    def save(self, folder: Folder) -> joined_parts.Commit:
         """Do all."""
         self.prepare(folder)
         return attempts.commit(folder, self.attempt)
 
 
-def value_of(folder: Folder, commit: files.Commit) -> int:
+def value_of(folder: Folder, commit: joined_parts.Commit) -> int:
     """Check every byte that a commit vouches for; return the value of the leaf."""
     blobs = []
     for blob in (commit.manifest, commit.index):
@@ -91,15 +93,15 @@ def value_of(folder: Folder, commit: files.Commit) -> int:
         assert len(data) == blob.bytes
         assert hashlib.sha256(data).hexdigest() == blob.sha256
         blobs.append(data)
-    manifest, index = files.decode_manifest(blobs[0]), files.decode_index(blobs[1])
-    files.check_index(manifest, index)
+    manifest, index = joined_parts.decode_manifest(blobs[0]), joined_parts.decode_index(blobs[1])
+    joined_parts.check_index(manifest, index)
     values = set()
     for number, file in enumerate(index.files):
         data = folder.read(file.name)
         assert len(data) == file.bytes
         first = int(index.first_block[number])
-        for block, at in enumerate(range(0, len(data), files.BLOCK_BYTES)):
-            digest = xxhash.xxh3_64_intdigest(data[at : at + files.BLOCK_BYTES])
+        for block, at in enumerate(range(0, len(data), joined_parts.BLOCK_BYTES)):
+            digest = xxhash.xxh3_64_intdigest(data[at : at + joined_parts.BLOCK_BYTES])
             assert digest == int(index.block_hash[first + block])
         (row,) = np.flatnonzero(index.chunks.file == number)
         values |= set(data[index.chunks.begin[row] : index.chunks.end[row]])
@@ -107,8 +109,8 @@ def value_of(folder: Folder, commit: files.Commit) -> int:
     return value
 
 
-def names_of(folder: Folder, commit: files.Commit) -> list[str]:
+def names_of(folder: Folder, commit: joined_parts.Commit) -> list[str]:
     """Return the files that remain of a save: COMMIT and what it vouches for."""
-    index = files.decode_index(folder.read(commit.index.name))
+    index = joined_parts.decode_index(folder.read(commit.index.name))
     data = [file.name for file in index.files]
     return sorted(["COMMIT", commit.manifest.name, commit.index.name, *data])

@@ -12,15 +12,15 @@ from jax.sharding import PartitionSpec as P
 
 from checkpoint.kept import CLEAN, files_of, in_job, kept, same_bits
 from collectives.jobs import PATIENCE_S
-from shoal.checkpoint.disk.beat import Beat
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.history import Checkpoints
-from shoal.checkpoint.per_process import PerProcess
-from shoal.checkpoint.restore import restore_with
-from shoal.checkpoint.rules.shares import own_boxes
-from shoal.checkpoint.save import save_with
+from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.planning.who_writes import own_boxes
+from shoal.checkpoint.restoring.restore import restore_with
+from shoal.checkpoint.saving.save import save_with
 from shoal.checkpoint.saving.state import Spread, among, held_of, own_of, read_state
+from shoal.checkpoint.together.lease import Beat
+from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.collectives.live import live_with
 from shoal.errors import (
     DivergenceError,
@@ -31,10 +31,10 @@ from shoal.errors import (
     UsageError,
     UsageTypeError,
 )
-from shoal.runtime import fault_points
-from shoal.runtime.coordinator_local import LocalJob
-from shoal.runtime.leaving import Given
+from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.preemption import exit_code_with, preempted_with
+from shoal.runtime.rules.stopping import Given
+from shoal.runtime.system import fault_points
 
 WORDS = np.arange(1 << 20, dtype=np.float32)  # large enough to be shared
 

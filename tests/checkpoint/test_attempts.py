@@ -13,7 +13,7 @@ from checkpoint.forgetting import Disk
 from checkpoint.saves import OWNER, Save, names_of, value_of
 from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.format import files as files
+from shoal.checkpoint.format import joined_parts
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -183,22 +183,22 @@ def test_an_attempt_that_cannot_be_committed_gives_way_to_one_that_can(disk, fol
     FIRST.prepare(folder)
     disk.now += 1
     SECOND.prepare(folder)
-    folder.remove(files.data_name(SECOND.attempt, 0, 2))
+    folder.remove(joined_parts.data_name(SECOND.attempt, 0, 2))
     with pytest.raises(CorruptCheckpoint, match="is missing; process 0 wrote"):
         attempts.commit(folder, SECOND.attempt)
     assert value_of(folder, attempts.recover(folder)) == 7
 
 
 def _swap_parts(folder) -> None:
-    names = [files.part_name(FIRST.attempt, process) for process in (0, 1)]
+    names = [joined_parts.part_name(FIRST.attempt, process) for process in (0, 1)]
     one, other = (folder.read(name) for name in names)
     folder.rewrite(names[0], other)
     folder.rewrite(names[1], one)
 
 
 def _swap_a_part(folder) -> None:
-    other = folder.read(files.part_name(FIRST.attempt, 1))
-    folder.rewrite(files.part_name(FIRST.attempt, 0), other)
+    other = folder.read(joined_parts.part_name(FIRST.attempt, 1))
+    folder.rewrite(joined_parts.part_name(FIRST.attempt, 0), other)
 
 
 def _flip(name: str):
@@ -211,17 +211,17 @@ def _flip(name: str):
 
 
 def _cut_data(folder) -> None:
-    name = files.data_name(FIRST.attempt, 1, 2)
+    name = joined_parts.data_name(FIRST.attempt, 1, 2)
     folder.rewrite(name, folder.read(name)[:-1])
 
 
 def _hole(folder) -> None:
-    name = files.part_name(FIRST.attempt, 1)
-    part = files.decode_part(folder.read(name))
+    name = joined_parts.part_name(FIRST.attempt, 1)
+    part = joined_parts.decode_part(folder.read(name))
     chunks = dataclasses.replace(
         part.chunks, extent=part.chunks.extent - np.array([[1, 0]]), end=part.chunks.end - 1000
     )
-    folder.rewrite(name, files.encode_part(dataclasses.replace(part, chunks=chunks)))
+    folder.rewrite(name, joined_parts.encode_part(dataclasses.replace(part, chunks=chunks)))
 
 
 @pytest.mark.parametrize(
@@ -250,10 +250,10 @@ def test_parts_under_each_others_names_say_the_same(folder):
 
 def test_an_index_that_is_there_already_is_used_if_it_is_the_same(folder):
     FIRST.prepare(folder)
-    folder.write_new(files.index_name(FIRST.attempt), b"something else")
+    folder.write_new(joined_parts.index_name(FIRST.attempt), b"something else")
     with pytest.raises(CorruptCheckpoint, match="not what the parts say"):
         attempts.commit(folder, FIRST.attempt)
-    folder.remove(files.index_name(FIRST.attempt))
+    folder.remove(joined_parts.index_name(FIRST.attempt))
     attempts.commit(folder, FIRST.attempt)
 
 
@@ -296,7 +296,7 @@ def test_a_commit_that_contradicts_itself_is_corrupt(folder):
 
 def test_an_attempt_whose_manifest_cannot_be_read_is_not_complete(folder):
     FIRST.prepare(folder)
-    folder.rewrite(files.manifest_name(FIRST.attempt), b"{}")
+    folder.rewrite(joined_parts.manifest_name(FIRST.attempt), b"{}")
     assert not attempts.is_complete(folder, FIRST.attempt)
     assert attempts.recover(folder) is None
     with pytest.raises(CheckpointError):
@@ -322,9 +322,9 @@ def test_an_attempt_that_ends_while_its_state_is_taken_is_not_alive(folder):
 def test_a_part_of_an_attempt_whose_folder_is_gone(folder):
     FIRST.begin(folder)
     image = FIRST.image(0)
-    part = files.Part(
-        FIRST.attempt, 0, (files.FileRecord(image.name, image.num_bytes, 0),),
-        files.Chunks(*[np.zeros(0, np.int64)] * 4, *[np.zeros((0, 1), np.int64)] * 2),
+    part = joined_parts.Part(
+        FIRST.attempt, 0, (joined_parts.FileRecord(image.name, image.num_bytes, 0),),
+        joined_parts.Chunks(*[np.zeros(0, np.int64)] * 4, *[np.zeros((0, 1), np.int64)] * 2),
         np.zeros(1, np.uint64),
     )  # fmt: skip
     attempts.abandon(folder, FIRST.attempt)

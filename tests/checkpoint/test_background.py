@@ -17,10 +17,10 @@ from checkpoint.kept import CLEAN, files_of, in_job, kept, same_bits
 from shoal.checkpoint.blocks.writer import Arena
 from shoal.checkpoint.saving.background import start_save_with
 from shoal.errors import DeadlineError, SaveAborted, StepAlreadyCommitted, StorageError
-from shoal.runtime import fault_points
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.process import coordinator
+from shoal.runtime.system import fault_points
 
 DEADLINE_S = 30.0
 
@@ -248,7 +248,7 @@ def run(program, path, child_env):
 # A save that is held before its data is written until the main line waits for the thread.
 HELD = """
     import threading
-    from shoal.runtime import fault_points
+    from shoal.runtime.system import fault_points
     goes_on, joins = threading.Event(), threading.Thread.join
     def reach(point, process=None):
         if point == "save.write":

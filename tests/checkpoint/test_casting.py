@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shoal.checkpoint.rules.casting import is_lossless
+from shoal.checkpoint.planning.casting import is_lossless
 
 
 def dtype(name):

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.checkpoint.format import header, names
-from shoal.checkpoint.format.dtypes import dtype_of, num_bytes
-from shoal.checkpoint.format.files import Manifest, check_tiling, join_chunks
+from shoal.checkpoint.format import header
+from shoal.checkpoint.format.joined_parts import Manifest, check_tiling, join_chunks
 from shoal.checkpoint.format.records import FileRecord, LeafRecord, Part, data_name
-from shoal.checkpoint.format.structure import Branch
-from shoal.checkpoint.rules.chunks import PartPlan, plan_parts
-from shoal.checkpoint.rules.shares import SHARE_BYTES, Box, Held, merge, own_boxes
+from shoal.checkpoint.planning.file_layout import PartPlan, plan_parts
+from shoal.checkpoint.planning.who_writes import SHARE_BYTES, Box, Held, merge, own_boxes
+from shoal.checkpoint.tree import names
+from shoal.checkpoint.tree.dtypes import dtype_of, num_bytes
+from shoal.checkpoint.tree.nodes import Branch
 
 MIB = 1 << 20
 ATTEMPT = "0123456789ab"
@@ -253,8 +254,8 @@ def test_a_process_that_holds_nothing_writes_no_file() -> None:
 
 @pytest.mark.parametrize("process", [0, 1])
 def test_the_values_of_a_process_bear_its_number(process: int) -> None:
-    from shoal.checkpoint.rules.chunks import lay_out
-    from shoal.checkpoint.rules.shares import Own
+    from shoal.checkpoint.planning.file_layout import lay_out
+    from shoal.checkpoint.planning.who_writes import Own
 
     none = np.zeros((0, 0), np.int64)
     held = Held(0, "loader", "uint8", (), none, none, (), True)

@@ -14,12 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from shoal.checkpoint.disk.steps import step_name
+from shoal.checkpoint.disk.saved_steps import step_name
 from shoal.cli.main import build
 from shoal.errors import CorruptCheckpoint, NotCommitted, UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 MESH = Mesh({"x": 4, "y": 2}, kind="cpu")
 

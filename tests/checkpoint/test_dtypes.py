@@ -7,7 +7,8 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.checkpoint.format import dtypes, header
+from shoal.checkpoint.format import header
+from shoal.checkpoint.tree import dtypes
 from shoal.errors import UsageError, UsageTypeError
 
 SMALL = [

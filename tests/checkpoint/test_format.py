@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.samples import ATTEMPT, blob, checkpoint, manifest
-from shoal.checkpoint.format import files as files
-from shoal.checkpoint.format import tree
+from shoal.checkpoint.format import joined_parts
+from shoal.checkpoint.tree import flatten
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
 
 JSON = st.recursive(
@@ -25,9 +25,9 @@ JSON = st.recursive(
 
 def test_a_manifest_comes_back():
     said = manifest()
-    data = files.encode_manifest(said)
-    assert files.decode_manifest(data) == said
-    assert files.encode_manifest(files.decode_manifest(data)) == data
+    data = joined_parts.encode_manifest(said)
+    assert joined_parts.decode_manifest(data) == said
+    assert joined_parts.encode_manifest(joined_parts.decode_manifest(data)) == data
     lines = data.decode().splitlines()
     for leaf in said.leaves:  # one leaf a line
         assert sum(f'{{"name": "{leaf.name}", ' in line for line in lines) == 1
@@ -36,7 +36,7 @@ def test_a_manifest_comes_back():
 @given(st.dictionaries(st.text(), JSON, max_size=3), st.none() | st.integers(0, 1 << 61))
 def test_what_the_caller_adds_comes_back(user, step):
     said = replace(manifest(), user=user, step=step)
-    again = files.decode_manifest(files.encode_manifest(said))
+    again = joined_parts.decode_manifest(joined_parts.encode_manifest(said))
     assert repr(again.user) == repr(user)
     assert again.step == step
 
@@ -51,7 +51,7 @@ def test_what_the_caller_adds_comes_back(user, step):
 )  # fmt: skip
 def test_what_the_caller_adds_is_json(user, what):
     with pytest.raises(UsageError) as error:
-        files.encode_manifest(replace(manifest(), user=user))
+        joined_parts.encode_manifest(replace(manifest(), user=user))
     assert what in str(error.value)
 
 
@@ -59,15 +59,15 @@ def test_all_that_is_no_json_is_named_at_once():
     loop: list[object] = []
     loop.append(loop)
     with pytest.raises(UsageError, match="3 problems"):
-        files.encode_manifest(replace(manifest(), user={"a": loop, "b": {2: 1}, "c": b""}))
+        joined_parts.encode_manifest(replace(manifest(), user={"a": loop, "b": {2: 1}, "c": b""}))
 
 
 def test_a_leaf_alone_and_no_leaf_at_all():
     for value in (np.float32(3), {}, []):
-        _, structure = tree.flatten(value)
-        leaves = (files.LeafRecord("~", "array", "float32", (3,)),) if structure == 0 else ()
-        said = files.Manifest(ATTEMPT, None, 5, 1, structure, leaves)
-        assert files.decode_manifest(files.encode_manifest(said)) == said
+        _, structure = flatten.flatten(value)
+        leaves = (joined_parts.LeafRecord("~", "array", "float32", (3,)),) if structure == 0 else ()
+        said = joined_parts.Manifest(ATTEMPT, None, 5, 1, structure, leaves)
+        assert joined_parts.decode_manifest(joined_parts.encode_manifest(said)) == said
 
 
 def nested(levels, wrap, inner=1):
@@ -78,71 +78,76 @@ def nested(levels, wrap, inner=1):
 
 def test_the_deepest_that_is_taken_comes_back():
     static = nested(31, lambda inner: {1: (inner,)[0]})
-    value = nested(98, lambda inner: {"a": inner}, tree.Node("a:B", ("c",), (5,), static))
-    leaves, structure = tree.flatten(value)
-    leaf = files.LeafRecord(tree.names_of(structure)[0], "int", value="5")
+    value = nested(98, lambda inner: {"a": inner}, flatten.Node("a:B", ("c",), (5,), static))
+    leaves, structure = flatten.flatten(value)
+    leaf = joined_parts.LeafRecord(flatten.names_of(structure)[0], "int", value="5")
     user = {"u": nested(97, lambda inner: [inner])}
-    said = files.Manifest(ATTEMPT, 1, 5, 1, structure, (leaf,), user=user)
-    again = files.decode_manifest(files.encode_manifest(said))
+    said = joined_parts.Manifest(ATTEMPT, 1, 5, 1, structure, (leaf,), user=user)
+    again = joined_parts.decode_manifest(joined_parts.encode_manifest(said))
     assert again == said
-    assert tree.unflatten(again.tree, [leaf for _, leaf in leaves]) == value
+    assert flatten.unflatten(again.tree, [leaf for _, leaf in leaves]) == value
 
 
 @pytest.mark.parametrize("step", [True, 1.0, np.int64(3), 1 << 62, "5"], ids=repr)
 def test_a_step_that_could_not_be_read_is_not_written(step):
     with pytest.raises(UsageError, match=r"^step: is"):
-        files.encode_manifest(replace(manifest(), step=step))
+        joined_parts.encode_manifest(replace(manifest(), step=step))
 
 
 METRICS = st.dictionaries(st.text(max_size=4), st.floats(), max_size=5)
 
 
 def commit(**fields):
-    blobs = (blob(files.manifest_name(ATTEMPT), b"m"), blob(files.index_name(ATTEMPT), b""))
-    return replace(files.Commit(ATTEMPT, 5, 6, *blobs, 7, 8), **fields)
+    blobs = (
+        blob(joined_parts.manifest_name(ATTEMPT), b"m"),
+        blob(joined_parts.index_name(ATTEMPT), b""),
+    )
+    return replace(joined_parts.Commit(ATTEMPT, 5, 6, *blobs, 7, 8), **fields)
 
 
 @given(METRICS, st.none() | st.integers(0, 1 << 61))
 def test_a_commit_comes_back(metrics, step):
     said = commit(metrics=metrics, step=step)
-    data = files.encode_commit(said)
-    again = files.decode_commit(data)
+    data = joined_parts.encode_commit(said)
+    again = joined_parts.decode_commit(data)
     assert repr(again) == repr(said)
-    assert files.encode_commit(again) == data
+    assert joined_parts.encode_commit(again) == data
     assert data.endswith(hashlib.sha256(data[:-65]).hexdigest().encode() + b"\n")
     assert json.loads(data[:-65])["attempt"] == ATTEMPT
 
 
 def test_a_commit_is_small():
     metrics = {f"m{number}": math.pi * number for number in range(35)}
-    data = files.encode_commit(commit(metrics=metrics, step=1 << 61, data_bytes=1 << 61))
-    assert len(data) <= files.COMMIT_BYTES
+    data = joined_parts.encode_commit(commit(metrics=metrics, step=1 << 61, data_bytes=1 << 61))
+    assert len(data) <= joined_parts.COMMIT_BYTES
     with pytest.raises(UsageError, match="more than 1024 bytes"):
-        files.encode_commit(commit(metrics=metrics | {"x" * 900: 0.0}))
+        joined_parts.encode_commit(commit(metrics=metrics | {"x" * 900: 0.0}))
 
 
 def test_numbers_of_numpy_are_metrics_and_other_things_are_not():
-    found = files.decode_commit(files.encode_commit(commit(metrics={"a": np.float32(0.5), "b": 2})))
+    found = joined_parts.decode_commit(
+        joined_parts.encode_commit(commit(metrics={"a": np.float32(0.5), "b": 2}))
+    )
     assert found.metrics == {"a": 0.5, "b": 2.0}
     for value in (True, "0.5", None, np.bool_(True), 10**400, [1.0]):
         with pytest.raises(UsageError, match="metrics: 'a'"):
-            files.encode_commit(commit(metrics={"a": value}))
+            joined_parts.encode_commit(commit(metrics={"a": value}))
 
 
 def test_every_bit_of_a_commit_is_sealed():
-    data = bytearray(files.encode_commit(commit(metrics={"loss": 1.5})))
+    data = bytearray(joined_parts.encode_commit(commit(metrics={"loss": 1.5})))
     for at in range(len(data)):
         for bit in range(8):
             data[at] ^= 1 << bit
             with pytest.raises(CorruptCheckpoint, match="COMMIT is damaged"):
-                files.decode_commit(bytes(data))
+                joined_parts.decode_commit(bytes(data))
             data[at] ^= 1 << bit
     for length in range(len(data)):
         with pytest.raises(CorruptCheckpoint):
-            files.decode_commit(bytes(data[:length]))
+            joined_parts.decode_commit(bytes(data[:length]))
     for more in (b"\n", b"x", bytes(4096)):
         with pytest.raises(CorruptCheckpoint):
-            files.decode_commit(bytes(data) + more)
+            joined_parts.decode_commit(bytes(data) + more)
 
 
 def sealed(said):
@@ -155,10 +160,10 @@ def said_by(data):
 
 
 def test_a_commit_of_more_than_4_kib_is_refused():
-    said = said_by(files.encode_commit(commit())[:-65]) | {"version": [1, 1]}
-    assert files.decode_commit(sealed(said | {"more": "x" * 3000})).step == 5
+    said = said_by(joined_parts.encode_commit(commit())[:-65]) | {"version": [1, 1]}
+    assert joined_parts.decode_commit(sealed(said | {"more": "x" * 3000})).step == 5
     with pytest.raises(CorruptCheckpoint):
-        files.decode_commit(sealed(said | {"more": "x" * 4000}))
+        joined_parts.decode_commit(sealed(said | {"more": "x" * 4000}))
 
 
 ARRAY = {"name": "~", "kind": "array", "dtype": "float32", "shape": [2]}
@@ -188,30 +193,38 @@ LEAVES = (
 
 @pytest.mark.parametrize(("leaf", "is_right"), LEAVES, ids=str)
 def test_leaves_that_contradict_themselves_are_refused(leaf, is_right):
-    said = files.Manifest(ATTEMPT, 1, 5, 1, 0, (files.LeafRecord("~", "none"),))
-    text = said_by(files.encode_manifest(said)) | {"leaves": [leaf]}
+    said = joined_parts.Manifest(ATTEMPT, 1, 5, 1, 0, (joined_parts.LeafRecord("~", "none"),))
+    text = said_by(joined_parts.encode_manifest(said)) | {"leaves": [leaf]}
     if is_right:
-        assert files.decode_manifest(json.dumps(text).encode()).leaves[0].kind == leaf["kind"]
+        assert (
+            joined_parts.decode_manifest(json.dumps(text).encode()).leaves[0].kind == leaf["kind"]
+        )
         return
     with pytest.raises(CorruptCheckpoint, match="leaf") as error:
-        files.decode_manifest(json.dumps(text).encode())
+        joined_parts.decode_manifest(json.dumps(text).encode())
     assert error.value.leaf in ("~", "a", "")
 
 
 def test_as_many_leaves_as_the_tree_has():
-    text = said_by(files.encode_manifest(manifest()))
+    text = said_by(joined_parts.encode_manifest(manifest()))
     for leaves in (text["leaves"][:-1], [*text["leaves"], text["leaves"][-1]], None, {}):
         with pytest.raises(CorruptCheckpoint, match="does not list as many"):
-            files.decode_manifest(json.dumps(text | {"leaves": leaves}).encode())
+            joined_parts.decode_manifest(json.dumps(text | {"leaves": leaves}).encode())
 
 
 @pytest.mark.parametrize("kind", ["commit", "manifest"])
 def test_later_versions_are_refused_by_name(kind):
     if kind == "commit":
-        said, decode = said_by(files.encode_commit(commit())[:-65]), files.decode_commit
+        said, decode = (
+            said_by(joined_parts.encode_commit(commit())[:-65]),
+            joined_parts.decode_commit,
+        )
         written = sealed
     else:
-        said, decode = said_by(files.encode_manifest(manifest())), files.decode_manifest
+        said, decode = (
+            said_by(joined_parts.encode_manifest(manifest())),
+            joined_parts.decode_manifest,
+        )
 
         def written(changed):
             return json.dumps(changed).encode()
@@ -230,17 +243,17 @@ def test_later_versions_are_refused_by_name(kind):
 
 def test_files_of_a_checkpoint_belong_together():
     written = checkpoint()
-    said = files.decode_manifest(written[files.manifest_name(ATTEMPT)])
-    index = files.decode_index(written[files.index_name(ATTEMPT)])
-    found = files.decode_commit(written["COMMIT"])
-    files.check_whole(found, said, index)
+    said = joined_parts.decode_manifest(written[joined_parts.manifest_name(ATTEMPT)])
+    index = joined_parts.decode_index(written[joined_parts.index_name(ATTEMPT)])
+    found = joined_parts.decode_commit(written["COMMIT"])
+    joined_parts.check_whole(found, said, index)
     for other in (
         replace(found, step=None), replace(found, data_bytes=found.data_bytes + 1),
         replace(found, num_files=1), replace(found, attempt="a" * 12),
     ):  # fmt: skip
         with pytest.raises(CorruptCheckpoint):
-            files.check_whole(other, said, index)
+            joined_parts.check_whole(other, said, index)
     with pytest.raises(CorruptCheckpoint, match="of attempt"):
-        files.check_index(replace(said, attempt="a" * 12), index)
+        joined_parts.check_index(replace(said, attempt="a" * 12), index)
     with pytest.raises(CorruptCheckpoint, match="none of this checkpoint"):
-        files.check_index(replace(said, num_processes=3), index)
+        joined_parts.check_index(replace(said, num_processes=3), index)

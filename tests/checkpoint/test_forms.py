@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from shoal.checkpoint.format.names import component
-from shoal.checkpoint.format.structure import as_dicts
-from shoal.checkpoint.format.tree import flatten, unflatten
+from shoal.checkpoint.tree.flatten import flatten, unflatten
+from shoal.checkpoint.tree.names import component
+from shoal.checkpoint.tree.nodes import as_dicts
 from shoal.errors import UsageError
 from shoal.plan.mesh import Mesh
 

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from checkpoint import saves
 from cli import checkpoints
 from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.steps import step_name
+from shoal.checkpoint.disk.saved_steps import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.cli.main import build
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 DAY_S = 86_400.0
 

@@ -7,12 +7,12 @@ import threading
 import numpy as np
 import pytest
 
+from shoal.checkpoint.disk.saved_steps import step_name
 from shoal.checkpoint.disk.step_folder import KEEP
-from shoal.checkpoint.disk.steps import step_name
-from shoal.checkpoint.history import Checkpoints
-from shoal.checkpoint.in_flight import _Running
-from shoal.checkpoint.per_process import PerProcess
+from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.history.saver import _Running
 from shoal.checkpoint.retention import Best, EverySteps, Last
+from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import (
     CorruptCheckpoint,
     DeadlineError,
@@ -22,9 +22,9 @@ from shoal.errors import (
     UsageError,
     UsageTypeError,
 )
-from shoal.runtime.coordinator_local import LocalJob
-from shoal.runtime.leaving import Given
-from shoal.runtime.progress import Progress
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.client.progress import Progress
+from shoal.runtime.rules.stopping import Given
 
 PATIENCE_S = 60.0
 
@@ -257,7 +257,7 @@ def test_a_deletion_that_was_interrupted_is_finished(tmp_path, alone, monkeypatc
 
 
 def test_two_at_once_are_one_after_the_other(tmp_path, alone, caplog, monkeypatch):
-    monkeypatch.setattr("shoal.checkpoint.in_flight._BLOCKED_S", 0.0)
+    monkeypatch.setattr("shoal.checkpoint.history.saver._BLOCKED_S", 0.0)
     with Checkpoints(tmp_path, coordinator=alone) as ckpts:
         ckpts.save(1, state(1))
         ckpts.save(2, state(2))
@@ -268,7 +268,7 @@ def test_two_at_once_are_one_after_the_other(tmp_path, alone, caplog, monkeypatc
 def test_a_wait_has_a_deadline_and_the_save_goes_on(tmp_path, alone, monkeypatch):
     go_on = threading.Event()
     monkeypatch.setattr(
-        "shoal.checkpoint.disk.steps.retain", lambda *_, **__: [go_on.wait(PATIENCE_S)]
+        "shoal.checkpoint.disk.saved_steps.retain", lambda *_, **__: [go_on.wait(PATIENCE_S)]
     )
     with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
         ckpts.save(1, state(1))
@@ -354,7 +354,7 @@ def test_who_waits_for_a_save_is_seen_to_wait(tmp_path, alone, monkeypatch):
         return []
 
     monkeypatch.setattr(Progress, "come", coming)
-    monkeypatch.setattr("shoal.checkpoint.disk.steps.retain", retain)
+    monkeypatch.setattr("shoal.checkpoint.disk.saved_steps.retain", retain)
     with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
         ckpts.save(7, state(7))
         ckpts.wait()

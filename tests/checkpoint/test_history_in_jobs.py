@@ -10,9 +10,9 @@ import pytest
 
 from checkpoint import training
 from cli import checkpoints
-from shoal.checkpoint.disk.steps import step_name
-from shoal.checkpoint.history import Checkpoints
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.checkpoint.disk.saved_steps import step_name
+from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.runtime.client.in_process import LocalJob
 from shoal.testing.cluster import Cluster
 
 
@@ -72,7 +72,7 @@ def test_who_is_killed_while_old_steps_go_loses_nothing(point, child_env, tmp_pa
 
 WITHOUT_JAX = """
 import sys
-from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.history.checkpoints import Checkpoints
 ckpts = Checkpoints(sys.argv[1])
 assert (ckpts.latest(), ckpts.all_steps()) == (20, (10, 20))
 tree, first = ckpts.resume(None, None)

@@ -11,10 +11,10 @@ import pytest
 
 from cli import checkpoints
 from collectives.jobs import run_all
-from shoal.checkpoint import in_flight as saving
 from shoal.checkpoint.blocks.reader import open_checkpoint, verify
-from shoal.checkpoint.history import Checkpoints
-from shoal.checkpoint.in_flight import Rate, seconds_needed
+from shoal.checkpoint.history import saver as saving
+from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.history.saver import Rate, seconds_needed
 from shoal.checkpoint.retention import EverySeconds, Keep
 from shoal.errors import (
     CheckpointError,
@@ -24,10 +24,10 @@ from shoal.errors import (
     SaveAborted,
     StorageError,
 )
-from shoal.runtime import fault_points
-from shoal.runtime.coordinator_local import LocalJob
-from shoal.runtime.leaving import Given
+from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.preemption import exit_code_with, preempted_with
+from shoal.runtime.rules.stopping import Given
+from shoal.runtime.system import fault_points
 
 
 def state(step):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from collectives.jobs import PATIENCE_S, run_all
-from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.errors import PeerFailedError, SaveAborted, UsageError
-from shoal.runtime import fault_points
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.system import fault_points
 
 LEFT = {
     "save": (lambda one, wrong: one.save(2, W, user={"x": wrong and set()}), SaveAborted),

@@ -12,12 +12,12 @@ from checkpoint import saves
 from cli import checkpoints
 from shoal.checkpoint.blocks.reader import open_checkpoint, verify
 from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.steps import step_name
+from shoal.checkpoint.disk.saved_steps import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.cli.main import build
 from shoal.errors import UsageError
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 
 @pytest.fixture

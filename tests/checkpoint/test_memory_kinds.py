@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from shoal.arrays.sharding import sharding
+from shoal.arrays.bridge.sharding import sharding
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.format.where import in_memory, layout_and_memory
 from shoal.checkpoint.restoring import placing

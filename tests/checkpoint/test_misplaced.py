@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 from checkpoint import saves
 from cli import checkpoints
 from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.steps import step_name
+from shoal.checkpoint.disk.saved_steps import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.history import Checkpoints
-from shoal.checkpoint.restore import plan_restore, restore_with
-from shoal.checkpoint.save import save_with
+from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.restoring.restore import plan_restore, restore_with
+from shoal.checkpoint.saving.save import save_with
 from shoal.cli.main import build
 from shoal.errors import CorruptCheckpoint, NotCommitted, UsageError
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 WORDS = r"step_000000000040: COMMIT is of step 10, and the folder is named after step 40"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.checkpoint.format import names
+from shoal.checkpoint.tree import names
 from shoal.errors import UsageError, UsageTypeError
 
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=6) | st.sampled_from(

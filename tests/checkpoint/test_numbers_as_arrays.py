@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 import shoal
 from checkpoint import written
-from shoal.arrays.sharding import sharding
-from shoal.checkpoint.history import Checkpoints
-from shoal.checkpoint.rules.casting import as_array, is_lossless, policy_for
+from shoal.arrays.bridge.sharding import sharding
+from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.planning.casting import as_array, is_lossless, policy_for
 from shoal.errors import RestoreMismatch
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 MESH = Mesh({"x": 4, "y": 2}, kind="cpu")
 TREE = {

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from collectives.jobs import run_all
-from shoal.checkpoint import one_folder
-from shoal.checkpoint.history import Checkpoints
-from shoal.checkpoint.restore import restore_with
-from shoal.checkpoint.save import save_with
+from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.restoring.restore import restore_with
+from shoal.checkpoint.saving.save import save_with
+from shoal.checkpoint.together import one_folder
 from shoal.errors import DivergenceError
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 
 def state(step):

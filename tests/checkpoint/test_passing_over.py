@@ -10,12 +10,12 @@ import pytest
 from cli.checkpoints import flip
 from collectives.jobs import run_all
 from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.steps import step_name
+from shoal.checkpoint.disk.saved_steps import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.errors import CorruptCheckpoint, NotCommitted, StepAlreadyCommitted, UsageError
-from shoal.runtime import fault_points
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.system import fault_points
 
 KINDS = ["COMMIT", "manifest-*", "index-*", "data-*"]
 

@@ -10,11 +10,10 @@ from jax.sharding import PartitionSpec
 
 from arrays.grids import placements
 from checkpoint import written
-from shoal.arrays.put import put
-from shoal.arrays.sharding import sharding
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.placing.put import put
 from shoal.checkpoint.blocks.memory import empty
 from shoal.checkpoint.disk.opening import open_checkpoint
-from shoal.checkpoint.restore import restore
 from shoal.checkpoint.restoring import ways
 from shoal.checkpoint.restoring.filling import fill
 from shoal.checkpoint.restoring.placing import (
@@ -24,6 +23,7 @@ from shoal.checkpoint.restoring.placing import (
     spread_of,
     transports,
 )
+from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.restoring.target import Wish
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.checkpoint.format.records import Chunks
-from shoal.checkpoint.rules.reading import Boxes, Items, ReadPlan, plan_reads
+from shoal.checkpoint.planning.read_plan import Boxes, Items, ReadPlan, plan_reads
 
 BLOCK = 4
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
+from shoal.checkpoint.planning.renaming import renames, subtrees
 from shoal.checkpoint.restoring.target import Options
-from shoal.checkpoint.rules.renaming import renames, subtrees
 from shoal.errors import RestoreMismatch
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

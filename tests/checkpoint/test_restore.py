@@ -16,13 +16,13 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from checkpoint import written
-from shoal.arrays.put import put
-from shoal.arrays.sharding import sharding
-from shoal.arrays.use_mesh import use_mesh
-from shoal.checkpoint.per_process import PerProcess
-from shoal.checkpoint.restore import plan_restore, restore
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.use_mesh import use_mesh
+from shoal.arrays.placing.put import put
 from shoal.checkpoint.restoring import filling
-from shoal.checkpoint.save import save
+from shoal.checkpoint.restoring.restore import plan_restore, restore
+from shoal.checkpoint.saving.save import save
+from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import (
     CorruptCheckpoint,
     NotCommitted,
@@ -314,7 +314,7 @@ def test_donating_what_was_restored_changes_nothing_else(tmp_path):
 def test_without_jax_everything_comes_back_to_the_host(path):
     program = (
         "import sys; sys.modules['jax'] = None\n"
-        "from shoal.checkpoint.restore import plan_restore, restore\n"
+        "from shoal.checkpoint.restoring.restore import plan_restore, restore\n"
         f"back = restore({str(path)!r})\n"
         "assert back['params']['w'].sum() == 496, back\n"
         f"print(plan_restore({str(path)!r}, only='opt/**'))\n"

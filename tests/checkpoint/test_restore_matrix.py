@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from checkpoint import written
-from shoal.arrays.put import put
-from shoal.arrays.sharding import sharding
-from shoal.checkpoint.restore import plan_restore, restore
-from shoal.checkpoint.save import save
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.placing.put import put
+from shoal.checkpoint.restoring.restore import plan_restore, restore
+from shoal.checkpoint.saving.save import save
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 

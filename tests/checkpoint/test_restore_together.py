@@ -10,7 +10,7 @@ import pytest
 from checkpoint import written
 from collectives.jobs import run_all
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.restore import restore_with
+from shoal.checkpoint.restoring.restore import restore_with
 from shoal.errors import (
     CorruptCheckpoint,
     DivergenceError,
@@ -21,7 +21,7 @@ from shoal.errors import (
     StorageError,
     UsageError,
 )
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 TREE = {"w": np.arange(300_000.0), "n": 3}
 

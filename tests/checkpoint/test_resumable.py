@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import shoal
-from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.errors import RestoreMismatch
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from shoal.checkpoint.blocks.writer import Arena
 from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.per_process import PerProcess
-from shoal.checkpoint.save import save, save_with
 from shoal.checkpoint.saving import preflight
+from shoal.checkpoint.saving.save import save, save_with
+from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import (
     DivergenceError,
     NotShared,

@@ -12,12 +12,12 @@ import pytest
 
 from checkpoint.kept import CLEAN, files_of, in_job, kept, messages
 from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.beat import Beat
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.save import request_of, save, save_with
 from shoal.checkpoint.saving import settling
 from shoal.checkpoint.saving.protocol import Save
-from shoal.checkpoint.told import tellers, told, untold
+from shoal.checkpoint.saving.save import request_of, save, save_with
+from shoal.checkpoint.together.errors_between import tellers, told, untold
+from shoal.checkpoint.together.lease import Beat
 from shoal.errors import (
     CorruptCheckpoint,
     DeadlineError,
@@ -31,11 +31,11 @@ from shoal.errors import (
     StorageFull,
     UsageError,
 )
-from shoal.runtime import fault_points
-from shoal.runtime.coordinator_local import LocalJob
-from shoal.runtime.fault_points import InjectedError
-from shoal.runtime.leaving import Given
-from shoal.runtime.verdicts import Self
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.stopping import Given
+from shoal.runtime.system import fault_points
+from shoal.runtime.system.fault_points import InjectedError
 
 TREE = {"w": np.arange(1 << 20, dtype=np.float32), "n": 1}
 

@@ -11,11 +11,11 @@ from checkpoint.kept import files_of, in_job, kept, messages
 from checkpoint.saves import Save, value_of
 from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.save import request_of, save_with
 from shoal.checkpoint.saving import settling
+from shoal.checkpoint.saving.save import request_of, save_with
 from shoal.errors import StorageError
-from shoal.runtime import fault_points
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.system import fault_points
 
 TREE = {"w": np.arange(1 << 10, dtype=np.float32), "n": 1}
 

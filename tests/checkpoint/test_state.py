@@ -13,12 +13,12 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from checkpoint.kept import same_bits
-from shoal.checkpoint.format import tree
-from shoal.checkpoint.jax_nodes import JaxNodes
-from shoal.checkpoint.per_process import PerProcess
-from shoal.checkpoint.saving import images
+from shoal.checkpoint.saving import file_images
 from shoal.checkpoint.saving.lines import lines_of
 from shoal.checkpoint.saving.state import held_of, own_of, read_state
+from shoal.checkpoint.tree import flatten
+from shoal.checkpoint.tree.jax_nodes import JaxNodes
+from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 
@@ -34,7 +34,7 @@ def test_the_boxes_of_an_array_and_where_they_are():
     assert leaf.spread.extent.tolist() == [[2, 4], [2, 4]]
     assert leaf.spread.holders == ((0,), (0,))
     assert [lies.box.origin for lies in leaf.here] == [(0, 0), (2, 0)]
-    found = [words.tolist() for _, words in images.words_here(leaf)]
+    found = [words.tolist() for _, words in file_images.words_here(leaf)]
     assert found == np.arange(16).reshape(2, 2, 4).tolist()
 
 
@@ -51,10 +51,12 @@ def test_values_are_found_by_device_whatever_the_order_of_shards():
     (leaf,) = read_state(spread(np.arange(16).reshape(4, 4), "x"), 1).leaves
     places = [lies.place for lies in leaf.here]
     mixed = [lies._replace(place=p) for lies, p in zip(leaf.here, places[::-1], strict=True)]
-    found = [words.tolist() for _, words in images.words_here(leaf._replace(here=tuple(mixed)))]
+    found = [
+        words.tolist() for _, words in file_images.words_here(leaf._replace(here=tuple(mixed)))
+    ]
     assert found == np.arange(16).reshape(2, 2, 4).tolist()
     (leaf,) = read_state(jnp.arange(3), 1).leaves
-    assert images.words_here(leaf)[0][1].tolist() == [0, 1, 2]
+    assert file_images.words_here(leaf)[0][1].tolist() == [0, 1, 2]
 
 
 def test_keys_have_the_dims_of_their_words():
@@ -62,7 +64,7 @@ def test_keys_have_the_dims_of_their_words():
     whole, split = read_state([keys, spread(keys, "x")], 1).leaves
     assert (whole.record.kind, whole.record.stored_shape) == ("key", (4, 2, 2))
     assert split.spread.extent.tolist() == [[2, 2, 2]] * 2
-    words = [words for _, words in images.words_here(split)]
+    words = [words for _, words in file_images.words_here(split)]
     assert same_bits(np.concatenate(words), jax.random.key_data(keys))
 
 
@@ -81,7 +83,7 @@ def test_devices_in_any_order_and_uneven_meshes():
     values = np.arange(24).reshape(4, 6)
     array = jax.device_put(values, NamedSharding(mesh, P("b", "a")))
     (leaf,) = read_state(array, 1).leaves
-    for box, words in images.words_here(leaf):
+    for box, words in file_images.words_here(leaf):
         cut = tuple(slice(a, a + n) for a, n in zip(box.origin, box.extent, strict=True))
         assert words.tolist() == values[cut].tolist()
 
@@ -168,26 +170,26 @@ class Nothing:
 
 def test_nodes_of_jax_are_taken_apart_and_built_again():
     value = {"l": Linear(1, [2, 3]), "b": Bag(4, 5, static=("s", 1)), "s": Sized(3, 6)}
-    leaves, structure = tree.flatten(value, JaxNodes())
+    leaves, structure = flatten.flatten(value, JaxNodes())
     names = ["/".join(map(str, path)) for path, _ in leaves]
     assert names == ["b/0", "b/1", "l/w", "l/b/0", "l/b/1", "s/w"]
-    again = tree.unflatten(structure, [leaf for _, leaf in leaves], JaxNodes())
+    again = flatten.unflatten(structure, [leaf for _, leaf in leaves], JaxNodes())
     assert (again["l"], again["s"]) == (value["l"], value["s"])
     assert (again["b"].children, again["b"].static) == ((4, 5), ("s", 1))
 
 
 def test_none_and_arrays_are_leaves():
-    leaves, _ = tree.flatten([None, jnp.ones(2), np.ones(2)], JaxNodes())
+    leaves, _ = flatten.flatten([None, jnp.ones(2), np.ones(2)], JaxNodes())
     assert len(leaves) == 3
 
 
 def test_what_cannot_be_built_stays_a_node():
     nodes = JaxNodes()
     name = f"{__name__}:Linear"
-    assert nodes.build(name, tree.Level(("w",), (1,), ())) is None  # it has two children
-    assert nodes.build("no.such:Class", tree.Level((), (), None)) is None
-    assert nodes.build("builtins:dict", tree.Level((), (), object())) is None
-    assert nodes.build(f"{__name__}:Bag", tree.Level((), (), tree.OPAQUE)) is None
+    assert nodes.build(name, flatten.Level(("w",), (1,), ())) is None  # it has two children
+    assert nodes.build("no.such:Class", flatten.Level((), (), None)) is None
+    assert nodes.build("builtins:dict", flatten.Level((), (), object())) is None
+    assert nodes.build(f"{__name__}:Bag", flatten.Level((), (), flatten.OPAQUE)) is None
 
 
 HOSTILE = [
@@ -202,7 +204,7 @@ HOSTILE = [
 @pytest.mark.parametrize(("name", "keys", "children", "static"), HOSTILE)
 def test_what_a_file_says_of_a_dataclass_cannot_crash(name, keys, children, static):
     """JAX itself reads beyond the end of children and static data that are too few."""
-    assert JaxNodes().build(f"{__name__}:{name}", tree.Level(keys, children, static)) is None
+    assert JaxNodes().build(f"{__name__}:{name}", flatten.Level(keys, children, static)) is None
 
 
 NATIVE = ["builtins:dict", "builtins:list", "builtins:tuple", "collections:OrderedDict"]
@@ -211,13 +213,13 @@ NATIVE = ["builtins:dict", "builtins:list", "builtins:tuple", "collections:Order
 @pytest.mark.parametrize("name", [*NATIVE, "collections:defaultdict", "builtins:NoneType"])
 @pytest.mark.parametrize("static", [None, (), ("a",), 3, "x"])
 def test_what_a_file_says_of_a_container_cannot_either(name, static):
-    assert JaxNodes().build(name, tree.Level(("a",), (1,), static)) is None
+    assert JaxNodes().build(name, flatten.Level(("a",), (1,), static)) is None
 
 
 @pytest.mark.parametrize("static", [-1, None, 1 << 70])
 def test_what_a_file_says_of_a_deque_is_no_deque(static):
     """It is a leaf to JAX, and the length of another could be none."""
-    assert JaxNodes().build("collections:deque", tree.Level(("0",), (1,), static)) is None
+    assert JaxNodes().build("collections:deque", flatten.Level(("0",), (1,), static)) is None
 
 
 @pytest.mark.parametrize(
@@ -248,5 +250,5 @@ def test_strides_of_one_device_are_read_in_place():
     """On CPU the host has what the device has."""
     array = jax.device_put(np.arange(8.0), SingleDeviceSharding(jax.devices()[3]))
     (leaf,) = read_state(array, 1).leaves
-    ((_, words),) = images.words_here(leaf)
+    ((_, words),) = file_images.words_here(leaf)
     assert words.ctypes.data == np.asarray(array.addressable_data(0)).ctypes.data

@@ -9,10 +9,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from checkpoint import written
-from shoal.arrays.devices import jax_mesh
+from shoal.arrays.bridge.devices import jax_mesh
 from shoal.checkpoint.disk.opening import open_checkpoint
-from shoal.checkpoint.restore import restore
 from shoal.checkpoint.restoring import protocol
+from shoal.checkpoint.restoring.restore import restore
 from shoal.checkpoint.restoring.target import options_of
 from shoal.errors import RestoreMismatch, UsageError
 from shoal.plan.layout import Layout

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.checkpoint.format import tree
-from shoal.checkpoint.format.names import name_of
+from shoal.checkpoint.tree import flatten
+from shoal.checkpoint.tree.names import name_of
 from shoal.errors import CorruptCheckpoint, UsageError, UsageTypeError
 
 Point = namedtuple("Point", ["x", "y"])
@@ -60,34 +60,34 @@ def _find_me():
 
 @given(TREES)
 def test_trees_come_back(value):
-    leaves, structure = tree.flatten(value)
-    again, count = tree.from_json(tree.to_json(structure), "m")
+    leaves, structure = flatten.flatten(value)
+    again, count = flatten.from_json(flatten.to_json(structure), "m")
     assert again == structure
-    assert count == tree.num_leaves(structure) == len(leaves)
-    built = tree.unflatten(again, [leaf for _, leaf in leaves])
+    assert count == flatten.num_leaves(structure) == len(leaves)
+    built = flatten.unflatten(again, [leaf for _, leaf in leaves])
     assert built == value
     assert repr(types_of(built)) == repr(
-        types_of(tree.unflatten(structure, [x for _, x in leaves]))
+        types_of(flatten.unflatten(structure, [x for _, x in leaves]))
     )
-    assert tree.names_of(structure) == [name_of(path) for path, _ in leaves]
-    assert tree.paths_of(structure) == [path for path, _ in leaves]
-    assert len(set(tree.names_of(structure))) == len(leaves)
+    assert flatten.names_of(structure) == [name_of(path) for path, _ in leaves]
+    assert flatten.paths_of(structure) == [path for path, _ in leaves]
+    assert len(set(flatten.names_of(structure))) == len(leaves)
 
 
 def test_the_order_of_a_dict_is_not_kept_and_that_of_an_ordered_dict_is():
     one, two = {"b": 1, "a": 2, 3: 3}, {3: 3, "a": 2, "b": 1}
-    assert tree.flatten(one) == tree.flatten(two)
-    assert tree.names_of(tree.flatten(one)[1]) == ["a", "b", "~i3"]
+    assert flatten.flatten(one) == flatten.flatten(two)
+    assert flatten.names_of(flatten.flatten(one)[1]) == ["a", "b", "~i3"]
     ordered = OrderedDict([("b", 1), ("a", 2)])
-    leaves, structure = tree.flatten(ordered)
+    leaves, structure = flatten.flatten(ordered)
     assert leaves == [(("b",), 1), (("a",), 2)]
-    assert list(tree.unflatten(structure, [1, 2])) == ["b", "a"]
+    assert list(flatten.unflatten(structure, [1, 2])) == ["b", "a"]
 
 
 def test_all_bad_keys_are_named_at_once():
     bad = {"a": {1j: 0, frozenset(): 1}, "b": [{(): 1, object: 2}]}
     with pytest.raises(UsageTypeError) as error:
-        tree.flatten(bad, asked="save")
+        flatten.flatten(bad, asked="save")
     text = str(error.value)
     assert text.startswith("save: 3 problems")
     assert "a: has a key of type complex" in text
@@ -96,40 +96,40 @@ def test_all_bad_keys_are_named_at_once():
 
 def test_two_nans_are_one_key():
     with pytest.raises(UsageError, match="has the key nan twice"):
-        tree.flatten({float("nan"): 1, float("nan"): 2})
+        flatten.flatten({float("nan"): 1, float("nan"): 2})
 
 
 def test_trees_without_end_are_refused():
     within: list[object] = []
     within += [within, within, {"a": within}]
     with pytest.raises(UsageError, match="contains itself"):
-        tree.flatten({"loop": within})
+        flatten.flatten({"loop": within})
     deep: object = 1
     for _ in range(1000):
         deep = [deep]
     with pytest.raises(UsageError, match="nested deeper than 100"):
-        tree.flatten(deep)
+        flatten.flatten(deep)
     shared = [1, 2]
-    assert len(tree.flatten([shared, shared])[0]) == 4
+    assert len(flatten.flatten([shared, shared])[0]) == 4
 
 
 def test_files_nest_no_deeper_than_trees():
     deep: object = 0
     for _ in range(100):
         deep = {"kind": "list", "children": [deep]}
-    assert tree.from_json(deep, "m")[1] == 1
+    assert flatten.from_json(deep, "m")[1] == 1
     with pytest.raises(CorruptCheckpoint, match="nested deeper than 100"):
-        tree.from_json({"kind": "list", "children": [deep]}, "m")
+        flatten.from_json({"kind": "list", "children": [deep]}, "m")
 
 
 def test_what_is_no_node_is_a_leaf():
     array = np.arange(3)
-    assert tree.flatten(array)[0][0][1] is array
-    assert tree.flatten(None) == ([((), None)], 0)
-    assert tree.names_of(0) == ["~"]
-    stops = tree.flatten([(1, 2), [3]], is_leaf=lambda value: isinstance(value, tuple))[0]
+    assert flatten.flatten(array)[0][0][1] is array
+    assert flatten.flatten(None) == ([((), None)], 0)
+    assert flatten.names_of(0) == ["~"]
+    stops = flatten.flatten([(1, 2), [3]], is_leaf=lambda value: isinstance(value, tuple))[0]
     assert stops == [(("0",), (1, 2)), (("1", "0"), 3)]
-    assert tree.flatten([], is_leaf=lambda value: True) == ([((), [])], 0)
+    assert flatten.flatten([], is_leaf=lambda value: True) == ([((), [])], 0)
 
 
 class Box:
@@ -145,13 +145,13 @@ class Boxes:
 
     def flatten(self, value):
         return (
-            tree.Level(("w", "b"), (value.w, value.b), value.config)
+            flatten.Level(("w", "b"), (value.w, value.b), value.config)
             if isinstance(value, Box)
             else None
         )
 
     def build(self, type_name, level):
-        if not self.may_build or not type_name.endswith(":Box") or level.static is tree.OPAQUE:
+        if not self.may_build or not type_name.endswith(":Box") or level.static is flatten.OPAQUE:
             return None
         assert level.keys == ("w", "b")
         return Box(*level.children, level.static)
@@ -162,10 +162,10 @@ CONFIGS = (None, {"units": (3, 4), 1: [b"x", 2.5, -0.0, 10**400, "\ud800"]}, np.
 
 @pytest.mark.parametrize("config", CONFIGS, ids=repr)
 def test_registered_nodes_come_back(config):
-    leaves, structure = tree.flatten({"box": Box(1, [2], config)}, Boxes())
-    assert tree.names_of(structure) == ["box/w", "box/b/0"]
-    again, _ = tree.from_json(tree.to_json(structure), "m")
-    built = tree.unflatten(again, [leaf for _, leaf in leaves], Boxes())["box"]
+    leaves, structure = flatten.flatten({"box": Box(1, [2], config)}, Boxes())
+    assert flatten.names_of(structure) == ["box/w", "box/b/0"]
+    again, _ = flatten.from_json(flatten.to_json(structure), "m")
+    built = flatten.unflatten(again, [leaf for _, leaf in leaves], Boxes())["box"]
     assert (built.w, built.b) == (1, [2])
     assert repr(built.config) == repr(config)
     assert type(built.config) is type(config)
@@ -173,47 +173,49 @@ def test_registered_nodes_come_back(config):
 
 @pytest.mark.parametrize(("config", "may_build"), [(object(), True), (lambda: 1, True), (3, False)])
 def test_what_cannot_be_built_comes_back_as_a_node(config, may_build):
-    leaves, structure = tree.flatten(Box(1, 2, config), Boxes())
-    again, _ = tree.from_json(tree.to_json(structure), "m")
-    node = tree.unflatten(again, [leaf for _, leaf in leaves], Boxes(may_build))
-    assert type(node) is tree.Node
+    leaves, structure = flatten.flatten(Box(1, 2, config), Boxes())
+    again, _ = flatten.from_json(flatten.to_json(structure), "m")
+    node = flatten.unflatten(again, [leaf for _, leaf in leaves], Boxes(may_build))
+    assert type(node) is flatten.Node
     assert (node.type.rpartition(":")[2], node.keys, node.children) == ("Box", ("w", "b"), (1, 2))
-    assert node.static == (3 if config == 3 else tree.OPAQUE)
-    assert tree.to_json(tree.flatten(node)[1]) == tree.to_json(structure)  # and is saved as it was
+    assert node.static == (3 if config == 3 else flatten.OPAQUE)
+    assert flatten.to_json(flatten.flatten(node)[1]) == flatten.to_json(
+        structure
+    )  # and is saved as it was
 
 
 def test_a_namedtuple_whose_class_is_gone_or_other_comes_back_as_a_node():
-    _, structure = tree.flatten(Point(1, 2))
+    _, structure = flatten.flatten(Point(1, 2))
     for name in ("gone:Point", f"{__name__}:Gone", f"{__name__}:Typed", "os:system", "sys:modules"):
-        strange = tree.Branch("namedtuple", ("x", "y"), (0, 1), name)
-        node = tree.unflatten(strange, [1, 2])
-        assert node == tree.Node(name, ("x", "y"), (1, 2))
-    node = tree.Node(structure.type, ("x", "y"), (1, 2))
-    assert type(tree.unflatten(*reversed(([1, 2], tree.flatten(node)[1])))) is Point
+        strange = flatten.Branch("namedtuple", ("x", "y"), (0, 1), name)
+        node = flatten.unflatten(strange, [1, 2])
+        assert node == flatten.Node(name, ("x", "y"), (1, 2))
+    node = flatten.Node(structure.type, ("x", "y"), (1, 2))
+    assert type(flatten.unflatten(*reversed(([1, 2], flatten.flatten(node)[1])))) is Point
 
 
 def test_nothing_is_imported_to_build_a_tree():
     assert "this" not in sys.modules
-    tree.unflatten(tree.Branch("namedtuple", ("d",), (0,), "this:d"), [1])
+    flatten.unflatten(flatten.Branch("namedtuple", ("d",), (0,), "this:d"), [1])
     assert "this" not in sys.modules
 
 
 def test_an_unknown_factory_is_not_called():
     value = defaultdict(lambda: 5, {"a": 1})
-    _, structure = tree.flatten(value)
-    again, _ = tree.from_json(tree.to_json(structure), "m")
-    node = tree.unflatten(again, [1])
-    assert node == tree.Node("collections:defaultdict", ("a",), (1,), tree.OPAQUE)
+    _, structure = flatten.flatten(value)
+    again, _ = flatten.from_json(flatten.to_json(structure), "m")
+    node = flatten.unflatten(again, [1])
+    assert node == flatten.Node("collections:defaultdict", ("a",), (1,), flatten.OPAQUE)
 
 
 @given(TREES, st.data())
 def test_what_is_left_keeps_its_names(value, data):
-    leaves, structure = tree.flatten(value)
+    leaves, structure = flatten.flatten(value)
     wanted = data.draw(st.sets(st.sampled_from(range(len(leaves))))) if leaves else set()
-    pruned = tree.prune(structure, wanted)
-    names = tree.names_of(structure)
-    assert tree.names_of(pruned) == [names[number] for number in sorted(wanted)]
-    tree.unflatten(pruned, sorted(wanted))  # it can be built
+    pruned = flatten.prune(structure, wanted)
+    names = flatten.names_of(structure)
+    assert flatten.names_of(pruned) == [names[number] for number in sorted(wanted)]
+    flatten.unflatten(pruned, sorted(wanted))  # it can be built
     if len(wanted) == len(leaves) and leaves and not has_empty(structure):
         assert pruned == structure
 
@@ -225,10 +227,10 @@ def has_empty(structure):
 
 
 def test_a_list_that_loses_children_is_a_dict_of_what_is_left():
-    _, structure = tree.flatten({"a": [1, {"x": 2}, 3], "b": 4, "p": Point(5, 6)})
-    pruned = tree.prune(structure, [1, 2, 5])
-    assert tree.unflatten(pruned, "uvw") == {"a": {"1": {"x": "u"}, "2": "v"}, "p": {"y": "w"}}
-    assert tree.unflatten(tree.prune(structure, []), []) == {}
+    _, structure = flatten.flatten({"a": [1, {"x": 2}, 3], "b": 4, "p": Point(5, 6)})
+    pruned = flatten.prune(structure, [1, 2, 5])
+    assert flatten.unflatten(pruned, "uvw") == {"a": {"1": {"x": "u"}, "2": "v"}, "p": {"y": "w"}}
+    assert flatten.unflatten(flatten.prune(structure, []), []) == {}
 
 
 @pytest.mark.parametrize(
@@ -256,5 +258,5 @@ def test_a_list_that_loses_children_is_a_dict_of_what_is_left():
 )  # fmt: skip
 def test_what_is_no_tree(found):
     with pytest.raises(CorruptCheckpoint, match=r"^m has a tree that is none") as error:
-        tree.from_json(found, "m")
+        flatten.from_json(found, "m")
     assert error.value.file == "m"

@@ -13,10 +13,10 @@ import pytest
 from checkpoint.saves import Save, names_of, value_of
 from shoal.checkpoint.disk import attempts, committing, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.format.files import Commit
+from shoal.checkpoint.format.joined_parts import Commit
 from shoal.errors import SaveAborted, StepAlreadyCommitted
-from shoal.runtime import fault_points
-from shoal.runtime.fault_points import POINTS, InjectedError
+from shoal.runtime.system import fault_points
+from shoal.runtime.system.fault_points import POINTS, InjectedError
 
 PATIENCE_S = 60
 TRIES = 20
@@ -170,7 +170,7 @@ def _frozen_at(monkeypatch, point: str, meanwhile) -> None:
             meanwhile()
         real(name, process)
 
-    monkeypatch.setattr("shoal.runtime.fault_points.reach", reach)
+    monkeypatch.setattr("shoal.runtime.system.fault_points.reach", reach)
 
 
 @pytest.mark.parametrize("point", ["save.assemble", "save.indexed", "save.link"])

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.checkpoint.format import blobs, header, values
+from shoal.checkpoint.format import blobs, header
+from shoal.checkpoint.tree import plain_values
 from shoal.errors import CorruptCheckpoint, UsageError, UsageTypeError
 
 TEXT = st.text(st.characters(codec=None, exclude_categories=()))
@@ -57,8 +58,8 @@ def bits(value):
 @example("\ud800\udc00")
 @example("a\0\U0010ffff")
 def test_plain_values_come_back(value):
-    text = json.dumps(values.to_json(value), ensure_ascii=False, allow_nan=False).encode()
-    again = values.value_of(values.kind_of(value), json.loads(text))
+    text = json.dumps(plain_values.to_json(value), ensure_ascii=False, allow_nan=False).encode()
+    again = plain_values.value_of(plain_values.kind_of(value), json.loads(text))
     assert bits(again) == bits(value)
 
 
@@ -74,8 +75,8 @@ SCALARS = (
 
 @pytest.mark.parametrize("value", SCALARS, ids=repr)
 def test_scalars_of_numpy_come_back(value):
-    found = json.loads(json.dumps(values.to_json(value)))
-    again = values.value_of("scalar", found)
+    found = json.loads(json.dumps(plain_values.to_json(value)))
+    again = plain_values.value_of("scalar", found)
     assert type(again) is type(value)
     assert bits(again) == bits(value)
 
@@ -85,7 +86,7 @@ def test_scalars_of_numpy_come_back(value):
 )
 def test_other_values_are_refused(value):
     with pytest.raises(UsageTypeError):
-        values.to_json(value)
+        plain_values.to_json(value)
 
 
 @pytest.mark.parametrize(
@@ -102,20 +103,23 @@ def test_other_values_are_refused(value):
 )  # fmt: skip
 def test_what_is_no_value(kind, found):
     with pytest.raises(UsageError):
-        values.value_of(kind, found)
+        plain_values.value_of(kind, found)
 
 
 def test_long_text_lies_in_data_files():
-    long = "ß" * values.LARGE_BYTES
-    for value in (long, long.encode(), "\ud800" * values.LARGE_BYTES):
-        data = values.bulk_of(value)
+    long = "ß" * plain_values.LARGE_BYTES
+    for value in (long, long.encode(), "\ud800" * plain_values.LARGE_BYTES):
+        data = plain_values.bulk_of(value)
         assert data.dtype == np.uint8
-        assert values.value_of_bulk(values.kind_of(value), data) == value
-    for value in ("a" * values.LARGE_BYTES, b"a" * values.LARGE_BYTES, 5, None):
-        assert values.bulk_of(value) is None
-    assert values.bulk_of("a" * (values.LARGE_BYTES + 1)).size == values.LARGE_BYTES + 1
+        assert plain_values.value_of_bulk(plain_values.kind_of(value), data) == value
+    for value in ("a" * plain_values.LARGE_BYTES, b"a" * plain_values.LARGE_BYTES, 5, None):
+        assert plain_values.bulk_of(value) is None
+    assert (
+        plain_values.bulk_of("a" * (plain_values.LARGE_BYTES + 1)).size
+        == plain_values.LARGE_BYTES + 1
+    )
     with pytest.raises(UsageError, match="no text"):
-        values.value_of_bulk("str", np.array([255], np.uint8))
+        plain_values.value_of_bulk("str", np.array([255], np.uint8))
 
 
 STATIC = st.recursive(
@@ -131,8 +135,8 @@ STATIC = st.recursive(
 
 @given(STATIC)
 def test_static_data_come_back(value):
-    found = json.loads(json.dumps(values.plain_json(value), ensure_ascii=False).encode())
-    assert bits(values.plain_value(found)) == bits(value)
+    found = json.loads(json.dumps(plain_values.plain_json(value), ensure_ascii=False).encode())
+    assert bits(plain_values.plain_value(found)) == bits(value)
 
 
 def test_static_data_without_end_are_refused():
@@ -140,9 +144,9 @@ def test_static_data_without_end_are_refused():
     loop.append(loop)
     for deep in (loop, {"a": loop}):
         with pytest.raises(UsageError, match="nested"):
-            values.plain_json(deep)
+            plain_values.plain_json(deep)
         with pytest.raises(UsageError):
-            values.plain_value(deep)
+            plain_values.plain_value(deep)
 
 
 ARRAYS = (

@@ -11,14 +11,14 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from checkpoint import written
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.sharding import sharding
-from shoal.checkpoint.history import Checkpoints
-from shoal.checkpoint.restore import plan_restore, restore
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.sharding import sharding
+from shoal.checkpoint.history.checkpoints import Checkpoints
+from shoal.checkpoint.restoring.restore import plan_restore, restore
 from shoal.errors import RestoreMismatch, UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 MESH = Mesh({"x": 4, "y": 2}, kind="cpu")
 TREE = {

@@ -25,8 +25,8 @@ from shoal.checkpoint.blocks.image import Filler, padded
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.blocks.writer import Arena, FileImage, Piece, write_files
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.format import dtypes
 from shoal.checkpoint.format.records import BLOCK_BYTES, PAGE_BYTES
+from shoal.checkpoint.tree import dtypes
 
 HEADER = b"h" * PAGE_BYTES
 DTYPES = (

@@ -12,9 +12,7 @@ import xxhash
 
 from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.format import dtypes, values
 from shoal.checkpoint.format.blobs import blob_of
-from shoal.checkpoint.format.names import name_of
 from shoal.checkpoint.format.records import (
     BLOCK_BYTES,
     FileRecord,
@@ -23,10 +21,12 @@ from shoal.checkpoint.format.records import (
     Part,
     data_name,
 )
-from shoal.checkpoint.format.tree import flatten
-from shoal.checkpoint.per_process import PerProcess
-from shoal.checkpoint.rules.chunks import Held, lay_out
-from shoal.checkpoint.rules.shares import Box, Own
+from shoal.checkpoint.planning.file_layout import Held, lay_out
+from shoal.checkpoint.planning.who_writes import Box, Own
+from shoal.checkpoint.tree import dtypes, plain_values
+from shoal.checkpoint.tree.flatten import flatten
+from shoal.checkpoint.tree.names import name_of
+from shoal.checkpoint.tree.per_process import PerProcess
 
 ATTEMPT = "00000000000a"
 Cut = Callable[[str, tuple[int, ...]], list[Box]]
@@ -95,11 +95,13 @@ def _records(found: list[tuple[Any, Any]]) -> tuple[list[LeafRecord], dict[int, 
             dtype = dtypes.name_of(value.dtype)
             records.append(LeafRecord(name, "array", dtype, value.shape))
             data[number] = value
-        elif (bulk := values.bulk_of(value)) is not None:
-            records.append(LeafRecord(name, values.kind_of(value), "uint8", bulk.shape))
+        elif (bulk := plain_values.bulk_of(value)) is not None:
+            records.append(LeafRecord(name, plain_values.kind_of(value), "uint8", bulk.shape))
             data[number] = bulk
         else:
-            record = LeafRecord(name, values.kind_of(value), value=values.to_json(value))
+            record = LeafRecord(
+                name, plain_values.kind_of(value), value=plain_values.to_json(value)
+            )
             records.append(record)
     return records, data
 

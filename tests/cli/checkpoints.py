@@ -12,15 +12,15 @@ import numpy as np
 
 from shoal.checkpoint.blocks.reader import open_checkpoint
 from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.steps import step_name
+from shoal.checkpoint.disk.saved_steps import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.save import save_with
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.checkpoint.saving.save import save_with
+from shoal.runtime.client.in_process import LocalJob
 
 KILLED = """
 import sys, numpy as np
-from shoal.checkpoint.save import save_with
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.checkpoint.saving.save import save_with
+from shoal.runtime.client.in_process import LocalJob
 save_with(LocalJob(1).coordinators[0], sys.argv[1], {"w": np.arange(6.0)}, step=30)
 """
 

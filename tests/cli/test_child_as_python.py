@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import child
+from shoal.launch import child
 
 SHOW = """
 import os, sys

@@ -13,14 +13,14 @@ from typer.testing import CliRunner
 import shoal
 from cli import checkpoints
 from collectives.jobs import run_all
+from shoal.checkpoint.disk.saved_steps import step_name
 from shoal.checkpoint.disk.step_folder import KEEP
-from shoal.checkpoint.disk.steps import step_name
-from shoal.checkpoint.save import save_with
-from shoal.cli.ckpt_tables import print_table
+from shoal.checkpoint.saving.save import save_with
 from shoal.cli.main import build
+from shoal.cli.tables import print_table
 from shoal.errors import InitializeError, NotCommitted, UsageError
 from shoal.runtime import process
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 RUNNER = CliRunner()
 
@@ -215,7 +215,7 @@ def test_diff_sees_every_bit_and_all_that_is_missing(tmp_path):
 
 
 def test_diff_compares_large_leaves_in_bands(tmp_path, monkeypatch):
-    monkeypatch.setattr("shoal.cli.ckpt_values._BAND_BYTES", 64)
+    monkeypatch.setattr("shoal.checkpoint.blocks.compare._BAND_BYTES", 64)
     values = np.arange(300, dtype=np.int16).reshape(30, 10)
     changed = values.copy()
     changed[17, 3] = -1

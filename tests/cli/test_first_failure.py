@@ -7,8 +7,8 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cli.news import Gone, HostKeeper, News
-from shoal.cli.report import (
+from shoal.launch.news import Gone, HostKeeper, News
+from shoal.launch.report import (
     Ending,
     dead_host_keeper,
     describe_failure,

@@ -12,9 +12,9 @@ import threading
 
 import pytest
 
-from shoal.cli import log_dir
-from shoal.cli.log_dir import open_log_dir
 from shoal.errors import UsageError
+from shoal.launch import log_dir
+from shoal.launch.log_dir import open_log_dir
 
 COMMAND = ["shoal", "run", "-n", "2", "my train.py"]
 
@@ -71,7 +71,7 @@ def test_one_of_many_that_come_at_the_same_moment_gets_it():
 
 def test_the_lock_of_a_killed_job_is_gone_with_it(folder, child_env):
     script = (
-        "import sys, time; from shoal.cli.log_dir import open_log_dir\n"
+        "import sys, time; from shoal.launch.log_dir import open_log_dir\n"
         "with open_log_dir('logs', ['first']): print('has it', flush=True); time.sleep(600)\n"
     )
     command = [sys.executable, "-c", script]

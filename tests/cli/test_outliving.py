@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal.cli import outliving
-from shoal.cli.news import News
-from shoal.cli.outliving import Outliving
-from shoal.cli.processes import Process, Processes
+from shoal.launch import outliving
+from shoal.launch.news import News
+from shoal.launch.outliving import Outliving
+from shoal.launch.processes import Process, Processes
 
 
 @pytest.fixture

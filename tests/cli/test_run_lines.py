@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.cli.output import Log, Outlet, Voice, paint_prefixes
+from shoal.launch.output import Log, Outlet, Voice, paint_prefixes
 
 # What matters to the cutting of lines, and characters of one to four bytes.
 BYTES = st.lists(st.sampled_from([b"a", b"b", b"\n", b"\r", b"\0", b"\xff", "€".encode()])).map(

@@ -12,11 +12,11 @@ import pytest
 
 from shoal import __version__, settings
 from shoal.cli import run as command
-from shoal.cli.environment import Addresses, variables
 from shoal.cli.run import Request, check
 from shoal.errors import UsageError
-from shoal.runtime import cpu_devices
-from shoal.runtime.cpu_devices import overruled
+from shoal.launch.environment import Addresses, variables
+from shoal.runtime.system import cpu_devices
+from shoal.runtime.system.cpu_devices import overruled
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ class Server:
     def __init__(self, env: dict[str, str]) -> None:
         options = ["--processes", "3", "--until-stdin-closes"]
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "shoal.runtime.meeting_place", *options],
+            [sys.executable, "-m", "shoal.runtime.server.meeting_place", *options],
             env=env | {"SHOAL_TOKEN": TOKEN},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

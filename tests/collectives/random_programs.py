@@ -17,9 +17,9 @@ from shoal.collectives.live import live_with
 from shoal.collectives.same import assert_same_with
 from shoal.errors import ShoalError
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.fault_points import InjectedError
 from shoal.runtime.preemption import rearm_with
-from shoal.runtime.trail import Entry
+from shoal.runtime.rules.trail import Entry
+from shoal.runtime.system.fault_points import InjectedError
 
 KINDS = ("barrier", "barrier", "live", "broadcast", "large", "allgather", "many", "same", "rearm",
          "put")  # fmt: skip

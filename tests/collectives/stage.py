@@ -9,7 +9,7 @@ import math
 import random
 import threading
 
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 from shoal.testing.clock import Clock
 
 PATIENCE_S = 60.0  # reached only when something is broken

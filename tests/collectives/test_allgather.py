@@ -13,7 +13,7 @@ from shoal.collectives import wire
 from shoal.collectives.allgather import allgather, allgather_with
 from shoal.collectives.columns import Parts, column_of
 from shoal.errors import DivergenceError, ShoalError, UsageError, UsageTypeError
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 LARGE = 3 << 20
 

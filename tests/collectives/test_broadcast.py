@@ -11,7 +11,7 @@ from collectives.jobs import PATIENCE_S, run_all
 from collectives.trees import bits_of, trees
 from shoal.collectives.broadcast import broadcast, broadcast_with
 from shoal.errors import DivergenceError, PeerFailedError, UsageError, UsageTypeError
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 LARGE = 3 << 20  # bytes, of which a part lies in a second chunk
 

@@ -13,12 +13,12 @@ import pytest
 
 import shoal
 from collectives.jobs import PATIENCE_S, run_all
-from shoal.arrays.devices import jax_mesh
+from shoal.arrays.bridge.devices import jax_mesh
 from shoal.collectives import drain as module
 from shoal.collectives.drain import drain, drain_with
 from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import threading
 import pytest
 
 from collectives.jobs import PATIENCE_S, run_all
-from shoal.collectives import flow as module
-from shoal.collectives.flow import Flow
+from shoal.collectives.transport import flow as module
+from shoal.collectives.transport.flow import Flow
 from shoal.errors import DeadlineError
 from shoal.runtime.agreement import Call
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 CALL = Call("drain", "epoch", "train.py:31 (main)")
 

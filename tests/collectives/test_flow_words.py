@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from shoal.collectives.flow import Flow
+from shoal.collectives.transport.flow import Flow
 from shoal.errors import DeadlineError, PeerFailedError
 from shoal.runtime.agreement import Call
-from shoal.runtime.allowance import Allowance
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.rules.deadline import Allowance
 from shoal.testing.coordinator_contract import PATIENCE_S, run_together
 
 FILE = "tests/collectives/test_flow_words.py"

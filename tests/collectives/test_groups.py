@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from collectives.jobs import PATIENCE_S, run_all
-from shoal.collectives import stream, windows
 from shoal.collectives.allgather import allgather_with
 from shoal.collectives.broadcast import broadcast_with
 from shoal.collectives.live import live_with
 from shoal.collectives.same import assert_same_with
+from shoal.collectives.transport import stream, windows
 from shoal.errors import DivergenceError, ProcessLostError, UsageError, UsageTypeError
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 LARGE = 300_000  # bytes: more than travel with a call
 

@@ -14,7 +14,7 @@ from shoal.errors import (
     UsageTypeError,
 )
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 NEVER = 99
 

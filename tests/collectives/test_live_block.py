@@ -16,7 +16,7 @@ from shoal.errors import (
     UsageTypeError,
 )
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 
 class Mishap(Exception):

@@ -8,7 +8,7 @@ import pytest
 from collectives.jobs import PATIENCE_S, run_all
 from shoal.collectives.program import assert_same_program, assert_same_program_with
 from shoal.errors import DivergenceError, UsageError, UsageTypeError
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 X = jax.ShapeDtypeStruct((3000,), np.float32)
 

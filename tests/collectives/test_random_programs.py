@@ -10,9 +10,13 @@ import pytest
 from collectives import random_programs as programs
 from collectives.random_programs import Ended, Gone, program_of
 from collectives.stage import Hung, Stage
-from shoal.collectives import arguments, flow
+from shoal.collectives import arguments
+from shoal.collectives.transport import flow
 from shoal.errors import ShoalError
-from shoal.runtime import agreement, fault_points, lanes, lines
+from shoal.runtime import agreement
+from shoal.runtime.client import lanes
+from shoal.runtime.rules import lines
+from shoal.runtime.system import fault_points
 
 PROGRAMS = 2000
 PARTS = 8

@@ -19,7 +19,7 @@ from shoal.collectives.same import _judge, _Shared, assert_same, assert_same_wit
 from shoal.collectives.versions import groups_of, rows_of
 from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 
 def compare(*trees, **options):

@@ -17,7 +17,7 @@ from collectives.jobs import PATIENCE_S, run_all
 from shoal.collectives.hashes import Flat, digest_of, hashing_pool
 from shoal.collectives.same import assert_same, assert_same_with
 from shoal.errors import DivergenceError
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 SHAPE = (4, 6)
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collectives.jobs import PATIENCE_S, run_all
-from shoal.collectives import stream, windows
-from shoal.collectives.chunks import CHUNKS, LARGE_BYTES, SMALL_BYTES, Bytes, runs
-from shoal.collectives.ring import chain, rotation, tree
-from shoal.collectives.stream import collect, spread
+from shoal.collectives.transport import stream, windows
+from shoal.collectives.transport.chunks import CHUNKS, LARGE_BYTES, SMALL_BYTES, Bytes, runs
+from shoal.collectives.transport.ring import chain, rotation, tree
+from shoal.collectives.transport.stream import collect, spread
 from shoal.errors import DeadlineError, DivergenceError, PeerFailedError, ProcessLostError
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 
 @pytest.fixture(params=["host memory", "meeting place"])

@@ -7,7 +7,7 @@ from collectives.jobs import PATIENCE_S, run_all
 from shoal.collectives.broadcast import broadcast_with
 from shoal.errors import PeerFailedError, UsageError
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 LIMIT_S = PATIENCE_S / 2
 

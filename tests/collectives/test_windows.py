@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from collectives.jobs import PATIENCE_S, run_all
-from shoal.collectives import windows
-from shoal.collectives.flow import Flow
-from shoal.collectives.stream import spread
-from shoal.collectives.windows import WINDOW_BYTES, Passing, meet_at_windows
+from shoal.collectives.transport import windows
+from shoal.collectives.transport.flow import Flow
+from shoal.collectives.transport.stream import spread
+from shoal.collectives.transport.windows import WINDOW_BYTES, Passing, meet_at_windows
 from shoal.errors import DeadlineError
 from shoal.runtime.agreement import Call
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
 
 
 def find(coordinator):

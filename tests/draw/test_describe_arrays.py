@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shoal.arrays.put import put
-from shoal.arrays.sharding import sharding
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.placing.put import put
 from shoal.draw.describe import describe
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout

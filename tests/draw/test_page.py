@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from draw.wired import NAMESPACE, SAMPLE, elements, scene_of, texts_outside
 from shoal.draw.bars import Bar, bars_svg, render_bars
 from shoal.draw.layout import draw_layout
+from shoal.draw.media.picture_svg import picture_svg
+from shoal.draw.media.terminal import plain
 from shoal.draw.mesh import draw_mesh
 from shoal.draw.page import picture_page, wires_page
-from shoal.draw.picture_svg import picture_svg
-from shoal.draw.terminal import plain
-from shoal.draw.wires import draw_wires
+from shoal.draw.wiring.mesh_scene import draw_wires
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

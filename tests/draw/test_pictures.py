@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from shoal.draw.describe import describe
 from shoal.draw.layout import draw_layout
+from shoal.draw.media.picture import GAP, Cell, Panel, Picture, elide
+from shoal.draw.media.terminal import plain, render, to_text
 from shoal.draw.mesh import draw_mesh
-from shoal.draw.picture import GAP, Cell, Panel, Picture, elide
-from shoal.draw.terminal import plain, render, to_text
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
+from shoal.plan.notation.words import Words
 from shoal.plan.shards import region
-from shoal.plan.text import Words
 from shoal.testing.strategies import layouts, meshes, shapes
 
 

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draw.wired import LARGE, SAMPLE, scene_of
-from shoal.draw.wires import Most, draw_wires
+from shoal.draw.wiring.mesh_scene import Most, draw_wires
 from shoal.errors import UsageError
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import place
-from shoal.plan.ring import Side, hops
+from shoal.plan.schedules.ring import Side, hops
 from shoal.plan.topology import Torus, parse
 
 TORI = st.builds(

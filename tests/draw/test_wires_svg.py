@@ -15,9 +15,9 @@ from draw.wired import (
     scene_of,
     texts_outside,
 )
-from shoal.draw.palette import style
-from shoal.draw.wires import draw_wires
-from shoal.draw.wires_svg import wires_svg
+from shoal.draw.media.palette import style
+from shoal.draw.wiring.mesh_scene import draw_wires
+from shoal.draw.wiring.wires_svg import wires_svg
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import parse
 

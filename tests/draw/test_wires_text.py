@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from draw.wired import LARGE, SAMPLE
-from shoal.draw.terminal import plain
-from shoal.draw.wires_text import render_wires
+from shoal.draw.media.terminal import plain
+from shoal.draw.wiring.wires_text import render_wires
 from shoal.plan.placement import place
 from shoal.plan.topology import parse
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
+from shoal.draw.media.terminal import plain
 from shoal.draw.roll import Roll, Service, render_roll
-from shoal.draw.terminal import plain
-from shoal.runtime.coordinator import Member
+from shoal.runtime.client.interface import Member
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, PICTURE = DOCS / "watching.md", DOCS / "watching.svg"

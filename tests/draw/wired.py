@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
-from shoal.draw.svg import text_width
-from shoal.draw.wires import draw_wires
+from shoal.draw.media.svg import text_width
+from shoal.draw.wiring.mesh_scene import draw_wires
 from shoal.plan.placement import place
 from shoal.plan.topology import parse
 

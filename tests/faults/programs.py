@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import shoal
-from shoal.runtime.fault_points import reach
+from shoal.runtime.system.fault_points import reach
 
 ENOUGH = 3  # turns of a loop, until it is clear that it runs
 MANY_BYTES = 20 << 20

@@ -13,7 +13,8 @@ from typing import Any
 
 from collectives import random_programs as programs
 from shoal.errors import ShoalError
-from shoal.runtime import fault_points, process
+from shoal.runtime import process
+from shoal.runtime.system import fault_points
 
 SPEED = 10.0
 LARGE = 9 << 20  # bytes: three pieces of a host's memory

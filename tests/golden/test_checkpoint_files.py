@@ -10,8 +10,8 @@ import safetensors
 
 from checkpoint import samples
 from golden import plain_reader
-from shoal.checkpoint.format import blobs, dtypes, names, structure, tree, values
-from shoal.checkpoint.format import files as files
+from shoal.checkpoint.format import blobs, joined_parts
+from shoal.checkpoint.tree import dtypes, flatten, names, nodes, plain_values
 
 HERE = Path(__file__).parent / "checkpoint"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -28,23 +28,27 @@ def test_the_same_bytes_are_written():
 
 
 def test_what_was_written_is_read():
-    commit = files.decode_commit((HERE / "COMMIT").read_bytes())
-    manifest = files.decode_manifest((HERE / commit.manifest.name).read_bytes())
-    index = files.decode_index((HERE / commit.index.name).read_bytes())
-    files.check_whole(commit, manifest, index)
+    commit = joined_parts.decode_commit((HERE / "COMMIT").read_bytes())
+    manifest = joined_parts.decode_manifest((HERE / commit.manifest.name).read_bytes())
+    index = joined_parts.decode_index((HERE / commit.index.name).read_bytes())
+    joined_parts.check_whole(commit, manifest, index)
     assert repr(manifest) == repr(samples.manifest())
     parts = [
-        files.decode_part((HERE / files.part_name(samples.ATTEMPT, process)).read_bytes())
+        joined_parts.decode_part(
+            (HERE / joined_parts.part_name(samples.ATTEMPT, process)).read_bytes()
+        )
         for process in range(2)
     ]
-    assert files.encode_index(files.join_parts(manifest, parts)) == files.encode_index(index)
+    assert joined_parts.encode_index(
+        joined_parts.join_parts(manifest, parts)
+    ) == joined_parts.encode_index(index)
 
 
 def test_a_reader_of_the_page_alone_gets_every_value():
     commit, manifest, found = plain_reader.read(HERE)
     assert (commit["step"], commit["metrics"]["loss"]) == (1000, 0.25)
     assert manifest["user"] == {"lr": [0.1, None], "größe": "ß"}
-    leaves, _ = tree.flatten(samples.STATE, is_leaf=samples.is_leaf)
+    leaves, _ = flatten.flatten(samples.STATE, is_leaf=samples.is_leaf)
     assert list(found) == [names.name_of(path) for path, _ in leaves]
     for path, leaf in leaves:
         value = found[names.name_of(path)]
@@ -60,7 +64,7 @@ def test_a_reader_of_the_page_alone_gets_every_value():
 
 
 def test_whole_leaves_are_loaded_by_name_with_the_safetensors_library():
-    path = HERE / files.data_name(samples.ATTEMPT, 0, 2)
+    path = HERE / joined_parts.data_name(samples.ATTEMPT, 0, 2)
     with safetensors.safe_open(path, "np") as file:
         assert file.get_tensor("params/empty").shape == (0, 3)
         assert np.array_equal(file.get_tensor("params/w#0,0"), samples.W[:2])
@@ -75,7 +79,7 @@ def schema_of(kind):
 def test_json_files_follow_the_schema():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     commit = json.loads((HERE / "COMMIT").read_bytes()[:-65])
-    manifest = json.loads((HERE / files.manifest_name(samples.ATTEMPT)).read_bytes())
+    manifest = json.loads((HERE / joined_parts.manifest_name(samples.ATTEMPT)).read_bytes())
     schema_of("commit").validate(commit)
     schema_of("manifest").validate(manifest)
     jsonschema.Draft202012Validator(SCHEMA).validate(manifest)
@@ -94,19 +98,19 @@ def test_the_schema_and_the_reader_know_the_same_keys():
     assert set(known["manifest"]["properties"]) == json_files._MANIFEST_KEYS
     assert set(known["commit"]["properties"]) == json_files._COMMIT_KEYS
     assert set(known["leaf"]["properties"]) == json_files._LEAF_KEYS
-    assert known["node"]["properties"]["kind"]["enum"] == list(structure._KINDS)
-    kinds = {*values._KINDS.values(), "array", "key", "scalar", "per_process"}
+    assert known["node"]["properties"]["kind"]["enum"] == list(nodes._KINDS)
+    kinds = {*plain_values._KINDS.values(), "array", "key", "scalar", "per_process"}
     assert set(known["leaf"]["properties"]["kind"]["enum"]) == kinds
     factories = known["node"]["allOf"][2]["then"]["properties"]["static"]["enum"]
-    assert factories == list(structure.FACTORIES)
+    assert factories == list(nodes.FACTORIES)
 
 
 def test_the_page_says_the_numbers():
     for text in ("2^63", "4096 bytes", "256 KiB", "64 KiB", "1 KiB", "64 bytes", "16 in one"):
         assert text in PAGE
-    assert f"{structure.DEEPEST} nodes" in PAGE
-    assert f"{values._DEEPEST} levels" in PAGE
-    assert (files.COMMIT_BYTES, files.BLOCK_BYTES, values.LARGE_BYTES) == (
+    assert f"{nodes.DEEPEST} nodes" in PAGE
+    assert f"{plain_values._DEEPEST} levels" in PAGE
+    assert (joined_parts.COMMIT_BYTES, joined_parts.BLOCK_BYTES, plain_values.LARGE_BYTES) == (
         4096,
         256 << 10,
         64 << 10,

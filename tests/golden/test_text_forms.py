@@ -7,7 +7,7 @@ import pytest
 from shoal.plan.hlo import hlo_text
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.runtime.frames import pack_frame
+from shoal.runtime.wire.frames import pack_frame
 
 LINES = (Path(__file__).parent / "layouts.txt").read_text(encoding="utf-8").splitlines()
 CASES = list(zip(LINES[0::3], LINES[1::3], LINES[2::3], strict=True))

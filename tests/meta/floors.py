@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from meta.source import PACKAGE, Tree, docstring_nodes, module_name, parse, scopes
 
-PRIVATE_JAX_FILE = "runtime/jax_runtime.py"
+PRIVATE_JAX_FILE = "runtime/jax_service/jax_runtime.py"
 # A finder that waits for the user's program to import this; it imports nothing of JAX itself.
-WATCHED = {"cli/child.py": "jax._src.clusters"}
+WATCHED = {"launch/child.py": "jax._src.clusters"}
 # A door names what it opens only when asked: exports by name, commands by name.
 DOORS = ("__init__.py", "cli/main.py", PRIVATE_JAX_FILE)
 IMPORTERS = ("import_module", "__import__", "find_spec", "resolve_name")

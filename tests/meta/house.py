@@ -16,12 +16,14 @@ BANNED_FILES = {"base", "common", "helper", "helpers", "manager", "misc", "util"
 BANNED_WORDS = {"worker", "workers", "client", "clients", "task", "tasks"}
 PROCESS_FOLDERS = ("runtime/", "collectives/")
 BANNED_THERE = {"rank", "ranks"}
-QUOTES_JAX = {"runtime/jax_runtime.py"}  # fills in JAX's own interfaces, in JAX's words
+QUOTES_JAX = {"runtime/jax_service/jax_runtime.py"}  # fills in JAX's own interfaces, in JAX's words
 
 # The module-level state there is. Caches of pure functions are functools.cache.
 STATE_ALLOWED = {
     "runtime/process.py": {"_RECORD"},  # who this process is
-    "arrays/use_mesh.py": {"_mesh"},  # the mesh of the block that a thread or coroutine is in
+    "arrays/bridge/use_mesh.py": {
+        "_mesh"
+    },  # the mesh of the block that a thread or coroutine is in
 }
 QUOTED = "multihost_utils"  # a predecessor's name: its facade and what tests it bear it
 FACADE = re.compile(r"compat/\w+/__init__\.py")

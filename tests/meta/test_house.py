@@ -96,7 +96,7 @@ def test_a_good_tree_passes_every_check():
         "plan/__init__.py": "'''Decides.'''",
         "compat/theirs/__init__.py": "'''Theirs.'''\nfrom shoal.a import Mesh\n__all__ = ['Mesh']",
         "compat/x/mesh.py": "def get_global_mesh(client): ...",
-        "runtime/jax_runtime.py": "def get_process_count(client): ...",
+        "runtime/jax_service/jax_runtime.py": "def get_process_count(client): ...",
         "runtime/process.py": "class R: ...\n_RECORD = R()",
         "plan/mesh.py": LONG.replace("x = 1\n", "x = 1\n", 1).rsplit("    x = 1\n", 1)[0]
         + "from typing import NamedTuple\nimport functools\nTABLE = {'a': 1}\n"

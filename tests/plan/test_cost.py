@@ -9,7 +9,7 @@ import pytest
 
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.cost import COLLECTIVES, Cost, cost
-from shoal.plan.links import Link, Links, links_of
+from shoal.plan.hardware.links import Link, Links, links_of
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import place
 from shoal.plan.topology import Slices, parse

@@ -9,7 +9,7 @@ import pytest
 from plan import links_by_hand as by_hand
 from plan.jax_cases import shapes_of
 from shoal.plan.cost import COLLECTIVES, box_seconds, cost
-from shoal.plan.links import links_of
+from shoal.plan.hardware.links import links_of
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import place
 from shoal.plan.topology import parse

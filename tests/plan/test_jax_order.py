@@ -8,7 +8,7 @@ import pytest
 from plan.devices import as_jax, generated
 from plan.jax_cases import check, devices_of, of, shapes_of
 from shoal.errors import UsageError
-from shoal.plan import jax_order
+from shoal.plan.orders import jax_order
 from shoal.plan.topology import from_devices
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from plan.jax_cases import shapes_of
 from shoal.errors import UsageError
-from shoal.plan import jax_order
-from shoal.plan.dtensor_order import Rings
+from shoal.plan.orders import jax_order
+from shoal.plan.orders.dtensor_order import Rings
 from shoal.plan.placement import place
 from shoal.plan.topology import parse
 

@@ -8,10 +8,10 @@ import pytest
 
 from plan.jax_cases import CASES, check, devices_of, of, shapes_of
 from shoal.errors import UsageError
-from shoal.plan import dtensor_order, jax_order
-from shoal.plan.dtensor_order import Rings
+from shoal.plan.orders import dtensor_order, jax_order
+from shoal.plan.orders.dtensor_order import Rings
 from shoal.plan.placement import place
-from shoal.plan.ring import best_walk
+from shoal.plan.schedules.ring import best_walk
 from shoal.plan.topology import Torus, from_devices, parse
 from shoal.plan.torus_order import _best, _sides
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from shoal.plan.ring import Side, best_walk, hops
+from shoal.plan.schedules.ring import Side, best_walk, hops
 
 
 def proven(counts):

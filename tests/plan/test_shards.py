@@ -12,7 +12,7 @@ from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.shards import owners, region, replica_index
-from shoal.plan.writers import choose_writers
+from shoal.plan.write_shares import choose_writers
 from shoal.testing.strategies import layouts, meshes, shapes
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plan.devices import as_jax, generated, row
 from plan.jax_cases import CASES, devices_of
 from shoal.errors import UsageError, UsageTypeError
+from shoal.plan.hardware.tpu_generations import GENERATIONS
 from shoal.plan.topology import (
     Flat,
     Hosts,
@@ -22,7 +23,6 @@ from shoal.plan.topology import (
     parse,
     to_json,
 )
-from shoal.plan.tpu_generations import GENERATIONS
 
 
 @st.composite

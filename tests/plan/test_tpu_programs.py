@@ -3,8 +3,8 @@
 import pytest
 
 from plan.tpu_programs import FILES
-from shoal.plan.hlo_flow import flow_of, frames_of
-from shoal.plan.hlo_traffic import collectives_of, received_bytes_of
+from shoal.plan.compiled.hlo_flow import flow_of, frames_of
+from shoal.plan.compiled.hlo_traffic import collectives_of, received_bytes_of
 
 
 def text_of(name):

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import UsageError
 from shoal.plan.cost import cost
-from shoal.plan.links import Link, Links, links_of
+from shoal.plan.hardware.links import Link, Links, links_of
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import place
 from shoal.plan.topology import parse

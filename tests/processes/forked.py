@@ -85,7 +85,7 @@ class Forks:
     def place(self, processes: int, name: str = "") -> str:
         """Return the address of a meeting place for jobs of that size; jobs at once need names."""
         if (processes, name) not in self._places:
-            command = [sys.executable, "-m", "shoal.runtime.meeting_place"]
+            command = [sys.executable, "-m", "shoal.runtime.server.meeting_place"]
             server = subprocess.Popen(
                 [*command, "--processes", str(processes), "--until-stdin-closes"],
                 stdin=subprocess.PIPE,
@@ -150,7 +150,7 @@ def tree_of(seed: int, process: int | None = None) -> dict[str, Any]:
     """What jobs save: a large array that is cut, small ones, values, a value of each process."""
     import numpy as np
 
-    from shoal.checkpoint.per_process import PerProcess
+    from shoal.checkpoint.tree.per_process import PerProcess
 
     large = np.arange(seed, seed + (3 << 18), dtype=np.int32).reshape(3, 512, 512)
     tree: dict[str, Any] = {"large": large, "seed": seed, "name": "é"}
@@ -162,7 +162,7 @@ def tree_of(seed: int, process: int | None = None) -> dict[str, Any]:
 
 def save_step(coordinator: Any, path: str, step: int, seed: int, timeout_s: float) -> None:
     """Save one step."""
-    from shoal.checkpoint.save import save_with
+    from shoal.checkpoint.saving.save import save_with
 
     tree = tree_of(seed, coordinator.process)
     save_with(coordinator, path, tree, step=step, name="a step", timeout_s=timeout_s)
@@ -195,7 +195,7 @@ def save_many(coordinator: Any, root: str, first: int, end: int) -> None:
 
 
 def _child(order: Mapping[str, Any]) -> None:
-    from shoal.runtime.coordinator_tcp import join
+    from shoal.runtime.client.over_tcp import join
 
     os.environ["SHOAL_FAULTS"] = order["faults"]
     said: dict[str, Any] = {"error": None}
@@ -220,7 +220,7 @@ def _is_plain(value: object) -> bool:
 def main(lines: Sequence[str]) -> None:
     """Fork a child for each order."""
     import shoal.checkpoint.saving.background
-    import shoal.runtime.coordinator_tcp  # noqa: F401
+    import shoal.runtime.client.over_tcp  # noqa: F401
 
     for line in lines:
         order = json.loads(line)

@@ -14,9 +14,9 @@ import shoal
 from checkpoint.kept import CLEAN, files_of, kept, same_bits
 from shoal.checkpoint.blocks.writer import Arena
 from shoal.checkpoint.disk.opening import open_checkpoint
-from shoal.checkpoint.per_process import PerProcess
-from shoal.checkpoint.save import save
 from shoal.checkpoint.saving.background import start_save_with
+from shoal.checkpoint.saving.save import save
+from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import ProcessLostError, SaveAborted
 from shoal.runtime.process import coordinator
 from shoal.testing.cluster import Cluster

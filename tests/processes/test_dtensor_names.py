@@ -15,7 +15,7 @@ import pytest
 import shoal
 from shoal.compat import dtensor
 from shoal.compat.dtensor import DTensorCheckpoint, DTensorDataset, DVariable, Layout
-from shoal.runtime.cluster import Arguments, decide
+from shoal.runtime.startup.launchers import Arguments, decide
 from shoal.testing.cluster import Cluster
 
 U = dtensor.UNSHARDED

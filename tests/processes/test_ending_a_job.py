@@ -351,7 +351,7 @@ def test_a_dead_meeting_place_is_a_python_error(job):
     other = job.start(1, 2, "import threading\n" + dedent(script))
     line(one, "ready")
     line(other, "ready")
-    (place,) = job.descendants(of="shoal.runtime.meeting_place")
+    (place,) = job.descendants(of="shoal.runtime.server.meeting_place")
     os.kill(place, signal.SIGKILL)
     ended = job.wait_for(0)
     assert ended.code == 71, ended

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-KEEPER = "shoal.runtime.host_keeper"
+KEEPER = "shoal.runtime.jax_service.keeper"
 GO = """
 signalled, wake = os.pipe()
 os.set_blocking(wake, False)
@@ -49,7 +49,7 @@ def start(job, count, script, **env):
 )
 def test_the_loss_of_jaxs_service_is_a_python_error_on_all(job, number, words):
     start(job, 2, "while True:\n    barrier('again')\n", **QUICK)
-    (service,) = job.descendants(of="shoal.runtime.services")
+    (service,) = job.descendants(of="shoal.runtime.startup.services")
     os.kill(service, number)
     ended = job.wait()
     os.kill(service, signal.SIGKILL) if number == signal.SIGSTOP else None
@@ -73,7 +73,7 @@ except ProcessLostError as error:
     say("computes", jax.numpy.ones(3).sum(), jax.process_count())
 """
     start(job, 2, script, **QUICK)
-    (service,) = job.descendants(of="shoal.runtime.services")
+    (service,) = job.descendants(of="shoal.runtime.startup.services")
     os.kill(service, signal.SIGKILL)
     for one in job.wait():
         assert one.code == 0, one
@@ -136,7 +136,7 @@ say("still here")
 
 
 HOSTS = """
-from shoal.runtime import coordinator_tcp
+from shoal.runtime.client import over_tcp as coordinator_tcp
 this_host = coordinator_tcp.this_host
 coordinator_tcp.this_host = lambda: this_host() + str(index // 2)
 """
@@ -194,7 +194,7 @@ barrier("saved")
 
 def test_a_keeper_that_cannot_reach_jaxs_service_is_an_error_on_all(job):
     script = """
-from shoal.runtime import keeping
+from shoal.runtime.jax_service import keeper_link as keeping
 begin = keeping.HostKeeper.begin
 keeping.HostKeeper.begin = lambda self, joined, token, _, limit: begin(
     self, joined, token, "127.0.0.1:1", __import__("time").monotonic() + 1)

@@ -12,18 +12,18 @@ import sys
 
 import pytest
 
-from shoal.cli import child
 from shoal.errors import PeerFailedError
+from shoal.launch import child
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.coordinator_tcp import join
-from shoal.runtime.failure_words import headline_of
+from shoal.runtime.client.over_tcp import join
+from shoal.runtime.system.failure_words import headline_of
 
 PATIENCE_S = 60.0  # a deadline of the test itself: reached only when something is broken
 
 HEAD = """
 import atexit, os, sys, threading
-from shoal.runtime.coordinator_tcp import join
-from shoal.runtime.exit_guard import ExitGuard
+from shoal.runtime.client.over_tcp import join
+from shoal.runtime.exit.guard import ExitGuard
 
 job = join(sys.argv[1], process=int(sys.argv[2]), num_processes=int(sys.argv[3]), timeout_s=60)
 guard = ExitGuard()
@@ -116,7 +116,7 @@ ENDS = {
 def ended(tmp_path, child_env):
     """Run all of them as one job with this process: {end: (what it is told, code, stderr)}."""
     count = len(ENDS) + 1
-    place = [sys.executable, "-m", "shoal.runtime.meeting_place", "--processes", str(count)]
+    place = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", str(count)]
     server = subprocess.Popen([*place, "--until-empty"], stdout=subprocess.PIPE, env=child_env)
     address = json.loads(server.stdout.readline())["address"]
     env = {**child_env, "SHOAL_ABORT_AFTER_S": "0.5"}

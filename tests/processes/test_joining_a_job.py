@@ -197,7 +197,7 @@ def test_one_job_after_the_other_at_one_address(job, said):
 
 def test_process_0_dies_before_anybody_could_meet(job):
     script = """
-    from shoal.runtime import membership
+    from shoal.runtime.startup import membership
     membership.join = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     initialize()
     """
@@ -212,7 +212,7 @@ def test_process_0_dies_before_anybody_could_meet(job):
 
 def test_who_catches_a_failed_start_lives_on_without_the_services(job):
     script = """
-    from shoal.runtime import jax_runtime
+    from shoal.runtime.jax_service import jax_runtime
     install = jax_runtime.install
     def install_and_die(*who):
         install(*who)
@@ -243,7 +243,7 @@ def test_who_catches_a_failed_start_lives_on_without_the_services(job):
 def test_a_peer_that_dies_before_the_devices_are_connected(job, said):
     script = """
     import os
-    from shoal.runtime.coordinator_tcp import join
+    from shoal.runtime.client.over_tcp import join
     if index == 1:
         join(address, process=1, num_processes=2, timeout_s=30)
         os._exit(0)

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.errors import DeadlineError, DivergenceError, InitializeError, ProcessLostError
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.coordinator_tcp import join
+from shoal.runtime.client.over_tcp import join
 
 PATIENCE_S = 60.0  # a deadline of the test itself: reached only when something is broken
 SURVIVOR_S = 2.0  # a killed process must be known to the others within this
@@ -20,7 +20,7 @@ SURVIVOR_S = 2.0  # a killed process must be known to the others within this
 CHILD = """
 import json, os, sys
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.coordinator_tcp import join
+from shoal.runtime.client.over_tcp import join
 
 def report(**facts):
     print(json.dumps(facts), flush=True)
@@ -111,7 +111,7 @@ class Stage:
         self.me = None
 
     def open(self, processes, **env):
-        command = [sys.executable, "-m", "shoal.runtime.meeting_place", "--processes"]
+        command = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes"]
         self.server = subprocess.Popen(
             [*command, str(processes), "--until-empty"],
             stdout=subprocess.PIPE,
@@ -305,7 +305,7 @@ def test_ctrl_c_in_a_wait_is_pythons_own_and_leaves_the_count_right(stage):
 
 
 def test_a_meeting_place_to_which_nobody_comes_ends(child_env):
-    command = [sys.executable, "-m", "shoal.runtime.meeting_place", "--processes", "1"]
+    command = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", "1"]
     run = subprocess.run(
         [*command, "--until-empty", "--idle-s", "0.1"],
         env=child_env, capture_output=True, text=True, timeout=PATIENCE_S, check=True,
@@ -315,7 +315,7 @@ def test_a_meeting_place_to_which_nobody_comes_ends(child_env):
 
 
 def test_a_leash_that_is_no_pipe_is_refused(child_env):
-    command = [sys.executable, "-m", "shoal.runtime.meeting_place", "--processes", "1"]
+    command = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", "1"]
     run = subprocess.run(
         [*command, "--until-stdin-closes"],
         env=child_env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -327,7 +327,7 @@ def test_a_leash_that_is_no_pipe_is_refused(child_env):
 
 def test_a_begun_job_needs_nobody_who_holds_its_meeting_place(child_env):
     """Its holder may be killed in the moment after the last HELLO."""
-    command = [sys.executable, "-m", "shoal.runtime.meeting_place", "--processes", "1"]
+    command = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--processes", "1"]
     command += ["--until-empty", "--until-stdin-closes"]
     with subprocess.Popen(command, env=child_env, stdin=-1, stdout=-1) as server:
         address = json.loads(server.stdout.readline())["address"]

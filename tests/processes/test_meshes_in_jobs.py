@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import shoal
-from shoal.arrays import agreed_devices
+from shoal.arrays.bridge import agreed_devices
 from shoal.testing.cluster import Cluster
 
 

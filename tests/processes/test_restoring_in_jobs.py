@@ -11,7 +11,7 @@ import pytest
 
 import shoal
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.restore import plan_restore
+from shoal.checkpoint.restoring.restore import plan_restore
 from shoal.testing.cluster import Cluster
 
 LARGE, SMALL = (2048, 1024), (16, 24)

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from shoal.runtime.frames import split_address
-from shoal.runtime.splice import Splices, find
+from shoal.runtime.jax_service.tcp_splice import Splices, find
+from shoal.runtime.wire.frames import split_address
 
 DEADLINE_S = 30.0  # of the test itself
 LARGE = bytes(range(256)) * (1 << 15)  # 8 MiB: more than all buffers between take

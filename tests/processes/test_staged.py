@@ -11,7 +11,7 @@ import pytest
 
 import shoal
 from shoal import Layout
-from shoal.arrays import staged_move
+from shoal.arrays.moving import staged_move
 from shoal.errors import DivergenceError, UsageError
 from shoal.plan.transfer import staging
 from shoal.testing.cluster import Cluster

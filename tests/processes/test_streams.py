@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import shoal
-from shoal.collectives.chunks import LARGE_BYTES, SMALL_BYTES
-from shoal.collectives.stream import collect, spread
+from shoal.collectives.transport.chunks import LARGE_BYTES, SMALL_BYTES
+from shoal.collectives.transport.stream import collect, spread
 from shoal.runtime.process import coordinator
 from shoal.testing.cluster import Cluster
 

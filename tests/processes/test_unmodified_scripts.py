@@ -12,7 +12,7 @@ import pytest
 # What the launcher's child runner does before it runs the user's script.
 SERVED = """
 import jax._src.clusters
-from shoal.runtime.jax_runtime import serve_unmodified_scripts
+from shoal.runtime.jax_service.jax_runtime import serve_unmodified_scripts
 serve_unmodified_scripts()
 import os, jax
 jax.config.update("jax_num_cpu_devices", 2)
@@ -42,8 +42,8 @@ def service(module, env):
 def launched(child_env):
     """Return the variables that a launcher sets for both processes."""
     with (
-        service("shoal.runtime.jax_runtime", child_env) as jax_service,
-        service("shoal.runtime.meeting_place", child_env) as place,
+        service("shoal.runtime.jax_service.jax_runtime", child_env) as jax_service,
+        service("shoal.runtime.server.meeting_place", child_env) as place,
     ):
         yield {
             "SHOAL_COORDINATOR": place,

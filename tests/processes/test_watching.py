@@ -17,8 +17,8 @@ MEMBER = """
 import ctypes, logging, threading, time
 from shoal.collectives.live import live_with
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.coordinator_tcp import join
-from shoal.runtime.ending import Ending, Patience
+from shoal.runtime.client.over_tcp import join
+from shoal.runtime.exit.hang import Ending, Patience
 from shoal.runtime.step import step_with
 
 logging.basicConfig(format="%(message)s")
@@ -62,7 +62,7 @@ class Stage:
 
     def start(self, *scripts):
         """Start one process for each script; return once all are here."""
-        command = [sys.executable, "-m", "shoal.runtime.meeting_place", "--until-empty"]
+        command = [sys.executable, "-m", "shoal.runtime.server.meeting_place", "--until-empty"]
         self.place = subprocess.Popen(
             [*command, "--processes", str(len(scripts))],
             stdout=subprocess.PIPE,

@@ -10,7 +10,9 @@ import numpy as np
 
 import shoal
 from public.wrong import MESH, ROWS
+from shoal.plan.compiled.hlo_traffic import collectives_of, received_bytes_of
 from shoal.plan.cost import cost
+from shoal.plan.hardware.links import links_of
 from shoal.plan.hlo import (
     group_assignment,
     hlo_text,
@@ -19,8 +21,6 @@ from shoal.plan.hlo import (
     tile_assignment,
 )
 from shoal.plan.hlo_reading import layout_of_text
-from shoal.plan.hlo_traffic import collectives_of, received_bytes_of
-from shoal.plan.links import links_of
 from shoal.plan.placement import place
 from shoal.plan.shards import owners, region, replica_index
 from shoal.plan.topology import from_devices, from_json, parse, to_json

@@ -11,10 +11,10 @@ import os
 import socket
 import threading
 
-from shoal.runtime.frames import FrameReader, pack_frame, split_address
-from shoal.runtime.joining import PROTOCOL
-from shoal.runtime.liveness import Limits
-from shoal.runtime.meeting_place import MeetingPlace
+from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.rules.liveness import Limits
+from shoal.runtime.server.meeting_place import MeetingPlace
+from shoal.runtime.wire.frames import FrameReader, pack_frame, split_address
 
 PATIENCE_S = 30.0  # a deadline of the test itself: reached only when something is broken
 LIMITS = Limits(heartbeat_s=0.25, lost_after_s=1.0, silent_lost_after_s=4.0)

@@ -13,9 +13,9 @@ import time
 import pytest
 
 from shoal.errors import UsageError
-from shoal.runtime.calls import Over
-from shoal.runtime.coordinator_local import LocalJob
-from shoal.runtime.coordinator_tcp import join
+from shoal.runtime.client.call_sockets import Over
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.client.over_tcp import join
 from shoal.testing.coordinator_contract import PATIENCE_S, Stage, run_together
 
 
@@ -53,7 +53,7 @@ class MeetingPlaces:
 
     def start(self, processes, *more):
         """Start a server; return it and its address."""
-        command = [sys.executable, "-m", "shoal.runtime.meeting_place"]
+        command = [sys.executable, "-m", "shoal.runtime.server.meeting_place"]
         server = subprocess.Popen(
             [*command, "--processes", str(processes), *more],
             stdin=subprocess.PIPE,

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import DeadlineError, DivergenceError
-from shoal.runtime import differing
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.coordinator_local import LocalJob
-from shoal.runtime.fingerprints import Fingerprint
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.rules import first_difference
+from shoal.runtime.rules.fingerprints import Fingerprint
 from shoal.testing.coordinator_contract import PATIENCE_S, meet, run_together
 
 LINES = tuple(f"['layer{i}']['w']: float32[{i},8]" for i in range(1000))
@@ -249,7 +249,7 @@ def brute_force(lists):
 
 @given(versions)
 def test_the_first_difference_is_that_of_brute_force(lists):
-    assert differing.first_difference(lists) == brute_force(lists)
+    assert first_difference.first_difference(lists) == brute_force(lists)
 
 
 @given(versions, st.integers(0, 3), st.data())
@@ -264,7 +264,7 @@ def test_the_search_finds_what_brute_force_finds(lists, same, data):
         def meet(payload):
             return agree(coordinator, Call("x", None, "s"), payload, timeout_s=PATIENCE_S)
 
-        return differing.find_line(meet, mine, range(len(lists)))
+        return first_difference.find_line(meet, mine, range(len(lists)))
 
     job = LocalJob(silent)
     results = run_together(*(lambda c=c: search(c) for c in job.coordinators))
@@ -284,7 +284,7 @@ def test_the_search_finds_what_brute_force_finds(lists, same, data):
 @given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=400), st.text(max_size=400))
 def test_excerpts_of_lines_that_differ_differ(begin, end, one, other):
     lines = [begin * 30 + text + end for text in (one, other)]
-    shown = differing.excerpts(lines)
+    shown = first_difference.excerpts(lines)
     assert (shown[0] == shown[1]) == (lines[0] == lines[1])
     assert max(map(len, shown)) <= 166
 

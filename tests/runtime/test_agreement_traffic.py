@@ -9,7 +9,7 @@ import pytest
 from shoal.collectives.same import assert_same_with
 from shoal.errors import DivergenceError
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.channel import Channel
+from shoal.runtime.wire.connection import Channel
 from shoal.testing.coordinator_contract import run_together
 
 FOR_EVER = math.inf  # so much is left of it after any time: the words of a call do not change

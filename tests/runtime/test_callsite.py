@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-import shoal.runtime.callsite as target
+import shoal.runtime.system.callsite as target
 
 
 def place_of(file, module, *, spec=None):

@@ -8,9 +8,10 @@ import time
 import pytest
 
 from shoal.errors import DeadlineError
-from shoal.runtime import calls, channel
-from shoal.runtime.channel import Channel, connect
-from shoal.runtime.frames import FrameReader, pack_frame
+from shoal.runtime.client import call_sockets
+from shoal.runtime.wire import connection
+from shoal.runtime.wire.connection import Channel, connect
+from shoal.runtime.wire.frames import FrameReader, pack_frame
 
 
 @pytest.fixture
@@ -30,8 +31,8 @@ def test_a_wait_that_is_longer_than_one_poll_may_last_goes_on(pair, monkeypatch)
             there.sendall(pack_frame({"is": "late"}))
         return now()
 
-    monkeypatch.setattr(channel, "_DAY_S", 0.001)
-    monkeypatch.setattr(channel.time, "monotonic", monotonic)
+    monkeypatch.setattr(connection, "_DAY_S", 0.001)
+    monkeypatch.setattr(connection.time, "monotonic", monotonic)
     assert here.receive(time.monotonic() + 60).header == {"is": "late"}
 
 
@@ -50,7 +51,7 @@ def test_half_a_frame_is_no_end_of_the_conversation(pair, monkeypatch, ends):
     large = pack_frame({"is": "large"}, bytes(1 << 22))
     with monkeypatch.context() as patched:
         if ends is KeyboardInterrupt:
-            patched.setattr(channel, "_wait", lambda *_: exec("raise KeyboardInterrupt"))
+            patched.setattr(connection, "_wait", lambda *_: exec("raise KeyboardInterrupt"))
         for word in (large, pack_frame({"is": "not said"})):
             with pytest.raises(ends):
                 here.send(word, time.monotonic() - 1)
@@ -92,7 +93,7 @@ def test_a_question_that_no_connection_comes_up_for_is_late_and_loses_nothing(
         raise TimeoutError("timed out")
 
     with monkeypatch.context() as patch:
-        patch.setattr(calls, "connect", refuse)
+        patch.setattr(call_sockets, "connect", refuse)
         for ask in (members[0].members, members[0].stacks):
             with pytest.raises(DeadlineError, match="did not answer within"):
                 ask(timeout_s=0.5)

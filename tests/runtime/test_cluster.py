@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InitializeError, UsageError
-from shoal.runtime.cluster import Arguments, decide, first_host, is_loopback, shown_job
 from shoal.runtime.process import initialize, is_joined
+from shoal.runtime.startup.launchers import Arguments, decide, first_host, is_loopback, shown_job
 
 SHOAL = {"SHOAL_PROCESS_ID": "1", "SHOAL_NUM_PROCESSES": "4", "SHOAL_COORDINATOR": "h:1"}
 JAX = {"JAX_PROCESS_ID": "2", "JAX_NUM_PROCESSES": "5", "JAX_COORDINATOR_ADDRESS": "j:2"}

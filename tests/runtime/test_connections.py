@@ -7,9 +7,9 @@ import struct
 
 import pytest
 
-from shoal.runtime.connections import STRANGER_S, Connections
-from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES
-from shoal.runtime.frames import FrameError, pack_frame
+from shoal.runtime.client.interface import MAX_PAYLOAD_BYTES
+from shoal.runtime.wire.frames import FrameError, pack_frame
+from shoal.runtime.wire.server_sockets import STRANGER_S, Connections
 
 
 class Place:

@@ -12,9 +12,9 @@ from shoal.errors import (
     UsageError,
     UsageTypeError,
 )
-from shoal.runtime.allowance import Allowance
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES, Point
+from shoal.runtime.client.interface import MAX_PAYLOAD_BYTES, Point
+from shoal.runtime.rules.deadline import Allowance
 
 LONG_S = 60.0  # a deadline that no test here waits for
 

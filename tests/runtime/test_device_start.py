@@ -14,8 +14,10 @@ from shoal.errors import (
     NoDevicesError,
     PeerFailedError,
 )
-from shoal.runtime import accelerators, device_start, jax_runtime
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.startup import device_start
+from shoal.runtime.system import accelerators
 
 BROKEN = "INTERNAL: TPU initialization failed: Failed to reset device 2"
 NO_PLUGIN = "Unknown backend: 'tpu' requested, but no platforms that are instances of tpu"

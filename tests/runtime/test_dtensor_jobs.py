@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import UsageError
-from shoal.runtime.cluster import Arguments, decide, numbers_of, shown_job
+from shoal.runtime.startup.launchers import Arguments, decide, numbers_of, shown_job
 
 TWO = {"DTENSOR_JOBS": "a:1,b:2"}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.runtime.coordinator import Member
-from shoal.runtime.coordinator_local import LocalJob
-from shoal.runtime.exit_guard import _explain
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.client.interface import Member
+from shoal.runtime.exit.guard import _explain
 
 ENDED = Member(1, "h", "failed", "it hung after JAX's service was lost, and was ended")
 

@@ -8,7 +8,7 @@ import re
 import jax
 import pytest
 
-from shoal.runtime.failure_words import (
+from shoal.runtime.system.failure_words import (
     Failure,
     exit_words,
     failure_of,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.runtime.frames import (
+from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
     FrameReader,

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from checkpoint.interrupts import Interrupt
-from shoal.runtime import lanes
-from shoal.runtime.coordinator import Point
-from shoal.runtime.lanes import Lanes
-from shoal.runtime.verdicts import Self
+from shoal.runtime.client import lanes
+from shoal.runtime.client.interface import Point
+from shoal.runtime.client.lanes import Lanes
+from shoal.runtime.rules.outcomes import Self
 
 POINT = Point("x", site="train.py:1 (main)")
 

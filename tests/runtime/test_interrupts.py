@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from shoal.checkpoint.saving.background import Saving
-from shoal.runtime.interrupts import interrupts_heard
+from shoal.runtime.system.interrupts import interrupts_heard
 
 
 def press(*_):

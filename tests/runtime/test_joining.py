@@ -2,8 +2,8 @@
 
 import pytest
 
-from shoal.runtime.frames import FrameError
-from shoal.runtime.joining import PROTOCOL, Hello, Joining, parse_hello
+from shoal.runtime.rules.joining import PROTOCOL, Hello, Joining, parse_hello
+from shoal.runtime.wire.frames import FrameError
 
 
 def hello(process, **more):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.runtime.leaving import Given, Rounds, Settled, Stop, Told
+from shoal.runtime.rules.stopping import Given, Rounds, Settled, Stop, Told
 from shoal.testing.clock import Clock
 
 TERM = Given("Terminated", "SIGTERM")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import UsageError
-from shoal.runtime.liveness import Limits, Liveness, RunningClock
+from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 
 LIMITS = Limits(heartbeat_s=2.0, lost_after_s=10.0, silent_lost_after_s=60.0)
 

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import atexit, sys, threading
-from shoal.runtime.main_program import MainProgram
+from shoal.runtime.exit.main_program import MainProgram
 
 program = MainProgram()
 assert program.is_running() and not program.has_returned() and program.uncaught() is None

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from shoal.runtime import calls
-from shoal.runtime.near import connect_near, listen_near
-from shoal.runtime.points import Point
+from shoal.runtime.client import call_sockets
+from shoal.runtime.rules.point import Point
+from shoal.runtime.wire.unix_socket import connect_near, listen_near
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has such doors")
 
@@ -25,7 +25,7 @@ def test_calls_of_the_same_host_need_no_tcp(meeting_places, run_all, monkeypatch
     def refuse(*_arguments, **_options):
         raise AssertionError("a call took TCP")
 
-    monkeypatch.setattr(calls, "connect", refuse)
+    monkeypatch.setattr(call_sockets, "connect", refuse)
     assert meet_and_leave(members, run_all) == [{0: b"x", 1: b"x"}] * 2
 
 
@@ -40,7 +40,7 @@ def test_nobody_comes_in_without_the_token(meeting_places):
     stranger = connect_near(members[0].welcome.near)
     stranger.setblocking(True)
     stranger.settimeout(20)
-    stranger.sendall(calls.pack_frame({"do": "observe", "token": "a guess"}))
+    stranger.sendall(call_sockets.pack_frame({"do": "observe", "token": "a guess"}))
     answer = b""
     while part := stranger.recv(4096):
         answer += part

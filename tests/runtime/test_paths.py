@@ -13,17 +13,17 @@ from typer.testing import CliRunner
 import shoal
 from shoal.checkpoint.blocks.reader import open_checkpoint
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.restore import restore_with
-from shoal.checkpoint.save import save_with
+from shoal.checkpoint.restoring.restore import restore_with
 from shoal.checkpoint.saving.background import start_save_with
+from shoal.checkpoint.saving.save import save_with
 from shoal.cli import run as run_command
 from shoal.cli import watch as watch_command
-from shoal.cli.log_dir import open_log_dir
 from shoal.cli.main import build
 from shoal.cli.observer import find
 from shoal.errors import UsageError, UsageTypeError
+from shoal.launch.log_dir import open_log_dir
 from shoal.paths import local_path
-from shoal.testing.programs import program_of
+from shoal.testing.bench_programs import program_of
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,9 @@
 import pytest
 
 from runtime.bare import BEAT, TOKEN, Place
-from shoal.runtime.frames import pack_frame
-from shoal.runtime.joining import PROTOCOL
-from shoal.runtime.points import Point
+from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.rules.point import Point
+from shoal.runtime.wire.frames import pack_frame
 
 
 @pytest.fixture

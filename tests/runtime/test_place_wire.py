@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from runtime.bare import BEAT, LIMITS, PATIENCE_S, TOKEN, Place, Process
-from shoal.runtime.meeting_place import MeetingPlace
-from shoal.runtime.points import Point
+from shoal.runtime.rules.point import Point
+from shoal.runtime.server.meeting_place import MeetingPlace
 
 
 @pytest.fixture

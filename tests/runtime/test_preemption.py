@@ -19,12 +19,12 @@ from shoal.errors import (
     UsageTypeError,
 )
 from shoal.runtime import preemption
-from shoal.runtime.coordinator_local import LocalJob
-from shoal.runtime.coordinator_tcp import join
-from shoal.runtime.launched import alone
-from shoal.runtime.leaving import Given
-from shoal.runtime.points import Point
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.client.over_tcp import join
 from shoal.runtime.preemption import exit_code_with, preempted_with, rearm_with, saved_with
+from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.stopping import Given
+from shoal.runtime.startup.single_process import alone
 
 PATIENCE_S = 60.0
 TERM = Given("Terminated", "SIGTERM")

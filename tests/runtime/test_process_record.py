@@ -12,10 +12,10 @@ import pytest
 from shoal.collectives.broadcast import broadcast
 from shoal.collectives.same import assert_same
 from shoal.errors import InitializeError, UsageError
-from shoal.runtime import accelerators, jax_runtime, process
+from shoal.runtime import process
 from shoal.runtime.barrier import barrier
-from shoal.runtime.coordinator_local import LocalJob
-from shoal.runtime.cpu_devices import chosen_devices, cpu_threads, without_devices
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.preemption import exit_code, notice
 from shoal.runtime.process import (
     coordinator,
@@ -25,6 +25,8 @@ from shoal.runtime.process import (
     process_index,
     shutdown,
 )
+from shoal.runtime.system import accelerators
+from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
 
 
 def run(script, env):
@@ -185,7 +187,7 @@ def test_importing_has_no_side_effects(child_env):
     import signal, sys, threading
     state = lambda: (sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM))
     before = state()
-    import shoal.runtime.process, shoal.runtime.jax_runtime, shoal.runtime.services
+    import shoal.runtime.process, shoal.runtime.jax_service.jax_runtime, shoal.runtime.startup.services
     assert state() == before
     assert threading.active_count() == 1
     assert not {"jax", "jaxlib"} & set(sys.modules)
@@ -234,7 +236,7 @@ def test_another_excepthook_is_kept(child_env):
 def test_virtual_devices_and_twins(child_env):
     script = """
     import jax
-    from shoal.runtime import jax_runtime
+    from shoal.runtime.jax_service import jax_runtime
     from shoal.runtime.process import initialize, shutdown
     jax_runtime.count_accelerators = lambda env: 4
     initialize(%s)
@@ -323,7 +325,8 @@ def test_an_explicit_number_of_devices_wins_and_says_so(child_env):
     script = f"""
     import os
     import jax
-    from shoal.runtime import cpu_devices, jax_runtime
+    from shoal.runtime.system import cpu_devices
+    from shoal.runtime.jax_service import jax_runtime
     cpu_devices.num_cores = lambda: 4
     for words in {list(OVERRULED)!r}:
         for name in ("SHOAL_VIRTUAL_DEVICES", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS", "PJRT_NPROC"):

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from shoal.runtime.coordinator import Point
-from shoal.runtime.frames import FrameError
-from shoal.runtime.meeting import Meeting
-from shoal.runtime.messages import Beat
+from shoal.runtime.client.interface import Point
+from shoal.runtime.rules.meeting import Meeting
+from shoal.runtime.rules.messages import Beat
+from shoal.runtime.wire.frames import FrameError
 
 
 class Table:

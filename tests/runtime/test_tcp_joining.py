@@ -7,12 +7,12 @@ import time
 import pytest
 
 from shoal.errors import InitializeError, PeerFailedError, ProcessLostError, UsageError
-from shoal.runtime.allowance import Allowance
-from shoal.runtime.coordinator import Point
-from shoal.runtime.coordinator_tcp import join
-from shoal.runtime.frames import address_text, pack_frame
-from shoal.runtime.hello import host_id
-from shoal.runtime.joining import PROTOCOL
+from shoal.runtime.client.hello import host_id
+from shoal.runtime.client.interface import Point
+from shoal.runtime.client.over_tcp import join
+from shoal.runtime.rules.deadline import Allowance
+from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.wire.frames import address_text, pack_frame
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from shoal.errors import DeadlineError, DivergenceError, UsageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.coordinator import Point
-from shoal.runtime.coordinator_local import LocalJob
-from shoal.runtime.trail import Entry, Trail, Trails
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.client.interface import Point
+from shoal.runtime.rules.trail import Entry, Trail, Trails
 from shoal.testing.coordinator_contract import PATIENCE_S, Stage, meet, run_together
 
 SPEC = ("same=True", "['w']: float32[8,4] as (x, -)", "['b']: float32[4] as (-)")

@@ -5,13 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import DivergenceError
-from shoal.runtime.coordinator_local import LocalJob
-from shoal.runtime.frames import FrameError
-from shoal.runtime.messages import trails_of
+from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.preemption import preempted_with
-from shoal.runtime.step import step_with
-from shoal.runtime.trail import Entry
-from shoal.runtime.trail_marks import (
+from shoal.runtime.rules.messages import trails_of
+from shoal.runtime.rules.trail import Entry
+from shoal.runtime.rules.trail_marks import (
     Lane,
     LatestMarks,
     Marks,
@@ -20,6 +18,8 @@ from shoal.runtime.trail_marks import (
     exact_of,
     lanes_of,
 )
+from shoal.runtime.step import step_with
+from shoal.runtime.wire.frames import FrameError
 from shoal.testing.coordinator_contract import Stage, meet, run_together
 
 LONGEST = 160

@@ -9,15 +9,15 @@ import threading
 import pytest
 
 from shoal.errors import PeerFailedError, ProcessLostError
-from shoal.runtime import watcher
-from shoal.runtime.ending import TICK_S, Patience, main_frame
-from shoal.runtime.frames import Frame
-from shoal.runtime.points import Point
-from shoal.runtime.progress import STEPS, Progress, memory_bytes
-from shoal.runtime.stacks import innermost, stacks
-from shoal.runtime.troubles import Troubles
-from shoal.runtime.verdicts import Self
-from shoal.runtime.watcher import Echo
+from shoal.runtime.client import heartbeat
+from shoal.runtime.client.heartbeat import Echo
+from shoal.runtime.client.known_losses import Troubles
+from shoal.runtime.client.progress import STEPS, Progress, memory_bytes
+from shoal.runtime.exit.hang import TICK_S, Patience, main_frame
+from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.point import Point
+from shoal.runtime.system.stacks import innermost, stacks
+from shoal.runtime.wire.frames import Frame
 from shoal.testing.clock import Clock
 
 PATIENCE_S = 30.0  # a deadline of the test itself: reached only when something is broken
@@ -296,7 +296,7 @@ def test_who_cannot_show_its_stacks_says_why_and_stays(meeting_places, run_all, 
     def fail():
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(watcher, "stacks", fail)
+    monkeypatch.setattr(heartbeat, "stacks", fail)
     assert "Too many open files" in members[0].stacks([1], timeout_s=PATIENCE_S)[1]
     meets = [lambda c=c: c.arrive(Point("on"), timeout_s=PATIENCE_S) for c in members]
     assert run_all(*meets) == [{0: b"", 1: b""}] * 2
@@ -308,7 +308,7 @@ def test_a_program_whose_logging_raises_stays_in_the_job(caplog):
     def fail(_record):
         raise RuntimeError("as asked")
 
-    watching = watcher.Watcher(None, watcher.Rhythm(math.inf, math.inf), ME, None)
+    watching = heartbeat.Watcher(None, heartbeat.Rhythm(math.inf, math.inf), ME, None)
     log = logging.getLogger("shoal")
     log.addFilter(fail)
     try:

@@ -9,7 +9,7 @@ import sys
 import time
 
 import shoal
-from shoal.runtime.fault_points import reach
+from shoal.runtime.system.fault_points import reach
 
 
 def who(*more: object, **named: object) -> tuple[object, ...]:

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from shoal.errors import DeadlineError, UsageError
-from shoal.runtime.coordinator import Point
-from shoal.runtime.coordinator_local import LocalJob
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.client.interface import Point
 from shoal.testing.clock import Clock
 
 

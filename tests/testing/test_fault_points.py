@@ -11,8 +11,8 @@ import time
 import pytest
 
 from shoal.errors import UsageError
-from shoal.runtime import fault_points
-from shoal.runtime.fault_points import InjectedError, parse, reach, text_of
+from shoal.runtime.system import fault_points
+from shoal.runtime.system.fault_points import InjectedError, parse, reach, text_of
 
 WHOLE = "barrier.before_arrive@1:kill; mine@0:delay=2; y:raise; z@2#3:exit=3; w#*:stop"
 
@@ -87,7 +87,7 @@ def test_an_exit_and_a_delay(faults, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["kill", "stop"])
 def test_a_signal(kind, child_env):
-    code = "from shoal.runtime.fault_points import reach; reach('x', 1); print('on')"
+    code = "from shoal.runtime.system.fault_points import reach; reach('x', 1); print('on')"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         env=child_env | {"SHOAL_FAULTS": f"x@1:{kind}"},
@@ -183,7 +183,9 @@ def test_all_that_is_wrong_is_said_at_once():
 def test_the_list_of_points_is_that_of_the_code():
     from meta.source import package_tree
 
-    texts = [text for path, text in package_tree().items() if path != "runtime/fault_points.py"]
+    texts = [
+        text for path, text in package_tree().items() if path != "runtime/system/fault_points.py"
+    ]
     for point in fault_points.POINTS:
         operation, moment = point.split(".")
         of_each_call = any(f'reach(f"{{call.operation}}.{moment}"' in text for text in texts)

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from shoal.arguments import not_flags
 from shoal.errors import UsageError
+from shoal.plan.hardware.wiring import Slices, Torus
 from shoal.plan.hop_counts import hops_of
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import Rings, place
 from shoal.plan.topology import Topology, from_devices
-from shoal.plan.wiring import Slices, Torus
 
 __all__ = ["Order", "Wish", "order_offences", "ordered"]
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import jax
 
 from shoal import settings
-from shoal.arrays.agreed_devices import View, agree_on_devices, owners_of
+from shoal.arrays.bridge.agreed_devices import View, agree_on_devices, owners_of
+from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.device_order import Order, Wish, order_offences, ordered
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.leave_trail import lane_offences
+from shoal.arrays.host.leave_trail import lane_offences
 from shoal.colour import collective
 from shoal.errors import (
     DeviceStartError,
@@ -29,12 +29,12 @@ from shoal.errors import (
 )
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import Rings
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.device_start import start_devices
-from shoal.runtime.launched import alone
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.process import coordinator, device_start, has_joined, registered
-from shoal.runtime.verdicts import Self
+from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.startup.device_start import start_devices
+from shoal.runtime.startup.single_process import alone
+from shoal.runtime.system.callsite import callsite
 
 __all__ = ["make_mesh"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from jax.tree_util import keystr, tree_flatten_with_path, treedef_is_leaf
 
-from shoal.arrays.layouts import leaf_layouts
-from shoal.arrays.sharding import layout_of
+from shoal.arrays.bridge.leaf_layouts import leaf_layouts
+from shoal.arrays.bridge.sharding import layout_of
 from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
 

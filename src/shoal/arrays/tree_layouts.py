@@ -17,8 +17,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from shoal.arrays.devices import mesh_of
-from shoal.arrays.layouts import (
+from shoal.arrays.bridge.devices import mesh_of
+from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
     Path,
@@ -27,8 +27,8 @@ from shoal.arrays.layouts import (
     layout_for,
     must_divide,
 )
-from shoal.arrays.sharding import sharding
-from shoal.arrays.use_mesh import default_mesh, use_mesh
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 from shoal.plan.layout import Layout

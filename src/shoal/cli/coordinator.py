@@ -18,10 +18,10 @@ from typing import Annotated, NamedTuple, NoReturn
 import typer
 
 from shoal import settings
-from shoal.cli.ignored import heeded, ignored_words
 from shoal.errors import InitializeError, ProcessLostError, UsageError, raise_all
-from shoal.runtime.frames import address_text, split_address
-from shoal.runtime.spawn import Spawned
+from shoal.launch.ignored_signals import heeded, ignored_words
+from shoal.runtime.system.child_process import Spawned
+from shoal.runtime.wire.frames import address_text, split_address
 
 __all__ = ["coordinator"]
 
@@ -162,9 +162,9 @@ class _Services:
         always = (*common, "--until-stdin-closes")
         until = ("--until-empty", "--idle-s", "inf")
         at = ("--port", str(request.port))
-        self.place = Spawned("shoal.runtime.meeting_place", *always, *at, *until, env=env)
+        self.place = Spawned("shoal.runtime.server.meeting_place", *always, *at, *until, env=env)
         at = ("--port", str(request.jax_port))
-        self.jax_service = Spawned("shoal.runtime.jax_runtime", *always, *at, env=env)
+        self.jax_service = Spawned("shoal.runtime.jax_service.jax_runtime", *always, *at, env=env)
 
     def await_addresses(self, request: _Request) -> tuple[str, str]:
         """Return where they listen, as other hosts say it; let one watch over the other."""

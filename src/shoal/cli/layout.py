@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 
 from shoal.cli.mesh import read_mesh
-from shoal.cli.pictures import Html, Svg, write_pictures
+from shoal.cli.picture_files import Html, Svg, write_pictures
 from shoal.draw.layout import draw_layout
+from shoal.draw.media.picture_svg import picture_svg
+from shoal.draw.media.terminal import render
 from shoal.draw.page import picture_page
-from shoal.draw.picture_svg import picture_svg
-from shoal.draw.terminal import render
 from shoal.errors import UsageError
 from shoal.plan.hlo import hlo_text
 from shoal.plan.layout import Layout

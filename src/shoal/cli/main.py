@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, Command] = {
     "mesh": Command("shoal.cli.mesh", "mesh"),
     "layout": Command("shoal.cli.layout", "layout"),
     "plan": Command("shoal.cli.plan", "plan"),
-    "ckpt": Command("shoal.cli.ckpt", "ckpt", is_group=True),
+    "ckpt": Command("shoal.cli.ckpt.main", "ckpt", is_group=True),
 }
 
 

@@ -9,15 +9,15 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from shoal.cli.pictures import Html, Svg, write_pictures
+from shoal.cli.picture_files import Html, Svg, write_pictures
 from shoal.cli.placing import Across, Order, Weights, pairs_of_json, placed
+from shoal.draw.media.picture_svg import picture_svg
+from shoal.draw.media.terminal import render
 from shoal.draw.mesh import draw_mesh
 from shoal.draw.page import picture_page, wires_page
-from shoal.draw.picture_svg import picture_svg
-from shoal.draw.terminal import render
-from shoal.draw.wires import MOST_DEVICES, draw_wires, places_of
-from shoal.draw.wires_svg import wires_svg
-from shoal.draw.wires_text import render_wires
+from shoal.draw.wiring.mesh_scene import MOST_DEVICES, draw_wires, places_of
+from shoal.draw.wiring.wires_svg import wires_svg
+from shoal.draw.wiring.wires_text import render_wires
 from shoal.errors import UsageError
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import Topology, parse, to_json

@@ -19,9 +19,9 @@ from shoal import settings
 from shoal.draw.roll import Roll, Service
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError, UsageError
 from shoal.paths import local_path
-from shoal.runtime.channel import Channel, connect
-from shoal.runtime.coordinator import Member
-from shoal.runtime.frames import Frame, FrameError, pack_frame, split_address
+from shoal.runtime.client.interface import Member
+from shoal.runtime.wire.connection import Channel, connect
+from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, split_address
 
 __all__ = ["ANSWER_S", "Observer", "Place", "find"]
 

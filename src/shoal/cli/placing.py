@@ -9,8 +9,8 @@ import typer
 
 from shoal.cli.amounts import read_bytes
 from shoal.errors import UsageError, nearest
-from shoal.plan.compatible import LIBRARIES
 from shoal.plan.mesh import Mesh
+from shoal.plan.orders.compatible import LIBRARIES
 from shoal.plan.placement import place
 from shoal.plan.topology import Topology
 

@@ -10,20 +10,20 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli.amounts import read_bytes, read_speed
-from shoal.cli.ckpt_tables import print_json, print_table, safe
 from shoal.cli.mesh import read_mesh
 from shoal.cli.params import Param, read_params
-from shoal.cli.pictures import Html, write_pictures
+from shoal.cli.picture_files import Html, write_pictures
 from shoal.cli.placing import Across, Order, Weights, placed
 from shoal.cli.plan_page import drawn_plan
+from shoal.cli.tables import print_json, print_table, safe
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.draw.bars import bar_text
 from shoal.errors import UsageError
 from shoal.plan.cost import COLLECTIVES, Cost, cost
-from shoal.plan.links import Links, links_of
+from shoal.plan.hardware.links import Links, links_of
+from shoal.plan.hardware.wiring import Torus
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import Topology, parse
-from shoal.plan.wiring import Torus
 
 __all__ = ["plan"]
 

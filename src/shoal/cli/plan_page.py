@@ -8,7 +8,7 @@ from shoal.cli.params import Param
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.draw.bars import bars_svg
 from shoal.draw.page import Table, page, wires_page
-from shoal.draw.wires import MOST_DEVICES, draw_wires
+from shoal.draw.wiring.mesh_scene import MOST_DEVICES, draw_wires
 from shoal.plan.cost import Cost
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import Topology

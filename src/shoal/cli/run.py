@@ -13,7 +13,7 @@ import typer
 from shoal import settings
 from shoal.errors import UsageError, nearest, raise_all
 from shoal.paths import local_path
-from shoal.runtime.cpu_devices import overruled
+from shoal.runtime.system.cpu_devices import overruled
 
 __all__ = ["Request", "check", "run"]
 
@@ -172,10 +172,10 @@ def check(request: Request) -> _Checked:
 
 def _launch(request: Request) -> int:
     """Check, run, and tidy up; return the exit code."""
-    from shoal.cli.ignored import ignored_words
-    from shoal.cli.job import Job, Order
-    from shoal.cli.keeper import run_kept
-    from shoal.cli.log_dir import open_log_dir
+    from shoal.launch.ignored_signals import ignored_words
+    from shoal.launch.job import Job, Order
+    from shoal.launch.keeper import run_kept
+    from shoal.launch.log_dir import open_log_dir
 
     checked = check(request)
     grace_s = settings.seconds("SHOAL_GRACE_S")

@@ -15,8 +15,8 @@ from shoal.cli.watch import Token, Where, utc_text
 from shoal.draw.amounts import in_seconds
 from shoal.draw.roll import GONE, Roll, standing
 from shoal.errors import UsageError, raise_all
-from shoal.runtime.coordinator import Member
-from shoal.runtime.verdicts import listed
+from shoal.runtime.client.interface import Member
+from shoal.runtime.rules.outcomes import listed
 
 __all__ = ["read_processes", "stacks"]
 

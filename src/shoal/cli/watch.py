@@ -17,8 +17,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 
 from shoal.cli.observer import Observer, find
+from shoal.draw.media.terminal import plain
 from shoal.draw.roll import ORDERS, Roll, render_roll, slowness_of, standing
-from shoal.draw.terminal import plain
 from shoal.errors import ProcessLostError, UsageError, nearest, raise_all
 from shoal.paths import local_path
 

@@ -9,17 +9,18 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from shoal.collectives import stream, wire
+from shoal.collectives import wire
 from shoal.collectives.arguments import Deadline, deadline_of, meet, process_of
 from shoal.collectives.columns import Column, column_of
 from shoal.collectives.leaves import Array, Buffer, is_global
+from shoal.collectives.transport import stream
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.runtime.agreement import Call
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.group import Group, group_in
-from shoal.runtime.lanes import one_call
+from shoal.runtime.client.group import Group, group_in
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import one_call
+from shoal.runtime.system.callsite import callsite
 
 __all__ = ["allgather", "allgather_with"]
 

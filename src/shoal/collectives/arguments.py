@@ -10,11 +10,11 @@ from typing import NamedTuple
 from shoal import settings
 from shoal.arguments import integer
 from shoal.errors import UsageError, UsageTypeError
-from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.allowance import Allowance
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.group import Group
+from shoal.runtime.client.group import Group
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.rules.deadline import Allowance
+from shoal.runtime.system import fault_points
 
 __all__ = ["Deadline", "deadline_of", "meet", "process_of"]
 

@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from shoal.collectives import stream, wire
+from shoal.collectives import wire
 from shoal.collectives.arguments import deadline_of, meet, process_of
 from shoal.collectives.leaves import Buffer, is_global
+from shoal.collectives.transport import stream
 from shoal.collectives.wire import inline_bytes
 from shoal.colour import collective
 from shoal.errors import UsageTypeError, raise_all
 from shoal.runtime.agreement import Call
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.group import group_in
-from shoal.runtime.lanes import one_call
-from shoal.runtime.verdicts import Self, disagreement
+from shoal.runtime.client.group import group_in
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import one_call
+from shoal.runtime.rules.outcomes import Self, disagreement
+from shoal.runtime.system.callsite import callsite
 
 __all__ = ["broadcast", "broadcast_with"]
 

@@ -12,18 +12,18 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shoal.arrays.devices import jax_mesh, mesh_of
+from shoal.arrays.bridge.devices import jax_mesh, mesh_of
 from shoal.collectives.arguments import deadline_of
-from shoal.collectives.flow import Flow
 from shoal.collectives.owners import owner_numbers
+from shoal.collectives.transport.flow import Flow
 from shoal.colour import collective
 from shoal.errors import DivergenceError, UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
-from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.lanes import one_call
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import one_call
+from shoal.runtime.system import fault_points
+from shoal.runtime.system.callsite import callsite
 
 __all__ = ["drain", "drain_with"]
 

@@ -17,8 +17,8 @@ import xxhash
 
 from shoal.collectives.leaves import Array, Leaf, buffer_of
 from shoal.plan.boxes import Box, boxes
-from shoal.runtime.cores import num_cores
-from shoal.runtime.differing import Items
+from shoal.runtime.rules.first_difference import Items
+from shoal.runtime.system.cores import num_cores
 
 __all__ = [
     "Digests",

@@ -17,7 +17,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from shoal.arrays.host_values import deleted, is_key, native
+from shoal.arrays.host.host_values import deleted, is_key, native
 from shoal.errors import UsageError, WrongType
 
 __all__ = [

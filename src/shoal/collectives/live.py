@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from shoal import settings
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator, Point
-from shoal.runtime.points import group_of
+from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.rules.point import group_of
+from shoal.runtime.system.callsite import callsite
 
 __all__ = ["live", "live_with"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import jax
 
-from shoal.runtime import jax_runtime
-from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.jax_service import jax_runtime
 
 __all__ = ["owner_numbers"]
 

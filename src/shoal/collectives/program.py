@@ -13,11 +13,11 @@ from shoal.collectives.versions import groups_of, rows_of, speakers_of
 from shoal.colour import collective
 from shoal.errors import DivergenceError, UsageTypeError
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.differing import find_line
-from shoal.runtime.lanes import one_call
-from shoal.runtime.verdicts import Self, disagreement
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import one_call
+from shoal.runtime.rules.first_difference import find_line
+from shoal.runtime.rules.outcomes import Self, disagreement
+from shoal.runtime.system.callsite import callsite
 
 __all__ = ["assert_same_program", "assert_same_program_with"]
 

@@ -15,7 +15,7 @@ from shoal.collectives.hashes import Flat, digest_of, items_of
 from shoal.collectives.leaves import Leaf, words_of
 from shoal.errors import raise_all
 from shoal.plan.boxes import Box
-from shoal.runtime.differing import Items
+from shoal.runtime.rules.first_difference import Items
 
 __all__ = ["Holders", "Part", "Placed", "parts_of"]
 

@@ -16,14 +16,14 @@ from shoal.collectives.versions import groups_of, rows_of, speakers_of
 from shoal.collectives.wire import flatten
 from shoal.colour import collective
 from shoal.errors import DivergenceError
-from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.differing import Meet, find_first
-from shoal.runtime.group import Group, group_in
-from shoal.runtime.lanes import one_call
-from shoal.runtime.verdicts import Self, disagreement
+from shoal.runtime.client.group import Group, group_in
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import one_call
+from shoal.runtime.rules.first_difference import Meet, find_first
+from shoal.runtime.rules.outcomes import Self, disagreement
+from shoal.runtime.system import fault_points
+from shoal.runtime.system.callsite import callsite
 
 __all__ = ["assert_same", "assert_same_with"]
 

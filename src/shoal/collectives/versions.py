@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shoal.runtime.differing import MAX_SPEAKERS
+from shoal.runtime.rules.first_difference import MAX_SPEAKERS
 
 __all__ = ["groups_of", "rows_of", "speakers_of"]
 

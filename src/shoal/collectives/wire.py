@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from shoal.arrays.tree_words import nodes_text
+from shoal.arrays.host.tree_words import nodes_text
 from shoal.collectives.leaves import Array, Buffer, Leaf, buffer_of, leaf_of, value_of
 from shoal.errors import ShoalError, UsageError, raise_all
 

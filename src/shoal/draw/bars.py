@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from shoal.draw.svg import Canvas, text_width
+from shoal.draw.media.svg import Canvas, text_width
 from shoal.errors import raise_all
 
 __all__ = ["Bar", "bar_text", "bars_svg", "render_bars"]

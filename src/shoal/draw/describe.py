@@ -59,7 +59,7 @@ def describe(x: Any, shape: Any = None) -> str:
         return described(draw_layout(x, shape))
     if not hasattr(x, "sharding") and not hasattr(x, "spec"):
         return described(draw_tree(_leaves(x, shape)))
-    from shoal.arrays.sharding import layout_of, layout_of_sharding
+    from shoal.arrays.bridge.sharding import layout_of, layout_of_sharding
 
     if not hasattr(x, "dtype"):
         rank = len(x.spec if shape is None else shape)

@@ -6,9 +6,9 @@ import shutil
 import sys
 from typing import Any
 
-from shoal.draw.picture import Picture
-from shoal.draw.picture_svg import picture_svg
-from shoal.draw.terminal import to_text
+from shoal.draw.media.picture import Picture
+from shoal.draw.media.picture_svg import picture_svg
+from shoal.draw.media.terminal import to_text
 
 __all__ = ["Described", "described"]
 

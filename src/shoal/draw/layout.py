@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.draw.amounts import in_bytes
-from shoal.draw.picture import GAP, Cell, Panel, Picture, elide
+from shoal.draw.media.picture import GAP, Cell, Panel, Picture, elide
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
-from shoal.plan.mesh_text import short_runs
+from shoal.plan.notation.mesh_text import short_runs
+from shoal.plan.notation.words import quote
 from shoal.plan.shards import owners
-from shoal.plan.text import quote
 
 __all__ = ["draw_layout"]
 

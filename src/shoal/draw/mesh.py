@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 
-from shoal.draw.picture import GAP, Cell, Panel, Picture, elide
+from shoal.draw.media.picture import GAP, Cell, Panel, Picture, elide
 from shoal.plan.mesh import Mesh
-from shoal.plan.text import quote
+from shoal.plan.notation.words import quote
 
 __all__ = ["draw_mesh"]
 

@@ -24,10 +24,10 @@ def register(ip: Any) -> None:
     drawers: dict[tuple[str, str], Callable[[Any], str | None]] = {
         ("shoal.plan.mesh", "Mesh"): _mesh,
         ("shoal.plan.layout", "Layout"): _layout,
-        ("shoal.plan.wiring", "Torus"): _topology,
-        ("shoal.plan.wiring", "Slices"): _topology,
-        ("shoal.plan.hosts", "Hosts"): _topology,
-        ("shoal.plan.hosts", "Flat"): _topology,
+        ("shoal.plan.hardware.wiring", "Torus"): _topology,
+        ("shoal.plan.hardware.wiring", "Slices"): _topology,
+        ("shoal.plan.hardware.hosts", "Hosts"): _topology,
+        ("shoal.plan.hardware.hosts", "Flat"): _topology,
         ("shoal.plan.cost", "Cost"): _cost,
         ("shoal.plan.transfer.traffic", "Traffic"): _traffic,
     }
@@ -36,22 +36,22 @@ def register(ip: Any) -> None:
 
 
 def _mesh(mesh: Any) -> str | None:
+    from shoal.draw.media.picture_svg import picture_svg
     from shoal.draw.mesh import draw_mesh
-    from shoal.draw.picture_svg import picture_svg
 
     return _unless_too_large(lambda: picture_svg(draw_mesh(mesh)))
 
 
 def _layout(layout: Any) -> str | None:
     from shoal.draw.layout import draw_layout
-    from shoal.draw.picture_svg import picture_svg
+    from shoal.draw.media.picture_svg import picture_svg
 
     return _unless_too_large(lambda: picture_svg(draw_layout(layout)))
 
 
 def _topology(topology: Any) -> str | None:
-    from shoal.draw.wires import draw_wires
-    from shoal.draw.wires_svg import wires_svg
+    from shoal.draw.wiring.mesh_scene import draw_wires
+    from shoal.draw.wiring.wires_svg import wires_svg
 
     return _unless_too_large(lambda: wires_svg(draw_wires(topology)))
 

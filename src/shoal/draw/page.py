@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from shoal.draw.palette import style
-from shoal.draw.picture import Picture
-from shoal.draw.picture_svg import picture_svg
-from shoal.draw.scene import Scene
-from shoal.draw.wires_svg import wires_svg
-from shoal.plan.text import quote
+from shoal.draw.media.palette import style
+from shoal.draw.media.picture import Picture
+from shoal.draw.media.picture_svg import picture_svg
+from shoal.draw.wiring.scene import Scene
+from shoal.draw.wiring.wires_svg import wires_svg
+from shoal.plan.notation.words import quote
 
 __all__ = ["Table", "page", "picture_page", "wires_page"]
 

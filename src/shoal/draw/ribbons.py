@@ -6,9 +6,9 @@ from html import escape
 from typing import NamedTuple
 
 from shoal.draw.amounts import in_bytes
-from shoal.draw.palette import fill_class
-from shoal.draw.picture import GAP, Cell, Panel, Picture, elide
-from shoal.draw.svg import Canvas, rect
+from shoal.draw.media.palette import fill_class
+from shoal.draw.media.picture import GAP, Cell, Panel, Picture, elide
+from shoal.draw.media.svg import Canvas, rect
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.traffic import Traffic
 

@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.draw.amounts import in_bytes, in_seconds
-from shoal.runtime.coordinator import Member
-from shoal.runtime.failure_words import headline_of
-from shoal.runtime.verdicts import listed
+from shoal.runtime.client.interface import Member
+from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.system.failure_words import headline_of
 
 __all__ = [
     "GONE",

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.draw.amounts import in_bytes
-from shoal.draw.picture import GAP, Cell, Panel, Picture, elide
+from shoal.draw.media.picture import GAP, Cell, Panel, Picture, elide
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.plan.text import quote
+from shoal.plan.notation.words import quote
 
 __all__ = ["Placed", "draw_tree"]
 

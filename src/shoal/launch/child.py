@@ -32,8 +32,8 @@ class _ClustersHook:
 
             def load_and_add(module: ModuleType) -> None:
                 load(module)
-                from shoal.runtime.announcement import announce
-                from shoal.runtime.jax_runtime import serve_unmodified_scripts
+                from shoal.runtime.jax_service.announcement import announce
+                from shoal.runtime.jax_service.jax_runtime import serve_unmodified_scripts
 
                 serve_unmodified_scripts(announce)
 

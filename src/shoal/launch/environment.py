@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.runtime.cpu_devices import chosen_devices, cpu_threads, without_devices
+from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
 
 __all__ = ["Addresses", "free_port", "variables"]
 

@@ -17,14 +17,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from shoal.cli.descendants import Relative, descendants, send
-from shoal.cli.environment import Addresses, free_port, variables
-from shoal.cli.loop import Loop
-from shoal.cli.news import News
-from shoal.cli.outliving import Outliving
-from shoal.cli.output import Log, Outlet, paint_prefixes
-from shoal.cli.processes import Processes
-from shoal.cli.report import (
+from shoal.errors import InitializeError, ProcessLostError
+from shoal.launch.descendants import Relative, descendants, send
+from shoal.launch.environment import Addresses, free_port, variables
+from shoal.launch.loop import Loop
+from shoal.launch.news import News
+from shoal.launch.outliving import Outliving
+from shoal.launch.output import Log, Outlet, paint_prefixes
+from shoal.launch.processes import Processes
+from shoal.launch.report import (
     Ending,
     dead_host_keeper,
     describe_failure,
@@ -32,9 +33,8 @@ from shoal.cli.report import (
     exit_code,
     first_failure,
 )
-from shoal.cli.services import Services
-from shoal.errors import InitializeError, ProcessLostError
-from shoal.runtime.leaving import REQUEUE
+from shoal.launch.services import Services
+from shoal.runtime.rules.stopping import REQUEUE
 
 __all__ = ["POSTED", "Job", "Order"]
 

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from shoal.cli.descendants import adopt_orphans, kill_all
-from shoal.cli.ignored import heeded
+from shoal.launch.descendants import adopt_orphans, kill_all
+from shoal.launch.ignored_signals import heeded
 
 __all__ = ["FORWARDED", "run_kept"]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import IO
 
-from shoal.cli.output import Outlet, Voice
+from shoal.launch.output import Outlet, Voice
 
 __all__ = ["Loop"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from shoal.runtime.verdicts import listed
+from shoal.runtime.rules.outcomes import listed
 
 __all__ = ["Gone", "HostKeeper", "News"]
 

@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.cli.descendants import is_frozen
-from shoal.cli.news import News
-from shoal.cli.processes import Process, Processes
-from shoal.runtime.verdicts import listed
+from shoal.launch.descendants import is_frozen
+from shoal.launch.news import News
+from shoal.launch.processes import Process, Processes
+from shoal.runtime.rules.outcomes import listed
 
 __all__ = ["Outliving"]
 

@@ -11,13 +11,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from shoal.cli import child
-from shoal.cli.descendants import is_frozen
-from shoal.cli.loop import Loop
-from shoal.cli.news import Gone
-from shoal.cli.output import Log, Outlet, Voice
-from shoal.cli.report import Ending
-from shoal.runtime.leaving import REQUEUE
+from shoal.launch import child
+from shoal.launch.descendants import is_frozen
+from shoal.launch.loop import Loop
+from shoal.launch.news import Gone
+from shoal.launch.output import Log, Outlet, Voice
+from shoal.launch.report import Ending
+from shoal.runtime.rules.stopping import REQUEUE
 
 __all__ = ["Process", "Processes"]
 

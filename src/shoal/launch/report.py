@@ -8,7 +8,6 @@ import signal
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from shoal.cli.news import Gone, HostKeeper
 from shoal.errors import (
     DeadlineError,
     DivergenceError,
@@ -16,7 +15,8 @@ from shoal.errors import (
     PeerFailedError,
     ProcessLostError,
 )
-from shoal.runtime.verdicts import listed
+from shoal.launch.news import Gone, HostKeeper
+from shoal.runtime.rules.outcomes import listed
 
 __all__ = [
     "Ending",

@@ -14,16 +14,16 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.cli.loop import Loop
-from shoal.cli.news import News
-from shoal.cli.output import Log, Voice
+from shoal.launch.loop import Loop
+from shoal.launch.news import News
+from shoal.launch.output import Log, Voice
 
 __all__ = ["Service", "Services"]
 
 # (name in messages, module, …); each prints {"address": "host:port"} once it listens.
 _SERVICES = (
-    ("meeting place", "shoal.runtime.meeting_place", "--print-leaving", "--print-news"),
-    ("JAX service", "shoal.runtime.jax_runtime"),
+    ("meeting place", "shoal.runtime.server.meeting_place", "--print-leaving", "--print-news"),
+    ("JAX service", "shoal.runtime.jax_service.jax_runtime"),
 )
 
 

@@ -21,15 +21,15 @@ from numpy.typing import NDArray
 from shoal.arguments import check_kind, integer, not_one_of
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
-from shoal.plan import switched_cost, torus_cost
-from shoal.plan.hosts import Hosts
-from shoal.plan.links import Link, Links, links_of
+from shoal.plan.hardware.hosts import Hosts
+from shoal.plan.hardware.links import Link, Links, links_of
+from shoal.plan.hardware.wiring import Slices, Topology, Torus
 from shoal.plan.mesh import Mesh
-from shoal.plan.ring import Side
-from shoal.plan.routing import Grid
-from shoal.plan.stage import NOTHING, PASSES, Stage
-from shoal.plan.switched_cost import Members
-from shoal.plan.wiring import Slices, Topology, Torus
+from shoal.plan.schedules import switched_cost, torus_cost
+from shoal.plan.schedules.ring import Side
+from shoal.plan.schedules.routing import Grid
+from shoal.plan.schedules.stage import NOTHING, PASSES, Stage
+from shoal.plan.schedules.switched_cost import Members
 
 __all__ = ["COLLECTIVES", "Cost", "box_seconds", "cost"]
 

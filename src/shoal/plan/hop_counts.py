@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.plan.hardware.wiring import Slices, Topology, Torus
 from shoal.plan.mesh import Mesh
-from shoal.plan.wiring import Slices, Topology, Torus
 
 __all__ = ["Hops", "hops_along", "hops_of"]
 

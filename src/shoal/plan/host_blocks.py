@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
+from shoal.plan.hardware.wiring import Topology, Torus
 from shoal.plan.hop_counts import hops_along
-from shoal.plan.jax_order import granules, interleaved
-from shoal.plan.wiring import Topology, Torus
+from shoal.plan.orders.jax_order import granules, interleaved
 
 __all__ = ["by_hosts", "in_boxes"]
 

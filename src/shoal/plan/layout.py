@@ -11,7 +11,7 @@ from shoal.arguments import as_integer, check_kind, integer
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 from shoal.plan.mesh import Mesh
-from shoal.plan.text import Words, quote
+from shoal.plan.notation.words import Words, quote
 
 __all__ = ["REDUCTIONS", "Dim", "Layout", "check_layout"]
 

@@ -15,15 +15,15 @@ from numpy.typing import ArrayLike, NDArray
 from shoal.arguments import integer, not_one_of
 from shoal.colour import local
 from shoal.errors import UsageError, WrongType, nearest, raise_all
-from shoal.plan import mesh_text
-from shoal.plan.mesh_checks import (
+from shoal.plan.notation import mesh_text
+from shoal.plan.notation.mesh_checks import (
     check_axes,
     check_axis_types,
     check_ids,
     check_name,
     check_processes,
 )
-from shoal.plan.text import Words
+from shoal.plan.notation.words import Words
 
 __all__ = ["Mesh"]
 

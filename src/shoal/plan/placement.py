@@ -22,15 +22,16 @@ from numpy.typing import NDArray
 
 from shoal.colour import local
 from shoal.errors import UsageError, nearest, raise_all
-from shoal.plan import jax_order, torus_order
-from shoal.plan.compatible import Options
-from shoal.plan.dtensor_order import Rings
+from shoal.plan import torus_order
+from shoal.plan.hardware.wiring import Slices, Topology, Torus
+from shoal.plan.hardware.wiring_checks import text_of
 from shoal.plan.host_blocks import by_hosts, in_boxes
 from shoal.plan.mesh import Mesh
-from shoal.plan.mesh_checks import check_axes
+from shoal.plan.notation.mesh_checks import check_axes
+from shoal.plan.orders import jax_order
+from shoal.plan.orders.compatible import Options
+from shoal.plan.orders.dtensor_order import Rings
 from shoal.plan.primes import prime_factors
-from shoal.plan.wiring import Slices, Topology, Torus
-from shoal.plan.wiring_checks import text_of
 
 __all__ = ["Rings", "place"]
 

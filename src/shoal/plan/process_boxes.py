@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
+from shoal.plan.notation.words import runs_to_text
 from shoal.plan.shards import owners
-from shoal.plan.text import runs_to_text
 
 __all__ = ["ProcessBox", "process_box"]
 

@@ -25,7 +25,7 @@ from shoal.colour import local
 from shoal.errors import UsageError, nearest
 from shoal.plan.layout import Layout, check_layout
 from shoal.plan.mesh import Mesh, coords_of
-from shoal.plan.writers import choose_writers
+from shoal.plan.write_shares import choose_writers
 
 __all__ = ["Owners", "Uneven", "owners", "region", "replica_index"]
 

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from shoal.arguments import check_kind
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
-from shoal.plan.hosts import Flat, Hosts
-from shoal.plan.tpu_generations import GENERATIONS, generation_of_kind
-from shoal.plan.wiring import Slices, Topology, Torus
-from shoal.plan.wiring_checks import DIMS
+from shoal.plan.hardware.hosts import Flat, Hosts
+from shoal.plan.hardware.tpu_generations import GENERATIONS, generation_of_kind
+from shoal.plan.hardware.wiring import Slices, Topology, Torus
+from shoal.plan.hardware.wiring_checks import DIMS
 
 __all__ = [
     "Flat", "Hosts", "Slices", "Topology", "Torus", "from_devices", "from_json", "parse", "to_json",

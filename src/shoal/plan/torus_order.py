@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from shoal.errors import UsageError
 from shoal.plan.cost import box_seconds
-from shoal.plan.links import Link, links_of
-from shoal.plan.ring import Side, best_walk, shortest_hops
-from shoal.plan.wiring import Torus
-from shoal.plan.wiring_checks import text_of
+from shoal.plan.hardware.links import Link, links_of
+from shoal.plan.hardware.wiring import Torus
+from shoal.plan.hardware.wiring_checks import text_of
+from shoal.plan.schedules.ring import Side, best_walk, shortest_hops
 
 __all__ = ["order"]
 

@@ -16,10 +16,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
-from shoal.runtime.coordinator import Coordinator, Point
-from shoal.runtime.differing import MAX_SPEAKERS, find_line
-from shoal.runtime.fingerprints import Fingerprint
-from shoal.runtime.verdicts import HiddenDifference, listed
+from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.rules.fingerprints import Fingerprint
+from shoal.runtime.rules.first_difference import MAX_SPEAKERS, find_line
+from shoal.runtime.rules.outcomes import HiddenDifference, listed
 
 __all__ = ["Call", "agree"]
 

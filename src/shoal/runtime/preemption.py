@@ -13,12 +13,12 @@ from shoal import settings
 from shoal.colour import collective, local
 from shoal.errors import DeadlineError, UsageError, UsageTypeError
 from shoal.runtime import process
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator, Point
-from shoal.runtime.lanes import one_call
-from shoal.runtime.leaving import REQUEUE, Notice
-from shoal.runtime.trail_search import raise_found
-from shoal.runtime.verdicts import Self, listed
+from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.client.lanes import one_call
+from shoal.runtime.client.trail_search import raise_found
+from shoal.runtime.rules.outcomes import Self, listed
+from shoal.runtime.rules.stopping import REQUEUE, Notice
+from shoal.runtime.system.callsite import callsite
 
 __all__ = [
     "checked_step",

@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING
 from shoal import settings
 from shoal.colour import collective, local
 from shoal.errors import InitializeError, ShoalError, UsageError
-from shoal.runtime import jax_runtime, membership
-from shoal.runtime.allowance import ends_at, left_of
-from shoal.runtime.callsite import callsite
-from shoal.runtime.cluster import Arguments, ShownJob, shown_job
-from shoal.runtime.coordinator import Coordinator, Point
-from shoal.runtime.coordinator_tcp import TcpCoordinator
-from shoal.runtime.device_start import Start
-from shoal.runtime.ending import Ending, Patience
-from shoal.runtime.exit_guard import ExitGuard
-from shoal.runtime.initialized import Initialized
-from shoal.runtime.launched import alone
-from shoal.runtime.leaving import Given
-from shoal.runtime.meshes import Meshes, Registered
-from shoal.runtime.not_joined import BY_JAX, not_joined
-from shoal.runtime.notices import Sources
+from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.client.mesh_registry import Meshes, Registered
+from shoal.runtime.client.over_tcp import TcpCoordinator
+from shoal.runtime.exit.guard import ExitGuard
+from shoal.runtime.exit.hang import Ending, Patience
+from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.notices.sources import Sources
+from shoal.runtime.rules.deadline import ends_at, left_of
+from shoal.runtime.rules.stopping import Given
+from shoal.runtime.startup import membership
+from shoal.runtime.startup.device_start import Start
+from shoal.runtime.startup.initialized import Initialized
+from shoal.runtime.startup.launchers import Arguments, ShownJob, shown_job
+from shoal.runtime.startup.not_joined import BY_JAX, not_joined
+from shoal.runtime.startup.single_process import alone
+from shoal.runtime.system.callsite import callsite
 
 if TYPE_CHECKING:
     from shoal.plan.mesh import Mesh

@@ -8,10 +8,10 @@ from types import TracebackType
 from shoal.arguments import integer
 from shoal.colour import local
 from shoal.errors import UsageError
-from shoal.runtime import fault_points
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.trail_search import raise_found
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.trail_search import raise_found
+from shoal.runtime.system import fault_points
+from shoal.runtime.system.callsite import callsite
 
 __all__ = ["step", "step_with"]
 

@@ -20,11 +20,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from shoal.errors import DeadlineError, PeerFailedError, UsageError, raise_all
-from shoal.runtime import fault_points
-from shoal.runtime.environment import own_environment
+from shoal.runtime.system import fault_points
+from shoal.runtime.system.environment import own_environment
+from shoal.testing.bench_programs import program_of
 from shoal.testing.ended import Ended, ended_of, raise_first
 from shoal.testing.launching import SERVICES, WAYS, Job
-from shoal.testing.programs import program_of
 from shoal.testing.running import Pause, Pump, Running
 from shoal.testing.warding import Warden
 
@@ -64,7 +64,7 @@ class Cluster:
             without any launcher, "stand-alone" before the job, or "launcher", `shoal run`.
           network: each process (and stand-alone services) gets a host name, an address and a cable
             of its own, so that `cut` and `mend` work; see `shoal.testing.network`.
-          faults: what happens at named points, see `shoal.runtime.fault_points`.
+          faults: what happens at named points, see `shoal.runtime.system.fault_points`.
           env: the environment of the processes, but for the job's own variables; None: this one's.
           start_method: "spawn" starts each process as a program of its own; "fork" forks those that
             run a function from one that has imported JAX: sooner, for a fraction of the

@@ -30,9 +30,9 @@ from shoal.errors import (
     ProcessLostError,
     UsageError,
 )
-from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES, Coordinator, Member, Point
-from shoal.runtime.leaving import Given, Notice
-from shoal.runtime.trail import Entry
+from shoal.runtime.client.interface import MAX_PAYLOAD_BYTES, Coordinator, Member, Point
+from shoal.runtime.rules.stopping import Given, Notice
+from shoal.runtime.rules.trail import Entry
 
 __all__ = ["PATIENCE_S", "CoordinatorContract", "MakeStage", "Stage", "meet", "run_together"]
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import IO, cast
 
 from shoal.errors import UsageError, nearest
-from shoal.runtime.cpu_devices import chosen_devices, cpu_threads, without_devices
-from shoal.runtime.frames import address_text
+from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
+from shoal.runtime.wire.frames import address_text
 from shoal.testing import enter
+from shoal.testing.bench_programs import Program
 from shoal.testing.forked import Start, fork_all
 from shoal.testing.network import address_of
-from shoal.testing.programs import Program
 from shoal.testing.running import Running
 from shoal.testing.warden import MARK, environment_of, marked
 from shoal.testing.warding import Warden
@@ -30,8 +30,8 @@ __all__ = ["SERVICES", "WAYS", "Job"]
 
 WAYS = ("process 0", "stand-alone", "launcher")
 _SERVICES: Mapping[str, tuple[str, ...]] = {  # name: what their command lines contain
-    "the meeting place": ("shoal.runtime.meeting_place",),
-    "JAX's service": ("shoal.runtime.services", "shoal.runtime.jax_runtime"),
+    "the meeting place": ("shoal.runtime.server.meeting_place",),
+    "JAX's service": ("shoal.runtime.startup.services", "shoal.runtime.jax_service.jax_runtime"),
 }
 SERVICES = len(_SERVICES)
 _PORT = 7171  # in a network of its own every port is free
@@ -79,7 +79,7 @@ class Job:
         idle = ["--idle-s", str(_IDLE_S)]
         if self._warden.namespaces:
             return self._start_services_apart([*numbers, "--bind", host, *idle], numbers)
-        command = ["-P", "-m", "shoal.runtime.services", "--bind", host, *numbers, *idle]
+        command = ["-P", "-m", "shoal.runtime.startup.services", "--bind", host, *numbers, *idle]
         popen = self._popen(command, self._env, stdin=subprocess.PIPE)
         self._leash = cast("IO[bytes]", popen.stdin)
         return [Running("services", popen)]
@@ -88,8 +88,14 @@ class Job:
         """Start each service on a host of its own. The meeting place holds the leash of the other
         one, which ends with it."""
         reads, writes = os.pipe()
-        place = ["-P", "-m", "shoal.runtime.meeting_place", *of_place, "--until-empty"]
-        service = ["-P", "-m", "shoal.runtime.jax_runtime", *numbers, "--until-stdin-closes"]
+        place = ["-P", "-m", "shoal.runtime.server.meeting_place", *of_place, "--until-empty"]
+        service = [
+            "-P",
+            "-m",
+            "shoal.runtime.jax_service.jax_runtime",
+            *numbers,
+            "--until-stdin-closes",
+        ]
         at = self._processes
         rows = [
             Running("the meeting place", self._popen(place, self._env, at, pass_fds=[writes])),

@@ -23,7 +23,7 @@ import subprocess
 import sys
 from typing import Any
 
-from shoal.runtime.environment import own_environment
+from shoal.runtime.system.environment import own_environment
 from shoal.testing.enter import enter
 
 __all__ = ["address_of", "serve", "why_no_cuts"]

@@ -8,7 +8,7 @@ import numpy as np
 from shoal.plan.layout import Layout
 from shoal.plan.shards import region
 from shoal.plan.transfer.blocks import exchange_rounds
-from shoal.plan.transfer.steps import pairs
+from shoal.plan.transfer.move_steps import pairs
 
 
 def all_layouts(mesh, rank):

@@ -5,8 +5,8 @@ import pickle
 import pytest
 
 from shoal.errors import UsageError
+from shoal.plan.hardware.links import links_of
 from shoal.plan.layout import Layout
-from shoal.plan.links import links_of
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import parse
 from shoal.plan.transfer.plan import plan_transfer

@@ -11,8 +11,8 @@ from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import parse
+from shoal.plan.transfer.move_steps import received_bytes
 from shoal.plan.transfer.plan import plan_transfer
-from shoal.plan.transfer.steps import received_bytes
 from shoal.plan.transfer.traffic import traffic_of
 
 HOSTS = [0, 0, 0, 1, 1, 2, 2, 2]

@@ -112,7 +112,7 @@ def test_a_frozen_service_of_jax_ends_the_job_though_nobody_meets(launch):
     launch.env |= {"SHOAL_LOST_AFTER_S": "1"}
     launch.start("-n", "2", script=HEAD + "print('ready'); time.sleep(600)")
     launch.await_words("ready", 2)
-    (service,) = launch.pids("shoal.runtime.jax_runtime")
+    (service,) = launch.pids("shoal.runtime.jax_service.jax_runtime")
     os.kill(service, signal.SIGSTOP)
     finished = launch.finish()
     assert finished.code == 71

@@ -105,7 +105,7 @@ def test_the_death_of_the_hosts_keeper_is_not_blamed_on_a_process(launch):
         script=WAIT + "import shoal; shoal.initialize(); print('ready'); time.sleep(600)\n",
     )
     launch.await_words("ready", 2)
-    (pid,) = launch.pids("shoal.runtime.host_keeper")
+    (pid,) = launch.pids("shoal.runtime.jax_service.keeper")
     os.kill(pid, signal.SIGKILL)
     finished = launch.finish()
     assert finished.code == 71
@@ -170,7 +170,7 @@ def test_who_does_not_end_on_sigterm_is_killed_after_the_grace(launch):
 def test_a_service_that_dies_is_reported_and_ends_the_job(launch):
     launch.start("-n", "2", script=WAIT + "print('ready'); time.sleep(600)")
     launch.await_words("ready", 2)
-    (pid,) = launch.pids("shoal.runtime.meeting_place")
+    (pid,) = launch.pids("shoal.runtime.server.meeting_place")
     os.kill(pid, signal.SIGKILL)
     finished = launch.finish()
     assert finished.code == 71

@@ -97,7 +97,7 @@ def test_the_keeper_of_the_host_does_not_outlive_the_launcher(launch, number):
         """,
     )
     launch.await_words("ready", 2)
-    assert len(launch.pids("shoal.runtime.host_keeper")) == 1
+    assert len(launch.pids("shoal.runtime.jax_service.keeper")) == 1
     launch.popen.send_signal(number)
     assert launch.leaves_nobody()
     finished = launch.finish()

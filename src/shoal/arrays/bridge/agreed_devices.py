@@ -20,11 +20,12 @@ import jax
 
 from shoal.errors import DeadlineError, DivergenceError
 from shoal.plan.mesh import Mesh
-from shoal.plan.text import runs_to_text
-from shoal.runtime import fault_points, jax_runtime
+from shoal.plan.notation.words import runs_to_text
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.verdicts import Self, disagreement
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.rules.outcomes import Self, disagreement
+from shoal.runtime.system import fault_points
 
 __all__ = ["View", "agree_on_devices", "owners_of"]
 

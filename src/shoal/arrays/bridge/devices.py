@@ -12,7 +12,7 @@ from jax.sharding import AbstractMesh, AxisType
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
-from shoal.plan.text import runs_to_text
+from shoal.plan.notation.words import runs_to_text
 
 __all__ = ["jax_mesh", "mesh_of", "twins", "twins_needed"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 from jax.tree_util import PyTreeDef, SequenceKey, keystr, tree_flatten_with_path
 
-from shoal.arrays.sharding import layout_of_sharding, padded, sharding
-from shoal.arrays.use_mesh import default_mesh
+from shoal.arrays.bridge.sharding import layout_of_sharding, padded, sharding
+from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.errors import UsageError, nearest
 from shoal.plan.layout import Layout
 

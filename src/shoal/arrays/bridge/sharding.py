@@ -9,7 +9,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from shoal.arguments import check_kind
-from shoal.arrays.devices import jax_mesh, mesh_of
+from shoal.arrays.bridge.devices import jax_mesh, mesh_of
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Dim, Layout

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 import jax
 
-from shoal.arrays.devices import mesh_of
+from shoal.arrays.bridge.devices import mesh_of
 from shoal.colour import local
 from shoal.errors import UsageTypeError
 from shoal.plan.mesh import Mesh

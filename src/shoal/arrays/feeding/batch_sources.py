@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.arrays.host_values import as_numpy
+from shoal.arrays.host.host_values import as_numpy
 from shoal.errors import UsageError, UsageTypeError
 
 __all__ = ["ByNumber", "InTurn", "ReaderState", "by_number"]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError, UsageError
-from shoal.runtime.verdicts import Self, disagreement, gone_error, listed
+from shoal.runtime.rules.outcomes import Self, disagreement, gone_error, listed
 
 __all__ = ["LAST", "Status", "Verdict", "judge"]
 

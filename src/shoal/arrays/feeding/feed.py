@@ -29,9 +29,11 @@ from typing import Any, Self
 import jax
 
 from shoal import settings
-from shoal.arrays.agreed_devices import owners_of
-from shoal.arrays.batch_sources import ByNumber, ReaderState
-from shoal.arrays.feed_arguments import (
+from shoal.arrays.bridge.agreed_devices import owners_of
+from shoal.arrays.bridge.leaf_layouts import Layouts
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.feeding.batch_sources import ByNumber, ReaderState
+from shoal.arrays.feeding.feed_arguments import (
     must_be_whole,
     must_go_on,
     offences_of,
@@ -40,21 +42,19 @@ from shoal.arrays.feed_arguments import (
     source_of,
     spec_of,
 )
-from shoal.arrays.feed_state import mark_of, rows_of_state, state_of
-from shoal.arrays.feed_steps import Given, Meeting, Options, Steps
-from shoal.arrays.feed_wait import Wait
-from shoal.arrays.layouts import Layouts
-from shoal.arrays.leave_trail import lane_offences
-from shoal.arrays.own_rows import Split
-from shoal.arrays.prefetch import Prefetch
-from shoal.arrays.sharding import sharding
+from shoal.arrays.feeding.feed_state import mark_of, rows_of_state, state_of
+from shoal.arrays.feeding.feed_steps import Given, Meeting, Options, Steps
+from shoal.arrays.feeding.feed_wait import Wait
+from shoal.arrays.feeding.own_rows import Split
+from shoal.arrays.feeding.prefetch import Prefetch
+from shoal.arrays.host.leave_trail import lane_offences
 from shoal.colour import logically_collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.failure_words import failure_of
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.process import coordinator
-from shoal.runtime.trail import Entry
+from shoal.runtime.rules.trail import Entry
+from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.failure_words import failure_of
 
 __all__ = ["Feed", "feed"]
 

@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from shoal.arrays.batch_sources import ByNumber, InTurn, by_number
-from shoal.arrays.batch_verdict import LAST
-from shoal.arrays.digest import digest
-from shoal.arrays.feed_steps import Options
-from shoal.arrays.layouts import Layouts, is_one_layout
-from shoal.arrays.local_rows import split_layout
-from shoal.arrays.own_rows import Split
-from shoal.arrays.sharding import sharding
+from shoal.arrays.bridge.leaf_layouts import Layouts, is_one_layout
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.feeding.batch_sources import ByNumber, InTurn, by_number
+from shoal.arrays.feeding.batch_verdict import LAST
+from shoal.arrays.feeding.feed_steps import Options
+from shoal.arrays.feeding.local_rows import split_layout
+from shoal.arrays.feeding.own_rows import Split
+from shoal.arrays.host.digest import digest
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest
 from shoal.plan.layout import Layout
 from shoal.plan.rows import must_split_evenly

@@ -9,16 +9,16 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import numpy as np
 
-from shoal.arrays.batch_sources import ByNumber, InTurn, ReaderState
-from shoal.arrays.batch_verdict import Asked, Status, Verdict, judge
-from shoal.arrays.layouts import Layouts
-from shoal.arrays.own_rows import Batch, Split, checked_batch, place_rows
-from shoal.arrays.prefetch import MEETING, PLACING, READING, Prefetch
+from shoal.arrays.bridge.leaf_layouts import Layouts
+from shoal.arrays.feeding.batch_sources import ByNumber, InTurn, ReaderState
+from shoal.arrays.feeding.batch_verdict import Asked, Status, Verdict, judge
+from shoal.arrays.feeding.own_rows import Batch, Split, checked_batch, place_rows
+from shoal.arrays.feeding.prefetch import MEETING, PLACING, READING, Prefetch
 from shoal.errors import DeadlineError, ShoalError, UsageError
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.failure_words import failure_of
-from shoal.runtime.verdicts import Self
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.system.failure_words import failure_of
 
 __all__ = ["Given", "Meeting", "Options", "Steps"]
 

@@ -6,8 +6,8 @@ import logging
 import time
 
 from shoal import settings
-from shoal.arrays.feed_steps import Given, Meeting
-from shoal.arrays.prefetch import MEETING, Prefetch
+from shoal.arrays.feeding.feed_steps import Given, Meeting
+from shoal.arrays.feeding.prefetch import MEETING, Prefetch
 from shoal.errors import DeadlineError
 
 __all__ = ["Wait"]

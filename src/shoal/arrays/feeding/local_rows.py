@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shoal.arrays.layouts import is_one_layout, layout_for
-from shoal.arrays.sharding import layout_of_sharding
+from shoal.arrays.bridge.leaf_layouts import is_one_layout, layout_for
+from shoal.arrays.bridge.sharding import layout_of_sharding
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout

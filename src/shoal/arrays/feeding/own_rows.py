@@ -14,12 +14,19 @@ import jax
 import numpy as np
 from jax.tree_util import PyTreeDef
 
-from shoal.arrays.digest import digest
-from shoal.arrays.host_values import as_numpy, cannot_hold, is_key, narrowed, native
-from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide, shown
-from shoal.arrays.sharding import sharding
-from shoal.arrays.tree_words import nodes_text
-from shoal.arrays.upload import spread
+from shoal.arrays.bridge.leaf_layouts import (
+    Layouts,
+    Leaf,
+    cannot_be_pending,
+    leaf_layouts,
+    must_divide,
+    shown,
+)
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.host.digest import digest
+from shoal.arrays.host.host_values import as_numpy, cannot_hold, is_key, narrowed, native
+from shoal.arrays.host.tree_words import nodes_text
+from shoal.arrays.host.upload import spread
 from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.rows import row_holders

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import xxhash
 
-from shoal.arrays.host_values import native
+from shoal.arrays.host.host_values import native
 
 __all__ = ["digest"]
 

@@ -11,17 +11,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from shoal.arrays.digest import digest
-from shoal.arrays.host_values import as_numpy, is_key
-from shoal.arrays.layouts import Leaf
+from shoal.arrays.bridge.leaf_layouts import Leaf
+from shoal.arrays.host.digest import digest
+from shoal.arrays.host.host_values import as_numpy, is_key
 from shoal.errors import InitializeError, WrongType
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.process_boxes import process_box
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.trail import Entry
-from shoal.runtime.verdicts import listed
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.rules.trail import Entry
+from shoal.runtime.system.callsite import callsite
 
 __all__ = ["coordinator_here", "lane_offences", "leave_trail", "leave_trail_of_parts", "lines_of"]
 

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from shoal.arrays.host_values import cannot_hold
-from shoal.arrays.layouts import (
+from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
     cannot_be_pending,
@@ -17,10 +16,12 @@ from shoal.arrays.layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.leave_trail import lane_offences
-from shoal.arrays.move import relabelled
-from shoal.arrays.part_primitives import IN_JIT, cut_traced, join_traced
-from shoal.arrays.parts import (
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.host.host_values import cannot_hold
+from shoal.arrays.host.leave_trail import lane_offences
+from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.host_local.part_primitives import IN_JIT, cut_traced, join_traced
+from shoal.arrays.host_local.parts import (
     Call,
     cut,
     is_local,
@@ -30,13 +31,12 @@ from shoal.arrays.parts import (
     own_box,
     seen,
 )
-from shoal.arrays.put import dtype_offences
-from shoal.arrays.sharding import sharding
-from shoal.arrays.upload import is_tracing
+from shoal.arrays.moving.move import relabelled
+from shoal.arrays.placing.put import dtype_offences
 from shoal.colour import local, logically_collective
 from shoal.errors import UsageError, WrongType, raise_all
 from shoal.plan.process_boxes import ProcessBox
-from shoal.runtime.callsite import callsite
+from shoal.runtime.system.callsite import callsite
 
 __all__ = ["from_host_local", "to_host_local"]
 

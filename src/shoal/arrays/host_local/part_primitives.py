@@ -19,11 +19,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType
 
-from shoal.arrays.layouts import Leaf
-from shoal.arrays.move import Move, move, relabelled
-from shoal.arrays.parts import Call, cut, global_shape, join, local_shape, own_box, seen
-from shoal.arrays.put import dtype_offences
-from shoal.arrays.sharding import layout_of_sharding, padded, sharding
+from shoal.arrays.bridge.leaf_layouts import Leaf
+from shoal.arrays.bridge.sharding import layout_of_sharding, padded, sharding
+from shoal.arrays.host_local.parts import Call, cut, global_shape, join, local_shape, own_box, seen
+from shoal.arrays.moving.move import Move, move, relabelled
+from shoal.arrays.placing.put import dtype_offences
 from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh

@@ -11,12 +11,12 @@ import numpy as np
 from jax.extend.core import concrete_or_error
 from jax.sharding import NamedSharding
 
-from shoal.arrays.host_values import as_numpy
-from shoal.arrays.layouts import Leaf
-from shoal.arrays.leave_trail import leave_trail_of_parts
-from shoal.arrays.move import Move, move, relabelled
-from shoal.arrays.put import place
-from shoal.arrays.sharding import layout_of_sharding, sharding
+from shoal.arrays.bridge.leaf_layouts import Leaf
+from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
+from shoal.arrays.host.host_values import as_numpy
+from shoal.arrays.host.leave_trail import leave_trail_of_parts
+from shoal.arrays.moving.move import Move, move, relabelled
+from shoal.arrays.placing.put import place
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.process_boxes import ProcessBox, process_box

@@ -21,17 +21,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.host_values import is_key
-from shoal.arrays.sharding import layout_of_sharding
-from shoal.arrays.words import as_words, bits_as, in_words, is_narrow_float, may_change, word_of
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.sharding import layout_of_sharding
+from shoal.arrays.host.host_values import is_key
+from shoal.arrays.moving.whole_words import (
+    as_words,
+    bits_as,
+    in_words,
+    is_narrow_float,
+    may_change,
+    word_of,
+)
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.chunks import Chunks, chunks_of
+from shoal.plan.transfer.move_steps import Step
 from shoal.plan.transfer.permutes import Permute, Permutes, permutes_of
 from shoal.plan.transfer.plan import Transfer, plan_transfer
-from shoal.plan.transfer.steps import Step
 
 __all__ = [
     "Programs",

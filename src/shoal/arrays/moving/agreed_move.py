@@ -14,19 +14,20 @@ import jax
 from jax.sharding import NamedSharding
 
 from shoal import settings
-from shoal.arrays.across_devices import is_across, is_apart
-from shoal.arrays.layouts import Leaf
-from shoal.arrays.leave_trail import coordinator_here, leave_trail, lines_of
-from shoal.arrays.sharding import layout_of_sharding, sharding
+from shoal.arrays.bridge.leaf_layouts import Leaf
+from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
+from shoal.arrays.host.leave_trail import coordinator_here, leave_trail, lines_of
+from shoal.arrays.moving.across_devices import is_across, is_apart
 from shoal.errors import DeadlineError, UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.permutes import MOST_PERMUTES, num_permutes, side_of
 from shoal.plan.transfer.plan import plan_transfer
-from shoal.runtime import fault_points, jax_runtime
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.verdicts import Self, listed
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.rules.outcomes import Self, listed
+from shoal.runtime.system import fault_points
+from shoal.runtime.system.callsite import callsite
 
 __all__ = ["agree_on_move", "obstacle"]
 

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding
 
-from shoal.arrays.host_values import is_key
+from shoal.arrays.host.host_values import is_key
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shoal.arrays.across_devices import is_apart, move_across
-from shoal.arrays.host_copy import can_copy, copied
-from shoal.arrays.host_values import is_key
-from shoal.arrays.planned_move import is_better, move_as_planned, plan_of
-from shoal.arrays.upload import upload
-from shoal.arrays.weak_type import as_weak_as, is_weak
-from shoal.arrays.words import as_words, bits_as, must_be_words
+from shoal.arrays.host.host_values import is_key
+from shoal.arrays.host.upload import upload
+from shoal.arrays.moving.across_devices import is_apart, move_across
+from shoal.arrays.moving.host_copy import can_copy, copied
+from shoal.arrays.moving.planned_move import is_better, move_as_planned, plan_of
+from shoal.arrays.moving.weak_type import as_weak_as, is_weak
+from shoal.arrays.moving.whole_words import as_words, bits_as, must_be_words
 from shoal.plan.transfer.plan import Transfer
 
 __all__ = [

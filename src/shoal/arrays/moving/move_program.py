@@ -18,13 +18,13 @@ from jax.experimental.layout import Layout as MemoryLayout
 from jax.experimental.layout import with_layout_constraint
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shoal.arrays.devices import jax_mesh
+from shoal.arrays.bridge.devices import jax_mesh
 from shoal.plan.layout import Dim, Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.blocks import Copies, exchange_copies
 from shoal.plan.transfer.chunks import chunks_of
-from shoal.plan.transfer.order import in_one_order
-from shoal.plan.transfer.steps import Step, pairs
+from shoal.plan.transfer.move_steps import Step, pairs
+from shoal.plan.transfer.same_devices import in_one_order
 
 __all__ = ["Stage", "inside_jit", "stages"]
 

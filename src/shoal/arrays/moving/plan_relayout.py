@@ -12,24 +12,36 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from shoal.arguments import check_flags
-from shoal.arrays.across_devices import Programs, as_rows, is_apart, programs_across, travels_as
-from shoal.arrays.agreed_move import obstacle
-from shoal.arrays.host_copy import has_words, in_one_memory, must_be_a_way
-from shoal.arrays.host_values import deleted
-from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
-from shoal.arrays.move import row_of, xla_program
-from shoal.arrays.planned_move import is_better, programs_of, whole_shape
-from shoal.arrays.sharding import layout_of, sharding
-from shoal.arrays.staged_move import by_host_alone, part_of
+from shoal.arrays.bridge.leaf_layouts import (
+    Layouts,
+    Leaf,
+    cannot_be_pending,
+    leaf_layouts,
+    must_divide,
+)
+from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.host.host_values import deleted
+from shoal.arrays.moving.across_devices import (
+    Programs,
+    as_rows,
+    is_apart,
+    programs_across,
+    travels_as,
+)
+from shoal.arrays.moving.agreed_move import obstacle
+from shoal.arrays.moving.host_copy import has_words, in_one_memory, must_be_a_way
+from shoal.arrays.moving.move import row_of, xla_program
+from shoal.arrays.moving.planned_move import is_better, programs_of, whole_shape
+from shoal.arrays.moving.staged_move import by_host_alone, part_of
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError, raise_all
-from shoal.plan.hlo_traffic import received_bytes_of
-from shoal.plan.links import Links
+from shoal.plan.compiled.hlo_traffic import received_bytes_of
+from shoal.plan.hardware.links import Links
+from shoal.plan.hardware.wiring import Topology
+from shoal.plan.transfer.move_steps import Step
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.staging import staging_of
-from shoal.plan.transfer.steps import Step
 from shoal.plan.transfer.traffic import Traffic, traffic_of
-from shoal.plan.wiring import Topology
 
 __all__ = ["RelayoutPlan", "compiled_programs", "plan_relayout"]
 

@@ -9,15 +9,21 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from shoal.arrays.host_values import is_key
-from shoal.arrays.move_program import Stage, stages
-from shoal.arrays.sharding import layout_of_sharding
-from shoal.arrays.words import as_words, bits_as, in_words, is_narrow_float, must_be_words
+from shoal.arrays.bridge.sharding import layout_of_sharding
+from shoal.arrays.host.host_values import is_key
+from shoal.arrays.moving.move_program import Stage, stages
+from shoal.arrays.moving.whole_words import (
+    as_words,
+    bits_as,
+    in_words,
+    is_narrow_float,
+    must_be_words,
+)
 from shoal.errors import UsageError
 from shoal.plan.transfer.chunks import chunks_of
-from shoal.plan.transfer.order import in_one_order
+from shoal.plan.transfer.move_steps import Step
 from shoal.plan.transfer.plan import Transfer, plan_transfer
-from shoal.plan.transfer.steps import Step
+from shoal.plan.transfer.same_devices import in_one_order
 
 __all__ = [
     "as_it_lies",

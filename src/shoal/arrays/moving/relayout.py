@@ -8,13 +8,19 @@ import jax
 from jax.extend.core import concrete_or_error
 
 from shoal.arguments import check_flags
-from shoal.arrays.agreed_move import agree_on_move, obstacle
-from shoal.arrays.host_copy import must_be_a_way
-from shoal.arrays.host_values import deleted
-from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
-from shoal.arrays.move import Move, move
-from shoal.arrays.sharding import sharding
-from shoal.arrays.staged_move import move_staged, why_not_staged
+from shoal.arrays.bridge.leaf_layouts import (
+    Layouts,
+    Leaf,
+    cannot_be_pending,
+    leaf_layouts,
+    must_divide,
+)
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.host.host_values import deleted
+from shoal.arrays.moving.agreed_move import agree_on_move, obstacle
+from shoal.arrays.moving.host_copy import must_be_a_way
+from shoal.arrays.moving.move import Move, move
+from shoal.arrays.moving.staged_move import move_staged, why_not_staged
 from shoal.colour import collective
 from shoal.errors import UsageError, raise_all
 

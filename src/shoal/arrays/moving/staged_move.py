@@ -14,12 +14,12 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from shoal.arrays.host_values import is_key
-from shoal.arrays.move import Move, give_up, move, on_row, unmoved
-from shoal.arrays.planned_move import move_as_planned, plan_of
-from shoal.arrays.upload import upload
-from shoal.arrays.weak_type import as_weak_as
-from shoal.arrays.words import must_be_words
+from shoal.arrays.host.host_values import is_key
+from shoal.arrays.host.upload import upload
+from shoal.arrays.moving.move import Move, give_up, move, on_row, unmoved
+from shoal.arrays.moving.planned_move import move_as_planned, plan_of
+from shoal.arrays.moving.weak_type import as_weak_as
+from shoal.arrays.moving.whole_words import must_be_words
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.staging import staging_of
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shoal.arrays.host_values import is_key
-from shoal.arrays.upload import upload
+from shoal.arrays.host.host_values import is_key
+from shoal.arrays.host.upload import upload
 
 __all__ = [
     "as_words",

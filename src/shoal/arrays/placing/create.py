@@ -9,10 +9,16 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
-from shoal.arrays.move import on_row, row_of
-from shoal.arrays.put import dtype_offences, place, strong
-from shoal.arrays.sharding import sharding
+from shoal.arrays.bridge.leaf_layouts import (
+    Layouts,
+    Leaf,
+    cannot_be_pending,
+    leaf_layouts,
+    must_divide,
+)
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.moving.move import on_row, row_of
+from shoal.arrays.placing.put import dtype_offences, place, strong
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 
-from shoal.arrays.layouts import Leaf
-from shoal.arrays.leave_trail import leave_trail
-from shoal.arrays.put import place
-from shoal.arrays.upload import is_tracing
+from shoal.arrays.bridge.leaf_layouts import Leaf
+from shoal.arrays.host.leave_trail import leave_trail
+from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.placing.put import place
 
 __all__ = ["is_elsewhere", "placed"]
 

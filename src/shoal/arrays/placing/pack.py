@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.host_values import as_numpy, deleted, native
-from shoal.arrays.layouts import Layouts, Leaf, leaf_layouts, shown
-from shoal.arrays.leave_trail import lane_offences, leave_trail
-from shoal.arrays.put import dtype_offences
-from shoal.arrays.sharding import layout_of_sharding, sharding
-from shoal.arrays.upload import refuse_inside_jit, upload
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.leaf_layouts import Layouts, Leaf, leaf_layouts, shown
+from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
+from shoal.arrays.host.host_values import as_numpy, deleted, native
+from shoal.arrays.host.leave_trail import lane_offences, leave_trail
+from shoal.arrays.host.upload import refuse_inside_jit, upload
+from shoal.arrays.placing.put import dtype_offences
 from shoal.colour import local, logically_collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout

@@ -9,18 +9,18 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from shoal.arrays.host_values import X64, as_numpy, cannot_hold, is_key, narrowed, native
-from shoal.arrays.layouts import (
+from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
     cannot_be_pending,
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.leave_trail import lane_offences, leave_trail
-from shoal.arrays.move import Move, move, relabelled
-from shoal.arrays.sharding import sharding
-from shoal.arrays.upload import refuse_inside_jit, spread
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.host.host_values import X64, as_numpy, cannot_hold, is_key, narrowed, native
+from shoal.arrays.host.leave_trail import lane_offences, leave_trail
+from shoal.arrays.host.upload import refuse_inside_jit, spread
+from shoal.arrays.moving.move import Move, move, relabelled
 from shoal.colour import logically_collective
 from shoal.errors import WrongType, raise_all
 from shoal.plan.layout import Layout

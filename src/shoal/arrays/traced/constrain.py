@@ -12,15 +12,21 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from shoal.arguments import not_flags
-from shoal.arrays.constrain_via import moved_inside, why_not_via
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.host_arguments import is_elsewhere, placed
-from shoal.arrays.host_values import as_numpy, is_key, native, unfit
-from shoal.arrays.layouts import Layouts, Leaf, cannot_be_pending, leaf_layouts, must_divide
-from shoal.arrays.plan_relayout import RelayoutPlan
-from shoal.arrays.sharding import sharding
-from shoal.arrays.upload import is_tracing
-from shoal.arrays.use_mesh import default_mesh
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.leaf_layouts import (
+    Layouts,
+    Leaf,
+    cannot_be_pending,
+    leaf_layouts,
+    must_divide,
+)
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.use_mesh import default_mesh
+from shoal.arrays.host.host_values import as_numpy, is_key, native, unfit
+from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.moving.plan_relayout import RelayoutPlan
+from shoal.arrays.placing.host_arguments import is_elsewhere, placed
+from shoal.arrays.traced.constrain_via import moved_inside, why_not_via
 from shoal.colour import traced
 from shoal.errors import raise_all
 from shoal.plan.layout import Layout

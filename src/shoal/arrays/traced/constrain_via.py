@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from shoal.arrays.layouts import Leaf
-from shoal.arrays.move_program import inside_jit, stages
-from shoal.arrays.plan_relayout import RelayoutPlan
-from shoal.arrays.sharding import sharding
-from shoal.arrays.weak_type import is_weak, weakened
+from shoal.arrays.bridge.leaf_layouts import Leaf
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.moving.move_program import inside_jit, stages
+from shoal.arrays.moving.plan_relayout import RelayoutPlan
+from shoal.arrays.moving.weak_type import is_weak, weakened
 from shoal.errors import UsageError, WrongType
-from shoal.plan.transfer.order import in_one_order
 from shoal.plan.transfer.plan import Transfer, plan_transfer
+from shoal.plan.transfer.same_devices import in_one_order
 
 __all__ = ["moved_inside", "why_not_via"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from shoal.arrays.devices import jax_mesh
-from shoal.arrays.layouts import Layouts, leaf_layouts
-from shoal.arrays.pack import pack, unpack
-from shoal.arrays.relayout import relayout
-from shoal.arrays.upload import is_tracing
+from shoal.arrays.bridge.devices import jax_mesh
+from shoal.arrays.bridge.leaf_layouts import Layouts, leaf_layouts
+from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.moving.relayout import relayout
+from shoal.arrays.placing.pack import pack, unpack
 from shoal.colour import collective, logically_collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.mesh import Mesh

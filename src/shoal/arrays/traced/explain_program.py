@@ -12,8 +12,8 @@ import numpy as np
 
 from shoal.colour import local
 from shoal.errors import UsageTypeError
-from shoal.plan.hlo_flow import Frame, flow_of, frames_of
-from shoal.plan.hlo_traffic import Collective, collectives_of
+from shoal.plan.compiled.hlo_flow import Frame, flow_of, frames_of
+from shoal.plan.compiled.hlo_traffic import Collective, collectives_of
 
 __all__ = ["Movement", "ProgramReport", "explain_program"]
 

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from shoal.arguments import check_flags
-from shoal.arrays.host_values import as_numpy, native, unfit
-from shoal.arrays.layouts import shown
-from shoal.arrays.upload import is_tracing
+from shoal.arrays.bridge.leaf_layouts import shown
+from shoal.arrays.host.host_values import as_numpy, native, unfit
+from shoal.arrays.host.upload import is_tracing
 from shoal.colour import traced
 from shoal.errors import UsageError, raise_all
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 
-from shoal.arrays.constrain import constrain, explicit_part
-from shoal.arrays.host_values import as_numpy, native, unfit
-from shoal.arrays.layouts import Layouts, cannot_be_pending, leaf_layouts, must_divide
-from shoal.arrays.upload import is_tracing
+from shoal.arrays.bridge.leaf_layouts import Layouts, cannot_be_pending, leaf_layouts, must_divide
+from shoal.arrays.host.host_values import as_numpy, native, unfit
+from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.traced.constrain import constrain, explicit_part
 from shoal.colour import traced
 from shoal.errors import UsageTypeError, raise_all
 from shoal.plan.layout import Layout

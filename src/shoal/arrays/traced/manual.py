@@ -12,11 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import PyTreeDef
 
-from shoal.arrays.constrain import AnyMesh, constrain, manual_axes
-from shoal.arrays.devices import jax_mesh, mesh_of
-from shoal.arrays.host_arguments import is_elsewhere, placed
-from shoal.arrays.host_values import as_numpy, native, unfit
-from shoal.arrays.layouts import (
+from shoal.arrays.bridge.devices import jax_mesh, mesh_of
+from shoal.arrays.bridge.leaf_layouts import (
     Layouts,
     Leaf,
     cannot_be_pending,
@@ -24,8 +21,11 @@ from shoal.arrays.layouts import (
     leaf_layouts,
     must_divide,
 )
-from shoal.arrays.use_mesh import default_mesh, use_mesh
-from shoal.arrays.varying import Hidden, Hunt
+from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
+from shoal.arrays.host.host_values import as_numpy, native, unfit
+from shoal.arrays.placing.host_arguments import is_elsewhere, placed
+from shoal.arrays.traced.constrain import AnyMesh, constrain, manual_axes
+from shoal.arrays.traced.varying import Hidden, Hunt
 from shoal.colour import traced
 from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 from shoal.plan.layout import Layout

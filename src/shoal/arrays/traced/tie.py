@@ -14,10 +14,10 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding
 
 from shoal.arguments import check_flags
-from shoal.arrays.host_values import as_numpy, is_key, native, unfit
-from shoal.arrays.layouts import shown
-from shoal.arrays.sharding import layout_of_sharding
-from shoal.arrays.upload import is_tracing
+from shoal.arrays.bridge.leaf_layouts import shown
+from shoal.arrays.bridge.sharding import layout_of_sharding
+from shoal.arrays.host.host_values import as_numpy, is_key, native, unfit
+from shoal.arrays.host.upload import is_tracing
 from shoal.colour import traced
 from shoal.errors import UsageError, raise_all
 

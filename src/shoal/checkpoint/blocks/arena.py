@@ -16,8 +16,8 @@ import numpy as np
 
 from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, padded
 from shoal.checkpoint.blocks.threads import in_threads
-from shoal.checkpoint.format.files import PAGE_BYTES
-from shoal.runtime.cores import num_cores
+from shoal.checkpoint.format.joined_parts import PAGE_BYTES
+from shoal.runtime.system.cores import num_cores
 
 __all__ = ["Arena", "kept_pages", "pages"]
 

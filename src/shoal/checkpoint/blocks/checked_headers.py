@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from shoal.checkpoint.disk.opening import Checkpoint
-from shoal.checkpoint.format import header, names
-from shoal.checkpoint.format.dtypes import dtype_of, entry_shape, storage_of
-from shoal.checkpoint.format.files import PAGE_BYTES, data_metadata
+from shoal.checkpoint.format import header
+from shoal.checkpoint.format.joined_parts import PAGE_BYTES, data_metadata
+from shoal.checkpoint.tree import names
+from shoal.checkpoint.tree.dtypes import dtype_of, entry_shape, storage_of
 from shoal.errors import CorruptCheckpoint
 
 __all__ = ["check_header"]

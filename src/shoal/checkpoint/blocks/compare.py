@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal.checkpoint.blocks.reader import Checkpoint, Want, read
-from shoal.checkpoint.format.dtypes import dtype_of
+from shoal.checkpoint.tree.dtypes import dtype_of
 
 __all__ = ["Pair", "compare", "shape_of"]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.checkpoint.format.files import PAGE_BYTES
+from shoal.checkpoint.format.joined_parts import PAGE_BYTES
 from shoal.plan.boxes import boxes
 
 __all__ = ["FileImage", "Filler", "Piece", "padded"]

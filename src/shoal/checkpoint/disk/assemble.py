@@ -7,7 +7,7 @@ import hashlib
 from shoal.checkpoint.disk.step_folder import in_folder
 from shoal.checkpoint.disk.step_names import check_place
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.files import (
+from shoal.checkpoint.format.joined_parts import (
     Blob,
     Commit,
     Index,

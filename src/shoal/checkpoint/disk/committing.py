@@ -21,7 +21,7 @@ from shoal.checkpoint.disk.step_folder import (
     tombstone_name,
 )
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.files import (
+from shoal.checkpoint.format.joined_parts import (
     Commit,
     Manifest,
     Part,
@@ -41,7 +41,7 @@ from shoal.errors import (
     StepAlreadyCommitted,
     StorageError,
 )
-from shoal.runtime import fault_points
+from shoal.runtime.system import fault_points
 
 __all__ = [
     "abandon",

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from shoal.checkpoint.disk import steps
+from shoal.checkpoint.disk import saved_steps
 from shoal.checkpoint.disk.opening import Checkpoint, open_folder
 from shoal.checkpoint.disk.step_folder import COMMIT, KEEP
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
-from shoal.checkpoint.format.values import to_json, value_of
 from shoal.checkpoint.format.where import layout_and_memory
+from shoal.checkpoint.tree.plain_values import to_json, value_of
 from shoal.colour import local
 from shoal.errors import NotCommitted, UsageError
 from shoal.paths import local_path
@@ -106,15 +106,15 @@ def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Conten
       ((3, 2), 'float64')
     """
     folder = LocalFolder(local_path(path, f"contents: path={path!r}"))
-    if COMMIT in folder.names() or not steps.folders(folder):
+    if COMMIT in folder.names() or not saved_steps.folders(folder):
         if step is not None:
             raise UsageError(f"contents: {folder.path} is no history: leave step={step!r} out")
         return contents_of(folder)
-    wanted = None if step is None else steps.checked_step("contents", step)
-    chosen = steps.chosen(folder, wanted, skip_corrupt=False)
+    wanted = None if step is None else saved_steps.checked_step("contents", step)
+    chosen = saved_steps.chosen(folder, wanted, skip_corrupt=False)
     if chosen is None:
         raise NotCommitted(f"{folder.path}: no step is saved", path=folder.path)
-    return contents_of(folder.folder(steps.step_name(chosen)))
+    return contents_of(folder.folder(saved_steps.step_name(chosen)))
 
 
 def contents_of(folder: Folder) -> Contents:

@@ -13,8 +13,7 @@ import numpy as np
 from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.step_folder import in_folder
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
-from shoal.checkpoint.format import files as files
-from shoal.checkpoint.format.dtypes import dtype_of, storage_of
+from shoal.checkpoint.format import joined_parts
 from shoal.checkpoint.format.records import (
     Blob,
     Chunks,
@@ -24,7 +23,8 @@ from shoal.checkpoint.format.records import (
     LeafRecord,
     Manifest,
 )
-from shoal.checkpoint.rules.reading import Items
+from shoal.checkpoint.planning.read_plan import Items
+from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
 from shoal.errors import CorruptCheckpoint, NotCommitted
 
 __all__ = ["Checkpoint", "open_checkpoint", "open_folder"]
@@ -88,9 +88,9 @@ def open_folder(folder: Folder) -> Checkpoint:
     manifest_data = _read_blob(folder, commit.manifest)
     index_data = _read_blob(folder, commit.index)
     with in_folder(folder):
-        manifest = files.decode_manifest(manifest_data, commit.manifest.name)
-        index = files.decode_index(index_data, commit.index.name)
-        files.check_whole(commit, manifest, index)
+        manifest = joined_parts.decode_manifest(manifest_data, commit.manifest.name)
+        index = joined_parts.decode_index(index_data, commit.index.name)
+        joined_parts.check_whole(commit, manifest, index)
     return Checkpoint(folder, commit, manifest, index)
 
 

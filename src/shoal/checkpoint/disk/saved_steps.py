@@ -16,7 +16,7 @@ from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.step_folder import COMMIT, KEEP, standing
 from shoal.checkpoint.disk.step_names import check_place, step_name, step_of
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.files import Commit
+from shoal.checkpoint.format.joined_parts import Commit
 from shoal.checkpoint.retention import Keep, Saved, doomed
 from shoal.errors import (
     CheckpointError,
@@ -26,7 +26,7 @@ from shoal.errors import (
     UsageError,
 )
 from shoal.paths import local_path
-from shoal.runtime import fault_points
+from shoal.runtime.system import fault_points
 
 __all__ = [
     "MOST_STEPS",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from shoal.checkpoint.disk.step_names import check_place
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.files import (
+from shoal.checkpoint.format.joined_parts import (
     COMMIT_BYTES,
     Commit,
     decode_commit,

@@ -26,14 +26,14 @@ from shoal.checkpoint.disk.step_folder import (
     tombstone_name,
 )
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.files import Commit, index_name
+from shoal.checkpoint.format.joined_parts import Commit, index_name
 from shoal.errors import (
     CorruptCheckpoint,
     SaveAborted,
     StepAlreadyCommitted,
     UnsupportedCheckpoint,
 )
-from shoal.runtime import fault_points
+from shoal.runtime.system import fault_points
 
 __all__ = ["collect", "delete", "delete_damaged", "recover"]
 

@@ -6,7 +6,7 @@ import re
 from typing import Any, NoReturn
 
 from shoal.checkpoint.format.records import FEATURES, LARGEST, VERSION
-from shoal.checkpoint.format.values import shown
+from shoal.checkpoint.tree.plain_values import shown
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all
 
 __all__ = ["FORMAT", "Fields", "check_json", "check_version", "head", "is_step", "is_text"]

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from shoal.checkpoint.format import dtypes
 from shoal.checkpoint.format.fields import Fields, check_json, check_version, head, is_step, is_text
 from shoal.checkpoint.format.header import strict_json
 from shoal.checkpoint.format.records import (
@@ -26,8 +25,9 @@ from shoal.checkpoint.format.records import (
     index_name,
     manifest_name,
 )
-from shoal.checkpoint.format.tree import from_json, names_of, to_json
-from shoal.checkpoint.format.values import shown, value_of
+from shoal.checkpoint.tree import dtypes
+from shoal.checkpoint.tree.flatten import from_json, names_of, to_json
+from shoal.checkpoint.tree.plain_values import shown, value_of
 from shoal.errors import CorruptCheckpoint, UsageError
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.checkpoint.format.tree import Structure
+from shoal.checkpoint.tree.flatten import Structure
 
 __all__ = [
     "BLOCK_BYTES",

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.checkpoint.format import dtypes
 from shoal.checkpoint.format.records import (
     LARGEST,
     MOST_DIMS,
@@ -22,6 +21,7 @@ from shoal.checkpoint.format.records import (
     Part,
     data_name,
 )
+from shoal.checkpoint.tree import dtypes
 from shoal.errors import CorruptCheckpoint
 
 __all__ = ["check_index", "check_places", "check_tiling", "check_whole", "join_chunks"]

@@ -11,23 +11,23 @@ from typing import Any, Self
 
 from shoal import settings
 from shoal.arguments import check_flags
-from shoal.checkpoint.disk import steps
-from shoal.checkpoint.disk.steps import checked_path, checked_step
+from shoal.checkpoint.disk import saved_steps
+from shoal.checkpoint.disk.saved_steps import checked_path, checked_step
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.in_flight import Saver
-from shoal.checkpoint.lead import lead_says
-from shoal.checkpoint.looking import Looking
-from shoal.checkpoint.newest_whole import none_left, restored
-from shoal.checkpoint.one_folder import in_one_folder
-from shoal.checkpoint.options import check_history, check_restore
-from shoal.checkpoint.resumable import check_resumable
+from shoal.checkpoint.history.looking import Looking
+from shoal.checkpoint.history.newest_whole import none_left, restored
+from shoal.checkpoint.history.resumable import check_resumable
+from shoal.checkpoint.history.saver import Saver
+from shoal.checkpoint.planning.cadence import Cadence, rule_text, rules_of
+from shoal.checkpoint.restoring.options import check_history, check_restore
 from shoal.checkpoint.retention import Keep, policy_of
-from shoal.checkpoint.rules.cadence import Cadence, rule_text, rules_of
+from shoal.checkpoint.together.lead import lead_says
+from shoal.checkpoint.together.one_folder import in_one_folder
 from shoal.colour import collective, local
 from shoal.errors import UsageError
 from shoal.runtime import process
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.group import group_in
+from shoal.runtime.client.group import group_in
+from shoal.runtime.client.interface import Coordinator
 
 __all__ = ["Checkpoints"]
 
@@ -114,7 +114,7 @@ class Checkpoints(Looking):
             options: dict[str, object] = {"keep": policy, "every": rule_text(every), **flags}
             last, self._saver.called = in_one_folder(
                 coordinator, "Checkpoints", options,
-                partial(steps.begin, self._root, idle_s=lease_s if recover else None), self._root,
+                partial(saved_steps.begin, self._root, idle_s=lease_s if recover else None), self._root,
                 group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
             )  # fmt: skip
             self._cadence = Cadence(every, self._ask_clock, last=-1 if last is None else last)
@@ -132,7 +132,7 @@ class Checkpoints(Looking):
 
         Local.
         """
-        return self._root.folder(steps.step_name(checked_step("path_of", step))).path
+        return self._root.folder(saved_steps.step_name(checked_step("path_of", step))).path
 
     @local
     def all_steps(self, *, skip_corrupt: bool = False) -> tuple[int, ...]:
@@ -143,7 +143,7 @@ class Checkpoints(Looking):
         Raises:
           CorruptCheckpoint: a COMMIT is damaged, unless `skip_corrupt`.
         """
-        return tuple(one.step for one in steps.commits(self._root, skip_corrupt=skip_corrupt))
+        return tuple(one.step for one in saved_steps.commits(self._root, skip_corrupt=skip_corrupt))
 
     @local
     def latest(self, *, skip_corrupt: bool = False) -> int | None:
@@ -154,7 +154,7 @@ class Checkpoints(Looking):
         Raises:
           CorruptCheckpoint: the newest COMMIT is damaged, unless `skip_corrupt`.
         """
-        return steps.chosen(self._root, skip_corrupt=skip_corrupt)
+        return saved_steps.chosen(self._root, skip_corrupt=skip_corrupt)
 
     # ---- saving
 
@@ -316,7 +316,7 @@ class Checkpoints(Looking):
         Raises:
           NotCommitted: the step is not saved.
         """
-        steps.pin(self._root, checked_step("pin", step))
+        saved_steps.pin(self._root, checked_step("pin", step))
 
     @local
     def unpin(self, step: int) -> None:
@@ -324,7 +324,7 @@ class Checkpoints(Looking):
 
         Local.
         """
-        steps.unpin(self._root, checked_step("unpin", step))
+        saved_steps.unpin(self._root, checked_step("unpin", step))
 
     @collective("processes")
     def delete(self, step: int) -> None:
@@ -337,7 +337,9 @@ class Checkpoints(Looking):
         """
         with self._coordinator.call("delete", "main", self._group.named):
             number = checked_step("delete", step)
-            self._lead_says("delete", (f"step={number}",), lambda: steps.delete(self._root, number))
+            self._lead_says(
+                "delete", (f"step={number}",), lambda: saved_steps.delete(self._root, number)
+            )
             self._saver.damaged.discard(number)
 
     # ---- the block
@@ -375,7 +377,7 @@ class Checkpoints(Looking):
     def _restoring(
         self, operation: str, target: Any, timeout_s: float | None, options: Mapping[str, Any]
     ) -> Callable[[int], Any]:
-        from shoal.checkpoint.restore import restore_with
+        from shoal.checkpoint.restoring.restore import restore_with
 
         check_restore(operation, options, timeout_s)
         limit_s = self._timeout_s if timeout_s is None else timeout_s

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.checkpoint.contents import Contents, contents_of
-from shoal.checkpoint.disk import steps
+from shoal.checkpoint.disk import saved_steps
+from shoal.checkpoint.disk.contents import Contents, contents_of
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.in_flight import Saver
+from shoal.checkpoint.history.saver import Saver
 from shoal.checkpoint.retention import Best, Saved
 from shoal.colour import local
 from shoal.errors import NotCommitted, UsageError, nearest
@@ -33,7 +33,7 @@ class Looking:
         Raises:
           CorruptCheckpoint: as `all_steps`.
         """
-        saved = steps.commits(self._root, skip_corrupt=skip_corrupt)
+        saved = saved_steps.commits(self._root, skip_corrupt=skip_corrupt)
         return {one.step: dict(one.commit.metrics) for one in saved}
 
     @local
@@ -78,8 +78,8 @@ class Looking:
           NotCommitted: nothing is saved, or not that step.
           CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
         """
-        wanted = None if step is None else steps.checked_step("contents", step)
-        chosen = steps.chosen(self._root, wanted, skip_corrupt=False)
+        wanted = None if step is None else saved_steps.checked_step("contents", step)
+        chosen = saved_steps.chosen(self._root, wanted, skip_corrupt=False)
         if chosen is None:
             raise NotCommitted(f"{self._root.path}: no step is saved", path=self._root.path)
-        return contents_of(self._root.folder(steps.step_name(chosen)))
+        return contents_of(self._root.folder(saved_steps.step_name(chosen)))

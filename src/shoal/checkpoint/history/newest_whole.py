@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from shoal.arguments import check_flags
-from shoal.checkpoint.disk import steps
+from shoal.checkpoint.disk import saved_steps
 from shoal.checkpoint.disk.storage import Folder
 from shoal.errors import CorruptCheckpoint, NotCommitted
 
@@ -43,8 +43,8 @@ def restored(
     """
     check_flags("restore", skip_corrupt=skip_corrupt)
     if step is not None:
-        number = steps.checked_step("restore", step)
-        ask_lead((f"step={number}",), lambda: steps.require(root, number).step)
+        number = saved_steps.checked_step("restore", step)
+        ask_lead((f"step={number}",), lambda: saved_steps.require(root, number).step)
         value = restore(number)
         damaged.discard(number)
         return number, value
@@ -60,7 +60,7 @@ def restored(
             return found
         except CorruptCheckpoint as error:
             if not skip_corrupt:
-                steps.add_remedy(error)
+                saved_steps.add_remedy(error)
                 raise
             _warn({step: str(error)})
             passed |= {step}
@@ -74,7 +74,7 @@ def _look(
 ) -> tuple[int | None, list[tuple[int, str]]]:
     """Return the newest step of which COMMIT is whole, and what is wrong with later ones."""
     faults: dict[int, str] = {}
-    one = steps.newest(root, skip_corrupt=skip_corrupt, passed=passed, faults=faults)
+    one = saved_steps.newest(root, skip_corrupt=skip_corrupt, passed=passed, faults=faults)
     return None if one is None else one.step, list(faults.items())
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.checkpoint.format.files import Manifest
+from shoal.checkpoint.format.joined_parts import Manifest
 from shoal.checkpoint.restoring import target as targets
 from shoal.errors import RestoreMismatch, UsageError
 

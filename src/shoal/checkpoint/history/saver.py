@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal import settings
 from shoal.checkpoint.blocks.arena import Arena
-from shoal.checkpoint.disk import steps
+from shoal.checkpoint.disk import saved_steps
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.files import Commit
-from shoal.checkpoint.lead import lead_says
+from shoal.checkpoint.format.joined_parts import Commit
 from shoal.checkpoint.retention import Keep
+from shoal.checkpoint.together.lead import lead_says
 from shoal.errors import DeadlineError, UsageError
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator, Point
-from shoal.runtime.group import Group
-from shoal.runtime.interrupts import interrupts_heard
-from shoal.runtime.leaving import Notice
+from shoal.runtime.client.group import Group
+from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.rules.stopping import Notice
+from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.interrupts import interrupts_heard
 
 if TYPE_CHECKING:
     from shoal.checkpoint.saving.background import Saving
@@ -116,7 +116,7 @@ class Saver:
             self._rate = Rate(commit.data_bytes, time.monotonic() - began)
             self._retain(step, site)
 
-        path = self._root.folder(steps.step_name(step)).path
+        path = self._root.folder(saved_steps.step_name(step)).path
         options: dict[str, Any] = {"step": step, "user": user, "metrics": metrics}
         options |= {"processes": self._group.named, "timeout_s": timeout_s}
         if self._asynchronous:
@@ -130,7 +130,7 @@ class Saver:
             if self._coordinator.stop.notice() is None:
                 return
         else:
-            from shoal.checkpoint.save import save_with
+            from shoal.checkpoint.saving.save import save_with
 
             save_with(self._coordinator, path, state, **options)
             self._rate = Rate(bytes_of(state), time.monotonic() - began)
@@ -211,7 +211,7 @@ class Saver:
             return
         lead_says(
             self._coordinator, "delete", (f"step={step}",),
-            lambda: steps.make_room(self._root, step),
+            lambda: saved_steps.make_room(self._root, step),
             group=self._group, timeout_s=settings.seconds("SHOAL_TIMEOUT_S"),
         )  # fmt: skip
         self.damaged.discard(step)
@@ -236,7 +236,7 @@ class Saver:
             return
 
         def act() -> list[int]:
-            return steps.retain(
+            return saved_steps.retain(
                 self._root, keep, saved=step, idle_s=self._lease_s, process=lead,
                 damaged=self.damaged,
             )  # fmt: skip
@@ -263,25 +263,25 @@ def check_limit(asked: str, timeout_s: object) -> None:
 
 def bytes_of(state: Any) -> int:
     """Return how many bytes the arrays of a tree have, over all processes."""
-    from shoal.checkpoint.format import tree
-    from shoal.checkpoint.jax_nodes import JaxNodes
+    from shoal.checkpoint.tree import flatten
+    from shoal.checkpoint.tree.jax_nodes import JaxNodes
 
-    return sum(int(getattr(leaf, "nbytes", 0)) for _, leaf in tree.flatten(state, JaxNodes())[0])
+    return sum(int(getattr(leaf, "nbytes", 0)) for _, leaf in flatten.flatten(state, JaxNodes())[0])
 
 
 def planned_bytes(group: Group, state: Any) -> int:
     """Return about how much memory this process's files take, rather more than less."""
     import jax
 
-    from shoal.checkpoint.rules import shares
+    from shoal.checkpoint.planning import who_writes
     from shoal.checkpoint.saving.state import among, held_of, read_state
 
     read = read_state(state, group.count, "resume")
     number = jax.process_index() if read.is_spread and group.count > 1 else group.process
     if not group.is_all:  # as if they had the same numbers in JAX: this is an estimate
         read, number = among(read, group.members)[0], group.place
-    own = shares.own_boxes(held_of(read, group.count), number)
-    data = sum(shares.bytes_of(one.held.dtype, one.box.extent) for one in own)
+    own = who_writes.own_boxes(held_of(read, group.count), number)
+    data = sum(who_writes.bytes_of(one.held.dtype, one.box.extent) for one in own)
     headers = sum(_ENTRY_BYTES + len(one.held.name) for one in own)
     return data + headers + sum(blob.size for blob in read.blobs.values()) + _SPARE_BYTES
 

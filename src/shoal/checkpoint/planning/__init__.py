@@ -1,1 +1,4 @@
-"""Who writes and reads which bytes, which steps are kept. NumPy only, like `plan`."""
+"""Who writes and reads which bytes, which steps are kept, which casts lose nothing.
+
+Decides and moves nothing: no file, no JAX; knows the format and NumPy.
+"""

@@ -9,11 +9,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from shoal.checkpoint.format import header, names
-from shoal.checkpoint.format.dtypes import Storage, dtype_of, entry_shape, storage_of
-from shoal.checkpoint.format.files import Chunks, data_metadata
+from shoal.checkpoint.format import header
+from shoal.checkpoint.format.joined_parts import Chunks, data_metadata
 from shoal.checkpoint.format.records import IntArray
-from shoal.checkpoint.rules.shares import Held, Own, bytes_of, own_boxes
+from shoal.checkpoint.planning.who_writes import Held, Own, bytes_of, own_boxes
+from shoal.checkpoint.tree import names
+from shoal.checkpoint.tree.dtypes import Storage, dtype_of, entry_shape, storage_of
 
 __all__ = ["FilePlan", "Held", "PartPlan", "lay_out", "plan_parts"]
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.checkpoint.format.dtypes import dtype_of, num_bytes
 from shoal.checkpoint.format.records import IntArray
+from shoal.checkpoint.tree.dtypes import dtype_of, num_bytes
 
 __all__ = ["SHARE_BYTES", "Box", "Held", "Own", "bytes_of", "own_boxes"]
 

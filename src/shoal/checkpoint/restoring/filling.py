@@ -10,13 +10,13 @@ import numpy as np
 from shoal.checkpoint.blocks.memory import empty
 from shoal.checkpoint.blocks.reader import Progress, Want, read
 from shoal.checkpoint.disk.opening import Checkpoint
-from shoal.checkpoint.format import values
 from shoal.checkpoint.format.blobs import tree_of
-from shoal.checkpoint.format.dtypes import dtype_of
 from shoal.checkpoint.format.records import BLOCK_BYTES, LeafRecord
-from shoal.checkpoint.per_process import PerProcess
 from shoal.checkpoint.restoring.numbers import array_of
 from shoal.checkpoint.restoring.target import Wish
+from shoal.checkpoint.tree import plain_values
+from shoal.checkpoint.tree.dtypes import dtype_of
+from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
 
 __all__ = ["Filling", "Job", "fill", "keys_of", "on_host", "whole"]
@@ -146,7 +146,7 @@ def on_host(checkpoint: Checkpoint, wish: Wish, job: Job) -> Filling:
     if not record.has_data:
         if (dtype := wish.dtype) is not None:
             return Filling([], lambda: array_of(record, dtype))
-        return Filling([], lambda: values.value_of(record.kind, record.value))
+        return Filling([], lambda: plain_values.value_of(record.kind, record.value))
     if record.kind == "per_process":
         return _own_value(checkpoint, wish.leaf, job)
     if wish.dtype is not None:
@@ -194,7 +194,7 @@ def _host_keys(checkpoint: Checkpoint, record: LeafRecord, words: Array) -> Any:
 
 def _text(checkpoint: Checkpoint, record: LeafRecord, data: Array) -> str | bytes:
     try:
-        return values.value_of_bulk(record.kind, data)
+        return plain_values.value_of_bulk(record.kind, data)
     except UsageError as why:
         path = checkpoint.folder.path
         told = f"{path}: {record.name}: {why}"

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from shoal.checkpoint.rules.renaming import renames, subtrees
+from shoal.checkpoint.planning.renaming import renames, subtrees
 from shoal.errors import nearest
 
 __all__ = ["Missing", "Spare", "lines_of"]

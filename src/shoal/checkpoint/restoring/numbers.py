@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from shoal.checkpoint.format.records import LeafRecord
-from shoal.checkpoint.format.values import value_of
-from shoal.checkpoint.rules.casting import as_array, policy_for
+from shoal.checkpoint.planning.casting import as_array, policy_for
+from shoal.checkpoint.tree.plain_values import value_of
 
 __all__ = ["array_of", "wrong_number"]
 

@@ -18,16 +18,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from shoal.arrays.move import Move, move
-from shoal.arrays.sharding import memory_of
+from shoal.arrays.bridge.sharding import memory_of
+from shoal.arrays.moving.move import Move, move
 from shoal.checkpoint.blocks.memory import empty
 from shoal.checkpoint.blocks.reader import Want
 from shoal.checkpoint.disk.opening import Checkpoint
-from shoal.checkpoint.format.dtypes import dtype_of
 from shoal.checkpoint.restoring.filling import Filling, keys_of
 from shoal.checkpoint.restoring.numbers import array_of
 from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.restoring.ways import Geometry
+from shoal.checkpoint.tree.dtypes import dtype_of
 
 __all__ = ["Spread", "allowed", "exchanged", "geometry", "on_devices", "spread_of", "transports"]
 

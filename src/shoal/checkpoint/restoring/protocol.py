@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 from shoal.checkpoint.blocks.memory import uncollected
 from shoal.checkpoint.disk.attempts import committed
-from shoal.checkpoint.disk.beat import Telling
 from shoal.checkpoint.disk.opening import Checkpoint, open_folder
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format import tree
-from shoal.checkpoint.format.names import ROOT, component
-from shoal.checkpoint.one_folder import different_folders
 from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.restoring.filling import Filling, Job, fill, on_host
 from shoal.checkpoint.restoring.target import Asked, Options, Wish, Wishes
 from shoal.checkpoint.restoring.ways import Geometry, Ways, choose
-from shoal.checkpoint.told import tellers, told, untold
+from shoal.checkpoint.together.errors_between import tellers, told, untold
+from shoal.checkpoint.together.lease import Telling
+from shoal.checkpoint.together.one_folder import different_folders
+from shoal.checkpoint.tree import flatten
+from shoal.checkpoint.tree.names import ROOT, component
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -31,11 +31,11 @@ from shoal.errors import (
     PeerFailedError,
     raise_all,
 )
-from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.group import Group
-from shoal.runtime.verdicts import Self, listed
+from shoal.runtime.client.group import Group
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.rules.outcomes import Self, listed
+from shoal.runtime.system import fault_points
 
 __all__ = ["Opened", "Request", "Restore", "open_for", "understand"]
 
@@ -49,7 +49,7 @@ class Request(NamedTuple):
     options: Options
     mode: str
     asked: Sequence[Asked] = ()
-    structure: tree.Structure | None = None  # of the target; None: there is none
+    structure: flatten.Structure | None = None  # of the target; None: there is none
     given: Sequence[Any] = ()  # the leaves of the target
     merge: Callable[[list[Any]], Any] | None = None
     form: str = "tree"  # of what comes back where the target has none
@@ -289,7 +289,7 @@ def _built(request: Request, opened: Opened, values: Sequence[Any]) -> Any:
         names = [leaves_of[wish.leaf].name for wish in wishes.wishes]
         return dict(zip(names, values, strict=True))
     if request.form == "dicts":
-        structure = tree.as_dicts(structure)
+        structure = flatten.as_dicts(structure)
     if request.structure is None:
         return _tree(structure, wishes.wishes, values, nodes)
     leaves = list(request.given)
@@ -300,21 +300,21 @@ def _built(request: Request, opened: Opened, values: Sequence[Any]) -> Any:
         branch = _branch(structure, wishes.below[number])
         chosen = [wishes.wishes[n] for n in taken]
         leaves[number] = _tree(branch, chosen, [values[n] for n in taken], nodes)
-    return tree.unflatten(request.structure, leaves, nodes)
+    return flatten.unflatten(request.structure, leaves, nodes)
 
 
 def _tree(
-    structure: tree.Structure, wishes: Sequence[Wish], values: Sequence[Any], nodes: Any
+    structure: flatten.Structure, wishes: Sequence[Wish], values: Sequence[Any], nodes: Any
 ) -> Any:
     """Return the tree of some leaves of a structure, in its order."""
     numbers = [wish.leaf for wish in wishes]
-    if len(numbers) < tree.num_leaves(structure):
-        return tree.unflatten(tree.prune(structure, numbers), values, nodes)
+    if len(numbers) < flatten.num_leaves(structure):
+        return flatten.unflatten(flatten.prune(structure, numbers), values, nodes)
     leaves: Any = dict(zip(numbers, values, strict=True))  # of a branch they do not begin at 0
-    return tree.unflatten(structure, leaves, nodes)
+    return flatten.unflatten(structure, leaves, nodes)
 
 
-def _branch(structure: tree.Structure, name: str) -> tree.Structure:
+def _branch(structure: flatten.Structure, name: str) -> flatten.Structure:
     """Return what is below a name."""
     for part in [] if name == ROOT else name.split("/"):
         if not isinstance(structure, int):  # it is none: there are leaves whose names begin so
@@ -323,11 +323,11 @@ def _branch(structure: tree.Structure, name: str) -> tree.Structure:
     return structure
 
 
-def _nodes() -> tree.Nodes | None:
+def _nodes() -> flatten.Nodes | None:
     """Return who knows nodes that are registered with JAX; without JAX none is."""
     if sys.modules.get("jax") is None:
         return None
-    from shoal.checkpoint.jax_nodes import JaxNodes
+    from shoal.checkpoint.tree.jax_nodes import JaxNodes
 
     return JaxNodes()
 

@@ -8,21 +8,21 @@ from typing import Any
 
 from shoal.checkpoint.blocks.memory import extra_bytes
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
-from shoal.checkpoint.format.names import ROOT
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.restoring.protocol import Request, Restore, open_for, understand
 from shoal.checkpoint.restoring.target import FORMS, one_of, options_of
 from shoal.checkpoint.restoring.ways import MODES, RestorePlan, plan_all
+from shoal.checkpoint.tree.names import ROOT
 from shoal.collectives.arguments import deadline_of
 from shoal.colour import collective, local
 from shoal.errors import UsageError, UsageTypeError
 from shoal.paths import local_path
 from shoal.runtime.agreement import Call
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.group import group_in
-from shoal.runtime.interrupts import interrupts_heard
-from shoal.runtime.lanes import one_call
+from shoal.runtime.client.group import group_in
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import one_call
+from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.interrupts import interrupts_heard
 
 __all__ = ["RestorePlan", "plan_restore", "restore", "restore_with"]
 

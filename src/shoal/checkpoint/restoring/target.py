@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.checkpoint.format.dtypes import dtype_of
-from shoal.checkpoint.format.names import ROOT
 from shoal.checkpoint.format.records import LeafRecord, Manifest
+from shoal.checkpoint.planning.casting import is_lossless
 from shoal.checkpoint.restoring.missing import Missing, Spare, lines_of
 from shoal.checkpoint.restoring.numbers import wrong_number
-from shoal.checkpoint.rules.casting import is_lossless
+from shoal.checkpoint.tree.dtypes import dtype_of
+from shoal.checkpoint.tree.names import ROOT
 from shoal.errors import RestoreMismatch, UsageError, UsageTypeError, nearest
 from shoal.plan import patterns
 

@@ -12,20 +12,20 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from shoal.arrays.devices import jax_mesh, mesh_of
-from shoal.arrays.host_values import X64, cannot_hold, narrowed
-from shoal.arrays.layouts import Leaf, must_divide
-from shoal.arrays.sharding import layout_of_sharding, memory_of, sharding
-from shoal.arrays.use_mesh import default_mesh
-from shoal.checkpoint.format import tree
-from shoal.checkpoint.format.dtypes import dtype_of
-from shoal.checkpoint.format.names import ROOT, name_of
+from shoal.arrays.bridge.devices import jax_mesh, mesh_of
+from shoal.arrays.bridge.leaf_layouts import Leaf, must_divide
+from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of, sharding
+from shoal.arrays.bridge.use_mesh import default_mesh
+from shoal.arrays.host.host_values import X64, cannot_hold, narrowed
 from shoal.checkpoint.format.records import LeafRecord
-from shoal.checkpoint.format.remedies import remedy
 from shoal.checkpoint.format.where import in_memory, layout_and_memory
-from shoal.checkpoint.jax_nodes import JaxNodes
 from shoal.checkpoint.restoring.functions import short, wrong_arguments
 from shoal.checkpoint.restoring.target import Asked
+from shoal.checkpoint.tree import flatten
+from shoal.checkpoint.tree.dtypes import dtype_of
+from shoal.checkpoint.tree.jax_nodes import JaxNodes
+from shoal.checkpoint.tree.names import ROOT, name_of
+from shoal.checkpoint.tree.remedies import remedy
 from shoal.collectives.leaves import leaf_of
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout
@@ -41,7 +41,7 @@ class Target(NamedTuple):
     """What is asked, leaf by leaf."""
 
     asked: list[Asked]
-    structure: tree.Structure
+    structure: flatten.Structure
     given: list[Any]  # the leaves as they are in the target
 
 
@@ -66,7 +66,7 @@ def target_of(target: Any) -> Target:
         if why := wrong_arguments(target):
             raise UsageTypeError(f"restore: target: {why}")
         return Target([_asked(ROOT, target)], 0, [target])
-    found, structure = tree.flatten(target, JaxNodes(), is_leaf=_is_one, asked="restore: target")
+    found, structure = flatten.flatten(target, JaxNodes(), is_leaf=_is_one, asked="restore: target")
     offences: list[str] = []
     asked = []
     for path, value in found:

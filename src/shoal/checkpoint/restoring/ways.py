@@ -11,9 +11,9 @@ import numpy as np
 
 from shoal.checkpoint.blocks.reader import plan_of
 from shoal.checkpoint.disk.opening import Checkpoint
-from shoal.checkpoint.format.dtypes import dtype_of, storage_of
+from shoal.checkpoint.planning.read_plan import Boxes, ReadPlan
 from shoal.checkpoint.restoring.target import Wish
-from shoal.checkpoint.rules.reading import Boxes, ReadPlan
+from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
 
 __all__ = ["MODES", "Costs", "Geometry", "RestorePlan", "Ways", "choose", "cost_of", "plan_all"]
 

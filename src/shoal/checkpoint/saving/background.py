@@ -10,16 +10,16 @@ from typing import Any
 
 from shoal.checkpoint.blocks.writer import Arena
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.files import Commit
-from shoal.checkpoint.save import request_of
+from shoal.checkpoint.format.joined_parts import Commit
 from shoal.checkpoint.saving.protocol import Save
+from shoal.checkpoint.saving.save import request_of
 from shoal.checkpoint.saving.state import read_state
 from shoal.errors import DeadlineError, UsageError
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.group import group_in
-from shoal.runtime.interrupts import interrupts_heard
-from shoal.runtime.lanes import one_call
-from shoal.runtime.membership import SAVES
+from shoal.runtime.client.group import group_in
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import one_call
+from shoal.runtime.startup.membership import SAVES
+from shoal.runtime.system.interrupts import interrupts_heard
 
 __all__ = ["Saving", "start_save_with"]
 

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 import xxhash
 
-from shoal.arrays.host_values import native
-from shoal.checkpoint.format import dtypes
-from shoal.checkpoint.format.tree import to_json
-from shoal.checkpoint.saving.images import words_here
+from shoal.arrays.host.host_values import native
+from shoal.checkpoint.saving.file_images import words_here
 from shoal.checkpoint.saving.state import Array, Saved, State
+from shoal.checkpoint.tree import dtypes
+from shoal.checkpoint.tree.flatten import to_json
 from shoal.collectives.hashes import Flat, digest_of, hashing_pool
 
 __all__ = ["lines_of"]

@@ -8,10 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.checkpoint.disk import attempts, steps
+from shoal.checkpoint.disk import attempts, saved_steps
 from shoal.checkpoint.disk.refusal import refused
 from shoal.checkpoint.disk.storage import PAGE_BYTES, Folder
-from shoal.checkpoint.rules.shares import Own, bytes_of
+from shoal.checkpoint.planning.who_writes import Own, bytes_of
 from shoal.errors import StorageFull
 
 __all__ = ["bytes_needed", "check_folder", "check_space"]
@@ -38,7 +38,7 @@ def check_folder(folder: Folder) -> int:
     commit = attempts.committed(folder)
     if commit is not None:
         raise attempts.taken(folder, commit)
-    steps.check_single(folder)
+    saved_steps.check_single(folder)
     _check_writable(folder.path)
     return folder.free_bytes()
 

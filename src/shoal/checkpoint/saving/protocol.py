@@ -28,8 +28,7 @@ import numpy as np
 
 from shoal.checkpoint.blocks.writer import Arena, FileImage, write_files
 from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.beat import Beat
-from shoal.checkpoint.format.files import (
+from shoal.checkpoint.format.joined_parts import (
     Commit,
     FileRecord,
     Manifest,
@@ -38,15 +37,16 @@ from shoal.checkpoint.format.files import (
     decode_commit,
     encode_commit,
 )
-from shoal.checkpoint.one_folder import different_folders
-from shoal.checkpoint.rules.chunks import lay_out
-from shoal.checkpoint.rules.shares import Own
+from shoal.checkpoint.planning.file_layout import lay_out
+from shoal.checkpoint.planning.who_writes import Own
 from shoal.checkpoint.saving import preflight, settling
-from shoal.checkpoint.saving.images import images_of, start_copies
+from shoal.checkpoint.saving.file_images import images_of, start_copies
 from shoal.checkpoint.saving.lines import lines_of
 from shoal.checkpoint.saving.request import Request, described
 from shoal.checkpoint.saving.state import State, among, own_of
-from shoal.checkpoint.told import tellers, told, untold
+from shoal.checkpoint.together.errors_between import tellers, told, untold
+from shoal.checkpoint.together.lease import Beat
+from shoal.checkpoint.together.one_folder import different_folders
 from shoal.errors import (
     CheckpointError,
     DeadlineError,
@@ -58,12 +58,12 @@ from shoal.errors import (
     UsageError,
     raise_all,
 )
-from shoal.runtime import fault_points
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.coordinator import Coordinator, Point
-from shoal.runtime.group import Group, group_in
+from shoal.runtime.client.group import Group, group_in
+from shoal.runtime.client.interface import Coordinator, Point
 from shoal.runtime.preemption import saved_with
-from shoal.runtime.verdicts import Self, listed
+from shoal.runtime.rules.outcomes import Self, listed
+from shoal.runtime.system import fault_points
 
 __all__ = ["Save"]
 

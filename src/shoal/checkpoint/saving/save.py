@@ -19,11 +19,11 @@ from shoal.checkpoint.saving.state import read_state
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
 from shoal.paths import local_path
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.group import group_in
-from shoal.runtime.interrupts import interrupts_heard
-from shoal.runtime.lanes import one_call
+from shoal.runtime.client.group import group_in
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.lanes import one_call
+from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.interrupts import interrupts_heard
 
 __all__ = ["request_of", "save", "save_with"]
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from shoal import settings
 from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.step_folder import missing_parts
-from shoal.checkpoint.format.files import Commit
+from shoal.checkpoint.format.joined_parts import Commit
 from shoal.checkpoint.saving.request import Request
 from shoal.errors import (
     CheckpointError,
@@ -20,8 +20,8 @@ from shoal.errors import (
     ShoalError,
     StorageError,
 )
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.verdicts import Self, listed
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.rules.outcomes import Self, listed
 
 __all__ = ["Scene", "abandon", "aborted", "ended_by", "settle"]
 

@@ -16,16 +16,16 @@ import jax
 import numpy as np
 import xxhash
 
-from shoal.arrays.host_values import deleted
-from shoal.arrays.sharding import layout_of_sharding, memory_of
-from shoal.checkpoint.format import dtypes, names, tree, values
+from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of
+from shoal.arrays.host.host_values import deleted
 from shoal.checkpoint.format.blobs import blob_of
 from shoal.checkpoint.format.records import IntArray, LeafRecord
-from shoal.checkpoint.format.remedies import remedy
 from shoal.checkpoint.format.where import in_memory
-from shoal.checkpoint.jax_nodes import JaxNodes
-from shoal.checkpoint.per_process import PerProcess
-from shoal.checkpoint.rules.shares import Box, Held, Own, own_boxes
+from shoal.checkpoint.planning.who_writes import Box, Held, Own, own_boxes
+from shoal.checkpoint.tree import dtypes, flatten, names, plain_values
+from shoal.checkpoint.tree.jax_nodes import JaxNodes
+from shoal.checkpoint.tree.per_process import PerProcess
+from shoal.checkpoint.tree.remedies import remedy
 from shoal.collectives import leaves as wire
 from shoal.errors import UsageError, WrongType, raise_all
 
@@ -74,7 +74,7 @@ class Saved(NamedTuple):
 class State(NamedTuple):
     """A tree."""
 
-    structure: tree.Structure
+    structure: flatten.Structure
     leaves: tuple[Saved, ...]
     blobs: Mapping[int, Array]  # by the number of the leaf: this process's own values
 
@@ -99,7 +99,7 @@ def read_state(value: Any, num_processes: int, asked: str = "save") -> State:
     Raises:
       UsageError: names every leaf that cannot be saved.
     """
-    found, structure = tree.flatten(value, JaxNodes(), asked=asked)
+    found, structure = flatten.flatten(value, JaxNodes(), asked=asked)
     reading = _Reading(num_processes)
     offences: list[str] = []
     leaves: list[Saved] = []
@@ -209,13 +209,13 @@ class _Reading:
         if isinstance(value, PerProcess):
             self.blobs[number] = np.frombuffer(blob_of(value.value), np.uint8)
             return Saved(LeafRecord(name, "per_process", "uint8"), None, None, ())
-        kind = values.kind_of(value)
+        kind = plain_values.kind_of(value)
         if kind is None:
             return _of_numpy(name, value)
-        bulk = values.bulk_of(value)
+        bulk = plain_values.bulk_of(value)
         if bulk is not None:
             return Saved(LeafRecord(name, kind, "uint8", bulk.shape), bulk, None, ())
-        return Saved(LeafRecord(name, kind, value=values.to_json(value)), None, None, ())
+        return Saved(LeafRecord(name, kind, value=plain_values.to_json(value)), None, None, ())
 
     def _of_jax(self, name: str, value: jax.Array) -> Saved:
         if isinstance(value, jax.core.Tracer):

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal import errors
 from shoal.errors import PeerFailedError, ShoalError
-from shoal.runtime.verdicts import Self
+from shoal.runtime.rules.outcomes import Self
 
 __all__ = ["tellers", "told", "untold"]
 

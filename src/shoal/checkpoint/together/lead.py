@@ -6,13 +6,13 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.checkpoint.told import tellers, told, untold
+from shoal.checkpoint.together.errors_between import tellers, told, untold
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.group import Group
-from shoal.runtime.interrupts import interrupts_heard
-from shoal.runtime.verdicts import Self
+from shoal.runtime.client.group import Group
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.interrupts import interrupts_heard
 
 __all__ = ["lead_says", "meet_lead"]
 

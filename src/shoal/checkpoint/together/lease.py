@@ -13,7 +13,7 @@ from typing import Self
 from shoal.checkpoint.disk.step_folder import pending_name
 from shoal.checkpoint.disk.storage import Folder
 from shoal.errors import ShoalError
-from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.client.interface import Coordinator
 
 __all__ = ["Beat", "Telling"]
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from shoal.checkpoint.disk.step_folder import new_attempt, temporary_name
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.lead import lead_says, meet_lead
+from shoal.checkpoint.together.lead import lead_says, meet_lead
 from shoal.errors import DivergenceError, StorageError
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.group import Group
-from shoal.runtime.verdicts import Self
+from shoal.runtime.client.group import Group
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.system.callsite import callsite
 
 __all__ = ["different_folders", "in_one_folder"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
-from shoal.checkpoint.format.names import Key, Path, component, name_of
-from shoal.checkpoint.format.structure import (
+from shoal.checkpoint.tree.names import Key, Path, component, name_of
+from shoal.checkpoint.tree.nodes import (
     DEEPEST,
     FACTORIES,
     KEYLESS,

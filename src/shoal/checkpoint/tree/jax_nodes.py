@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax import tree_util
 
-from shoal.checkpoint.format.tree import OPAQUE, Level, loaded
+from shoal.checkpoint.tree.flatten import OPAQUE, Level, loaded
 
 __all__ = ["JaxNodes"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from shoal.checkpoint.format.names import ROOT, Key, Path, component, key_of
-from shoal.checkpoint.format.values import plain_json, plain_value, shown
+from shoal.checkpoint.tree.names import ROOT, Key, Path, component, key_of
+from shoal.checkpoint.tree.plain_values import plain_json, plain_value, shown
 from shoal.errors import CorruptCheckpoint, UsageError
 
 __all__ = [

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.checkpoint.format import dtypes
-from shoal.checkpoint.format.remedies import remedy
+from shoal.checkpoint.tree import dtypes
+from shoal.checkpoint.tree.remedies import remedy
 from shoal.errors import UsageError, WrongType, raise_all
 
 __all__ = [

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from shoal.checkpoint.blocks.compare import Pair, compare, shape_of
 from shoal.checkpoint.blocks.reader import Checkpoint, open_folder
-from shoal.checkpoint.format.values import value_of
-from shoal.cli.ckpt_paths import look_at, one_of
-from shoal.cli.ckpt_tables import print_json, safe, short
-from shoal.cli.ckpt_values import Pair, compare, shape_of
+from shoal.checkpoint.tree.plain_values import value_of
+from shoal.cli.ckpt.paths import look_at, one_of
+from shoal.cli.tables import print_json, safe, short
 from shoal.errors import UsageError, nearest
 from shoal.plan.patterns import matches
 

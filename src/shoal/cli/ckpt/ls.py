@@ -11,9 +11,9 @@ import typer
 
 from shoal.checkpoint.disk import attempts
 from shoal.checkpoint.disk.step_folder import KEEP
-from shoal.checkpoint.format.files import decode_manifest, manifest_name, part_name
-from shoal.cli.ckpt_paths import Entry, look_at
-from shoal.cli.ckpt_tables import print_json, print_lines, print_table, safe
+from shoal.checkpoint.format.joined_parts import decode_manifest, manifest_name, part_name
+from shoal.cli.ckpt.paths import Entry, look_at
+from shoal.cli.tables import print_json, print_lines, print_table, safe
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
 

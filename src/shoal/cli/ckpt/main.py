@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from shoal.cli.ckpt_diff import diff
-from shoal.cli.ckpt_ls import ls
-from shoal.cli.ckpt_show import show
-from shoal.cli.ckpt_tend import gc, recover
-from shoal.cli.ckpt_verify import verify
+from shoal.cli.ckpt.diff import diff
+from shoal.cli.ckpt.ls import ls
+from shoal.cli.ckpt.show import show
+from shoal.cli.ckpt.tend import gc, recover
+from shoal.cli.ckpt.verify import verify
 
 __all__ = ["ckpt"]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.checkpoint.disk.attempts import committed
-from shoal.checkpoint.disk.steps import folders, step_of
+from shoal.checkpoint.disk.saved_steps import folders, step_of
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.errors import NotCommitted, UsageError
 from shoal.paths import local_path

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.checkpoint.contents import Contents, SavedLeaf, contents_of
+from shoal.checkpoint.disk.contents import Contents, SavedLeaf, contents_of
 from shoal.checkpoint.format.where import in_memory
-from shoal.cli.ckpt_paths import look_at, one_of
-from shoal.cli.ckpt_tables import print_json, print_table, safe, short
+from shoal.cli.ckpt.paths import look_at, one_of
+from shoal.cli.tables import print_json, print_table, safe, short
 from shoal.draw.amounts import in_bytes
 from shoal.errors import UsageError, nearest
 from shoal.plan.patterns import matches

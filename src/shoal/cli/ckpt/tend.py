@@ -8,8 +8,8 @@ import typer
 
 from shoal import settings
 from shoal.checkpoint.disk import attempts
-from shoal.cli.ckpt_paths import Entry, look_at
-from shoal.cli.ckpt_tables import print_json, print_lines
+from shoal.cli.ckpt.paths import Entry, look_at
+from shoal.cli.tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import CorruptCheckpoint, NotCommitted, UnsupportedCheckpoint, UsageError
 

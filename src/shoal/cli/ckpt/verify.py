@@ -21,8 +21,8 @@ from rich.progress import (
 
 from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.disk.attempts import committed
-from shoal.cli.ckpt_paths import Entry, Place, look_at
-from shoal.cli.ckpt_tables import print_json, print_lines
+from shoal.cli.ckpt.paths import Entry, Place, look_at
+from shoal.cli.tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes
 from shoal.errors import CorruptCheckpoint, NotCommitted, StorageError, UnsupportedCheckpoint
 

@@ -24,11 +24,11 @@ import jax
 from shoal import settings
 from shoal.errors import DeadlineError, PeerFailedError, ShoalError
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.allowance import Allowance, ends_at, given_s, left_of
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.exit_guard import DEVICE_WORK
-from shoal.runtime.failure_words import failure_of, headline_of
-from shoal.runtime.verdicts import Self
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.exit.guard import DEVICE_WORK
+from shoal.runtime.rules.deadline import Allowance, ends_at, given_s, left_of
+from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.system.failure_words import failure_of, headline_of
 
 __all__ = ["Flow"]
 

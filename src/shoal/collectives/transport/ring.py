@@ -16,10 +16,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shoal.collectives.chunks import CHUNKS, ByteArray
-from shoal.runtime import jax_runtime
+from shoal.collectives.transport.chunks import CHUNKS, ByteArray
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.jax_service import jax_runtime
 
 __all__ = [
     "Hops",

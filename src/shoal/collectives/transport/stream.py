@@ -20,9 +20,9 @@ from functools import partial
 import jax
 import numpy as np
 
-from shoal.collectives.chunks import Buffer, ByteArray, Bytes, Outgoing, Run, runs
-from shoal.collectives.flow import Flow
-from shoal.collectives.ring import (
+from shoal.collectives.transport.chunks import Buffer, ByteArray, Bytes, Outgoing, Run, runs
+from shoal.collectives.transport.flow import Flow
+from shoal.collectives.transport.ring import (
     Hops,
     Ring,
     borrowed_ring,
@@ -32,11 +32,11 @@ from shoal.collectives.ring import (
     rotation,
     tree,
 )
-from shoal.collectives.windows import Passing, meet_at_windows
-from shoal.runtime import fault_points
+from shoal.collectives.transport.windows import Passing, meet_at_windows
 from shoal.runtime.agreement import Call
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Coordinator
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.system import fault_points
+from shoal.runtime.system.callsite import callsite
 
 __all__ = ["collect", "spread"]
 

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from shoal import settings
-from shoal.collectives.chunks import ByteArray, Bytes
-from shoal.collectives.flow import Flow
-from shoal.runtime import fault_points
+from shoal.collectives.transport.chunks import ByteArray, Bytes
+from shoal.collectives.transport.flow import Flow
 from shoal.runtime.agreement import Call
-from shoal.runtime.hello import host_id
+from shoal.runtime.client.hello import host_id
+from shoal.runtime.system import fault_points
 
 __all__ = ["WINDOW_BYTES", "Passing", "Windows", "meet_at_windows"]
 

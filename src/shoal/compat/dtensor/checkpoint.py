@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import jax
 
-from shoal.checkpoint.restore import restore
-from shoal.checkpoint.save import save
+from shoal.checkpoint.restoring.restore import restore
+from shoal.checkpoint.saving.save import save
 from shoal.colour import collective
 from shoal.compat.dtensor.layout_checks import must_be_mesh
 from shoal.compat.dtensor.mesh import Mesh

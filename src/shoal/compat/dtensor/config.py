@@ -8,13 +8,13 @@ import re
 import jax
 
 from shoal.colour import local
-from shoal.compat.dtensor.device_spec import DeviceSpec
 from shoal.compat.dtensor.placing import devices_of
 from shoal.compat.dtensor.refused import StartError
+from shoal.compat.dtensor.text.device_spec import DeviceSpec
 from shoal.errors import UsageError, nearest
-from shoal.runtime.cluster import numbers_of
-from shoal.runtime.dtensor_jobs import jobs_of
 from shoal.runtime.process import coordinator, is_joined
+from shoal.runtime.startup.dtensor_jobs import jobs_of
+from shoal.runtime.startup.launchers import numbers_of
 
 __all__ = [
     "client_id",

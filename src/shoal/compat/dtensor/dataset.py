@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from shoal.arrays.feed import feed
-from shoal.arrays.local_rows import local_rows
-from shoal.arrays.sharding import sharding
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.feeding.feed import feed
+from shoal.arrays.feeding.local_rows import local_rows
 from shoal.colour import logically_collective
 from shoal.compat.dtensor.elements import Elements
 from shoal.compat.dtensor.layout import Layout

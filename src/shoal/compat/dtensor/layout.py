@@ -18,9 +18,9 @@ from shoal.compat.dtensor.layout_checks import (
     rank_of,
     sizes_of,
 )
-from shoal.compat.dtensor.layout_text import prefix_of, split
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.refused import NotPossible
+from shoal.compat.dtensor.text.layout_text import prefix_of, split
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan import layout as plan_layout
 from shoal.plan.mesh import coords_of

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from shoal.arrays.sharding import layout_of
-from shoal.arrays.use_mesh import default_mesh as block_mesh
+from shoal.arrays.bridge.sharding import layout_of
+from shoal.arrays.bridge.use_mesh import default_mesh as block_mesh
 from shoal.compat.dtensor import config
 from shoal.compat.dtensor.layout import Layout, LayoutType
 from shoal.compat.dtensor.layout_checks import MATCH, UNSHARDED

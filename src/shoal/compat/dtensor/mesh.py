@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.colour import local
-from shoal.compat.dtensor import mesh_text, placing
-from shoal.compat.dtensor.device_spec import DeviceSpec
-from shoal.compat.dtensor.mesh_fields import EMPTY, MeshFields, check, ids_of, single
+from shoal.compat.dtensor import placing
 from shoal.compat.dtensor.refused import NotPossible
+from shoal.compat.dtensor.text import mesh_text
+from shoal.compat.dtensor.text.device_spec import DeviceSpec
+from shoal.compat.dtensor.text.mesh_fields import EMPTY, MeshFields, check, ids_of, single
 from shoal.errors import UsageError, UsageTypeError, nearest
 from shoal.plan import mesh as plan_mesh
 from shoal.plan.mesh import coords_of

@@ -11,11 +11,11 @@ from shoal.arrays.make_mesh import make_mesh
 from shoal.collectives.drain import drain
 from shoal.colour import collective, local
 from shoal.compat.dtensor import config
-from shoal.compat.dtensor.device_spec import DeviceSpec, spec_of
 from shoal.compat.dtensor.layout_checks import must_be_mesh
 from shoal.compat.dtensor.mesh import Mesh
 from shoal.compat.dtensor.placing import devices_of
 from shoal.compat.dtensor.refused import NotPossible, StartError, must_be_eager, said_of
+from shoal.compat.dtensor.text.device_spec import DeviceSpec, spec_of
 from shoal.errors import UsageError
 from shoal.plan.placement import Rings
 from shoal.runtime.process import is_joined

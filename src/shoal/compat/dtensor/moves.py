@@ -9,16 +9,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from shoal.arrays import pack as packing
-from shoal.arrays.constrain import constrain
-from shoal.arrays.create import create
-from shoal.arrays.put import put
-from shoal.arrays.relayout import relayout as move
-from shoal.arrays.sharding import layout_of, sharding
-from shoal.arrays.tie import tie
-from shoal.arrays.upload import is_tracing
-from shoal.arrays.use_mesh import default_mesh as block_mesh
-from shoal.arrays.use_mesh import use_mesh
+from shoal.arrays.bridge.sharding import layout_of, sharding
+from shoal.arrays.bridge.use_mesh import default_mesh as block_mesh
+from shoal.arrays.bridge.use_mesh import use_mesh
+from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.moving.relayout import relayout as move
+from shoal.arrays.placing import pack as packing
+from shoal.arrays.placing.create import create
+from shoal.arrays.placing.put import put
+from shoal.arrays.traced.constrain import constrain
+from shoal.arrays.traced.tie import tie
 from shoal.colour import collective, local, logically_collective
 from shoal.compat.dtensor import config
 from shoal.compat.dtensor.layout import Layout

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import jax
 
-from shoal.compat.dtensor.device_spec import DeviceSpec
-from shoal.compat.dtensor.mesh_fields import MeshFields
+from shoal.compat.dtensor.text.device_spec import DeviceSpec
+from shoal.compat.dtensor.text.mesh_fields import MeshFields
 from shoal.errors import UsageError
 from shoal.plan.mesh import Mesh
 from shoal.runtime.process import process_index, registered

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from shoal.arrays.upload import is_tracing
+from shoal.arrays.host.upload import is_tracing
 from shoal.compat.wording import errors_named
 from shoal.errors import InitializeError, UsageError
-from shoal.runtime import jax_runtime
+from shoal.runtime.jax_service import jax_runtime
 
 __all__ = ["EagerOnly", "NotPossible", "StartError", "must_be_eager", "said_of"]
 

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shoal.checkpoint.format.names import component
-from shoal.checkpoint.restore import restore
-from shoal.checkpoint.save import save
+from shoal.checkpoint.restoring.restore import restore
+from shoal.checkpoint.saving.save import save
+from shoal.checkpoint.tree.names import component
 from shoal.colour import collective
 from shoal.compat.dtensor.layout_checks import must_be_mesh
 from shoal.compat.dtensor.layouts_of import value_of

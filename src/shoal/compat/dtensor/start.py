@@ -14,7 +14,7 @@ from shoal.compat.dtensor import config
 from shoal.compat.dtensor.refused import NotPossible, StartError, must_be_eager
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime import process
-from shoal.runtime.accelerators import count_accelerators
+from shoal.runtime.system.accelerators import count_accelerators
 
 __all__ = [
     "initialize_accelerator_system",

@@ -9,15 +9,15 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from shoal.arrays.host_local import from_host_local, to_host_local
-from shoal.arrays.host_values import fitted
-from shoal.arrays.layouts import Leaf, leaf_layouts
-from shoal.arrays.move import relabelled
-from shoal.arrays.parts import lies_elsewhere, own_box, seen
-from shoal.arrays.relayout import relayout
-from shoal.arrays.sharding import sharding
-from shoal.arrays.upload import is_tracing
-from shoal.arrays.use_mesh import use_mesh
+from shoal.arrays.bridge.leaf_layouts import Leaf, leaf_layouts
+from shoal.arrays.bridge.sharding import sharding
+from shoal.arrays.bridge.use_mesh import use_mesh
+from shoal.arrays.host.host_values import fitted
+from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.host_local.host_local import from_host_local, to_host_local
+from shoal.arrays.host_local.parts import lies_elsewhere, own_box, seen
+from shoal.arrays.moving.move import relabelled
+from shoal.arrays.moving.relayout import relayout
 from shoal.collectives.leaves import is_global
 from shoal.colour import collective, logically_collective
 from shoal.compat.wording import errors_named

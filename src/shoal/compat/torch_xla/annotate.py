@@ -8,9 +8,9 @@ from typing import Any
 
 import jax
 
-from shoal.arrays.constrain import constrain
-from shoal.arrays.tie import tie
-from shoal.arrays.use_mesh import use_mesh
+from shoal.arrays.bridge.use_mesh import use_mesh
+from shoal.arrays.traced.constrain import constrain
+from shoal.arrays.traced.tie import tie
 from shoal.colour import collective, traced
 from shoal.compat.torch_xla.errors import stands_for
 from shoal.compat.torch_xla.mesh import Mesh, get_global_mesh

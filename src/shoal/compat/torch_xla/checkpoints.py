@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from shoal.checkpoint.history import Checkpoints
+from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.colour import collective, local
 from shoal.compat.torch_xla.errors import (
     NoMeaningHere,

@@ -13,9 +13,9 @@ from shoal.colour import local
 from shoal.compat.torch_xla import mesh as meshes
 from shoal.compat.torch_xla.errors import NoMeaningHere, stands_for
 from shoal.errors import UsageError
+from shoal.plan.hardware.wiring import Slices, Topology, Torus
 from shoal.plan.placement import place
 from shoal.plan.topology import from_devices
-from shoal.plan.wiring import Slices, Topology, Torus
 
 __all__ = ["HybridMesh"]
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from shoal.arrays.fence import fence
-from shoal.arrays.linear import linear
+from shoal.arrays.traced.fence import fence
+from shoal.arrays.traced.linear import linear
 from shoal.colour import traced
 from shoal.compat.members import members_of
 from shoal.compat.torch_xla.errors import SpmdTypeError, stands_for

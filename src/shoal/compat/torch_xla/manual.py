@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from shoal.arrays.enter_manual import enter_manual, leave_manual
+from shoal.arrays.traced.enter_manual import enter_manual, leave_manual
 from shoal.colour import collective, local, logically_collective
 from shoal.compat.torch_xla.errors import NoMeaningHere, stands_for
 from shoal.compat.torch_xla.mesh import Mesh, mesh_or_global

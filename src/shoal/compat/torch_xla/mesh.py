@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.arrays.devices import jax_mesh
+from shoal.arrays.bridge.devices import jax_mesh
 from shoal.colour import local
 from shoal.compat.torch_xla.errors import SpmdTypeError, stands_for
 from shoal.compat.torch_xla.specs import OpSharding, layout_of_spec, op_sharding

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from shoal.arrays.constrain import constrain
-from shoal.arrays.put import put
-from shoal.arrays.relayout import relayout
-from shoal.arrays.upload import is_tracing
+from shoal.arrays.host.upload import is_tracing
+from shoal.arrays.moving.relayout import relayout
+from shoal.arrays.placing.put import put
+from shoal.arrays.traced.constrain import constrain
 from shoal.compat.torch_xla.mesh import Mesh
 from shoal.compat.torch_xla.specs import layout_of_spec
 from shoal.errors import UsageError, UsageTypeError

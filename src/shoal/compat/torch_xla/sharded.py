@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from shoal.arrays.sharding import layout_of
+from shoal.arrays.bridge.sharding import layout_of
 from shoal.colour import collective, local, logically_collective
 from shoal.compat.array_operators import ArrayOperators
 from shoal.compat.torch_xla.errors import NoMeaningHere, stands_for

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.arrays.host_local import from_host_local
+from shoal.arrays.host_local.host_local import from_host_local
 from shoal.colour import collective, local
 from shoal.compat.torch_xla.errors import stands_for
 from shoal.compat.torch_xla.mesh import Mesh

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from shoal.arrays.host_values import native
-from shoal.arrays.pack import pack, unpack
-from shoal.arrays.sharding import layout_of
+from shoal.arrays.bridge.sharding import layout_of
+from shoal.arrays.host.host_values import native
+from shoal.arrays.placing.pack import pack, unpack
 from shoal.colour import local
 from shoal.compat.torch_xla.mesh import numbered_devices
 from shoal.errors import UsageError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from shoal.draw.palette import fill_class
-from shoal.draw.picture import GAP, Cell, Panel, Picture, left_out
-from shoal.draw.svg import Canvas, rect, text, text_width
+from shoal.draw.media.palette import fill_class
+from shoal.draw.media.picture import GAP, Cell, Panel, Picture, left_out
+from shoal.draw.media.svg import Canvas, rect, text, text_width
 
 __all__ = ["picture_svg"]
 

@@ -8,7 +8,7 @@ from html import escape
 
 from rich.cells import cell_len
 
-from shoal.draw.palette import style
+from shoal.draw.media.palette import style
 
 __all__ = ["Canvas", "number", "text_width"]
 

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal.draw.picture import Panel, Picture, left_out
+from shoal.draw.media.picture import Panel, Picture, left_out
 
 __all__ = ["colour_style", "plain", "render", "to_text"]
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from html import escape
 from typing import Protocol
 
-from shoal.draw.palette import axis_class
-from shoal.draw.scene import Arrow, Place, Scene
-from shoal.draw.svg import number
-from shoal.plan.text import quote
+from shoal.draw.media.palette import axis_class
+from shoal.draw.media.svg import number
+from shoal.draw.wiring.scene import Arrow, Place, Scene
+from shoal.plan.notation.words import quote
 
 __all__ = ["Slots", "arrow_svg", "sample_svg"]
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.draw.grounds import Ground
-from shoal.draw.scene import Axis
+from shoal.draw.wiring.grounds import Ground
+from shoal.draw.wiring.scene import Axis
 from shoal.errors import UsageError
 from shoal.plan.mesh import Mesh
-from shoal.plan.mesh_text import short_runs
+from shoal.plan.notation.mesh_text import short_runs
 
 __all__ = ["Standing", "Stands", "axes_of", "links_between", "stands", "ways_round"]
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageTypeError
-from shoal.plan.hosts import Flat, Hosts
-from shoal.plan.wiring import Slices, Topology, Torus
+from shoal.plan.hardware.hosts import Flat, Hosts
+from shoal.plan.hardware.wiring import Slices, Topology, Torus
 
 __all__ = ["Ground", "grounds"]
 

@@ -10,15 +10,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.draw import rings
-from shoal.draw.grounds import grounds
-from shoal.draw.picture import elide
-from shoal.draw.scene import Arrow, Axis, Bundle, Chip, Device, Host, Link, Panel, Place, Scene
+from shoal.draw.media.picture import elide
+from shoal.draw.wiring import axis_rings
+from shoal.draw.wiring.grounds import grounds
+from shoal.draw.wiring.scene import (
+    Arrow,
+    Axis,
+    Bundle,
+    Chip,
+    Device,
+    Host,
+    Link,
+    Panel,
+    Place,
+    Scene,
+)
 from shoal.errors import UsageError
-from shoal.plan.hosts import Flat
+from shoal.plan.hardware.hosts import Flat
+from shoal.plan.hardware.wiring import Slices, Topology, Torus
 from shoal.plan.mesh import Mesh, coords_of
-from shoal.plan.text import quote
-from shoal.plan.wiring import Slices, Topology, Torus
+from shoal.plan.notation.words import quote
 
 __all__ = ["MOST_DEVICES", "Most", "draw_wires", "places_of"]
 
@@ -64,7 +75,7 @@ def places_of(topology: Topology, mesh: Mesh) -> dict[str, Any]:
     there are several; `rings`: for each axis.
     """
     boxes = grounds(topology)
-    where = rings.stands(boxes)
+    where = axis_rings.stands(boxes)
     index = where.find(mesh.device_ids.ravel()).reshape(mesh.shape)
     found: dict[str, Any] = {}
     if rank := boxes[0].rank:
@@ -74,7 +85,7 @@ def places_of(topology: Topology, mesh: Mesh) -> dict[str, Any]:
     if len(boxes) > 1:
         found["slices"] = where.grounds[index].tolist()
     facts = ("longest", "total", "crossings")
-    axes = rings.axes_of(mesh, where, boxes)
+    axes = axis_rings.axes_of(mesh, where, boxes)
     return found | {"rings": {a.name: {f: getattr(a, f) for f in facts} for a in axes}}
 
 
@@ -84,8 +95,8 @@ class _Drawing:
     def __init__(self, topology: Topology, mesh: Mesh | None, most: Most) -> None:
         self.topology, self.mesh, self.most = topology, mesh, most
         self.boxes = grounds(topology)
-        self.where = rings.stands(self.boxes)
-        self.axes = rings.axes_of(mesh, self.where, self.boxes) if mesh else []
+        self.where = axis_rings.stands(self.boxes)
+        self.axes = axis_rings.axes_of(mesh, self.where, self.boxes) if mesh else []
         self.positions = self._positions()
         self.last = max([a for a, axis in enumerate(self.axes) if axis.size > 1], default=0)
         self.panels: list[Panel] = []
@@ -244,13 +255,13 @@ class _Drawing:
                 missing += 1
                 continue
             box = self.boxes[start.ground]
-            links = rings.links_between(start, end, box)
-            around = (0, 0, 0) if links is None else rings.ways_round(start, end, box)
+            links = axis_rings.links_between(start, end, box)
+            around = (0, 0, 0) if links is None else axis_rings.ways_round(start, end, box)
             yield Arrow(number, hop, begin, stop, links, around)
         if missing := missing + max(0, axis.size - self.most.arrows):
             self.notes.append(f"{missing} of {axis.size} hops of {quote(axis.name)} are not shown")
 
-    def _place(self, at: rings.Standing) -> Place | None:
+    def _place(self, at: axis_rings.Standing) -> Place | None:
         x, y, z = at.coords
         if (at.ground, z) not in self.planes:
             return None

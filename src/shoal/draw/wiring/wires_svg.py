@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from shoal.draw.arrows_svg import Slots, arrow_svg, sample_svg
-from shoal.draw.palette import FILLS, axis_class, fill_class
-from shoal.draw.scene import Arrow, Bundle, Chip, Link, Panel, Scene
-from shoal.draw.svg import Canvas, rect, text, text_width
-from shoal.plan.text import quote
+from shoal.draw.media.palette import FILLS, axis_class, fill_class
+from shoal.draw.media.svg import Canvas, rect, text, text_width
+from shoal.draw.wiring.arrows_svg import Slots, arrow_svg, sample_svg
+from shoal.draw.wiring.scene import Arrow, Bundle, Chip, Link, Panel, Scene
+from shoal.plan.notation.words import quote
 
 __all__ = ["chip_title", "legend_of", "wires_svg"]
 

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from shoal.draw.picture import elide
-from shoal.draw.scene import Axis, Chip, Scene
-from shoal.draw.terminal import colour_style
-from shoal.draw.wires import Most, draw_wires
+from shoal.draw.media.picture import elide
+from shoal.draw.media.terminal import colour_style
+from shoal.draw.wiring.mesh_scene import Most, draw_wires
+from shoal.draw.wiring.scene import Axis, Chip, Scene
+from shoal.plan.hardware.wiring import Topology
 from shoal.plan.mesh import Mesh
-from shoal.plan.text import quote
-from shoal.plan.wiring import Topology
+from shoal.plan.notation.words import quote
 
 __all__ = ["render_wires"]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.plan.hlo_instructions import instructions_of
+from shoal.plan.compiled.hlo_instructions import instructions_of
 
 __all__ = ["Flow", "Frame", "flow_of", "frames_of"]
 

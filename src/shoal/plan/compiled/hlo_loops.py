@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from shoal.plan.hlo_instructions import Instruction
+from shoal.plan.compiled.hlo_instructions import Instruction
 
 __all__ = ["trips_of"]
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from shoal.arguments import check_kind, integer
 from shoal.colour import local
-from shoal.plan.hlo_instructions import instructions_of
-from shoal.plan.hlo_loops import trips_of
+from shoal.plan.compiled.hlo_instructions import instructions_of
+from shoal.plan.compiled.hlo_loops import trips_of
 
 __all__ = ["Collective", "collectives_of", "received_bytes_of"]
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import raise_all
-from shoal.plan.wiring import PLAIN, Numbering, Topology
-from shoal.plan.wiring_checks import sizes_of
+from shoal.plan.hardware.wiring import PLAIN, Numbering, Topology
+from shoal.plan.hardware.wiring_checks import sizes_of
 
 __all__ = ["Flat", "Hosts"]
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from shoal.colour import local
 from shoal.errors import UsageError, UsageTypeError
-from shoal.plan.hosts import Hosts
-from shoal.plan.tpu_generations import GENERATIONS
-from shoal.plan.wiring import Slices, Topology, Torus
+from shoal.plan.hardware.hosts import Hosts
+from shoal.plan.hardware.tpu_generations import GENERATIONS
+from shoal.plan.hardware.wiring import Slices, Topology, Torus
 
 __all__ = ["Link", "Links", "links_of"]
 

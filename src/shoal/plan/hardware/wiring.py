@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shoal.errors import UsageError, raise_all
-from shoal.plan.tpu_generations import GENERATIONS, Generation
-from shoal.plan.wiring_checks import DIMS, frozen, sizes_of, stored, text_of
+from shoal.plan.hardware.tpu_generations import GENERATIONS, Generation
+from shoal.plan.hardware.wiring_checks import DIMS, frozen, sizes_of, stored, text_of
 
 __all__ = ["PLAIN", "Numbering", "Slices", "Topology", "Torus"]
 

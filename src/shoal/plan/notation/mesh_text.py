@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.plan.text import Words, quote, repeats_to_text, runs_to_text
+from shoal.plan.notation.words import Words, quote, repeats_to_text, runs_to_text
 
 __all__ = ["read", "short_runs", "show", "write"]
 

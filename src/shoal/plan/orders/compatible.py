@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from shoal.arguments import not_flags, not_one_of
 from shoal.errors import UsageError
-from shoal.plan import dtensor_order, jax_order, torch_xla_order
-from shoal.plan.wiring import Topology
+from shoal.plan.hardware.wiring import Topology
+from shoal.plan.orders import dtensor_order, jax_order, torch_xla_order
 
 __all__ = ["LIBRARIES", "Options"]
 

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError, UsageTypeError, raise_all
-from shoal.plan.wiring import Topology, Torus
-from shoal.plan.wiring_checks import text_of
+from shoal.plan.hardware.wiring import Topology, Torus
+from shoal.plan.hardware.wiring_checks import text_of
 
 __all__ = ["Rings", "order"]
 

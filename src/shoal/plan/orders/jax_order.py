@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
-from shoal.plan.hosts import Hosts
-from shoal.plan.wiring import Slices, Topology, Torus
-from shoal.plan.wiring_checks import text_of
+from shoal.plan.hardware.hosts import Hosts
+from shoal.plan.hardware.wiring import Slices, Topology, Torus
+from shoal.plan.hardware.wiring_checks import text_of
 
 __all__ = ["granules", "hybrid_order", "interleaved", "order", "torus_order"]
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
-from shoal.plan import jax_order
-from shoal.plan.wiring import Slices, Topology, Torus
-from shoal.plan.wiring_checks import text_of
+from shoal.plan.hardware.wiring import Slices, Topology, Torus
+from shoal.plan.hardware.wiring_checks import text_of
+from shoal.plan.orders import jax_order
 
 __all__ = ["order"]
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.plan.links import Link
-from shoal.plan.stage import NOTHING, Stage
+from shoal.plan.hardware.links import Link
+from shoal.plan.schedules.stage import NOTHING, Stage
 
 __all__ = ["Members", "across_all_to_all", "across_gather", "across_permute", "host_all_to_all",
            "host_gather", "host_permute"]  # fmt: skip

@@ -29,11 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError
-from shoal.plan.links import Link
-from shoal.plan.ring import Side
-from shoal.plan.routing import Grid, Traffic, box_values, distance, lines
-from shoal.plan.stage import NOTHING, Stage
-from shoal.plan.wiring_checks import DIMS
+from shoal.plan.hardware.links import Link
+from shoal.plan.hardware.wiring_checks import DIMS
+from shoal.plan.schedules.ring import Side
+from shoal.plan.schedules.routing import Grid, Traffic, box_values, distance, lines
+from shoal.plan.schedules.stage import NOTHING, Stage
 
 __all__ = ["all_to_all", "box_gather", "gather", "permute"]
 

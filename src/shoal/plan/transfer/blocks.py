@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.edge_colours import edge_colours
-from shoal.plan.transfer.order import positions
+from shoal.plan.transfer.same_devices import positions
 
 __all__ = [
     "Copies",

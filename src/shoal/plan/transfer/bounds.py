@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.colour import local
+from shoal.plan.hardware.wiring import Topology
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.checks import check_move
 from shoal.plan.transfer.places import Places, places
 from shoal.plan.transfer.regions import Regions, regions
-from shoal.plan.wiring import Topology
 
 __all__ = ["Bounds", "DeviceBound", "bounds"]
 

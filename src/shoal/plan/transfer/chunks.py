@@ -11,8 +11,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.plan.transfer.order import in_one_order
-from shoal.plan.transfer.steps import Step, received_bytes
+from shoal.plan.transfer.move_steps import Step, received_bytes
+from shoal.plan.transfer.same_devices import in_one_order
 
 __all__ = ["CHUNK_BYTES", "Chunks", "chunks_of"]
 

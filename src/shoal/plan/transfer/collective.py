@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from shoal.plan.cost import cost
+from shoal.plan.hardware.links import Links
+from shoal.plan.hardware.wiring import Topology
 from shoal.plan.layout import Layout
-from shoal.plan.links import Links
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.blocks import Tiles, grid_of, lacking, missing, tiles_of
 from shoal.plan.transfer.digits import bases
-from shoal.plan.transfer.states import (
+from shoal.plan.transfer.layout_states import (
     Edge,
     State,
     edges,
@@ -35,8 +36,7 @@ from shoal.plan.transfer.states import (
     state_of,
     tiles,
 )
-from shoal.plan.transfer.steps import Step, pairs
-from shoal.plan.wiring import Topology
+from shoal.plan.transfer.move_steps import Step, pairs
 
 __all__ = ["MOST_ROUNDS", "MOST_STATES", "Weigh", "by_bytes", "by_seconds", "shortest"]
 

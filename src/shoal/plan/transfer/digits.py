@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.primes import prime_factors
-from shoal.plan.transfer.order import in_one_order, positions
+from shoal.plan.transfer.same_devices import in_one_order, positions
 
 __all__ = ["Basis", "bases", "count_states"]
 

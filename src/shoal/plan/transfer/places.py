@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import UsageError, UsageTypeError
-from shoal.plan.hosts import Hosts
+from shoal.plan.hardware.hosts import Hosts
+from shoal.plan.hardware.wiring import Slices, Topology
 from shoal.plan.mesh import Mesh
-from shoal.plan.wiring import Slices, Topology
 
 __all__ = ["Places", "places"]
 

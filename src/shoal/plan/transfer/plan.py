@@ -11,17 +11,17 @@ import numpy as np
 
 from shoal.colour import local
 from shoal.errors import UsageError
+from shoal.plan.hardware.links import Links
+from shoal.plan.hardware.wiring import Topology
 from shoal.plan.layout import Layout
-from shoal.plan.links import Links
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.blocks import missing, tiles_of
 from shoal.plan.transfer.bounds import Bounds, bounds
 from shoal.plan.transfer.checks import check_move
 from shoal.plan.transfer.collective import Weigh, by_bytes, by_seconds, shortest
+from shoal.plan.transfer.move_steps import Step, received_bytes
 from shoal.plan.transfer.permutes import num_permutes, side_of
 from shoal.plan.transfer.point_to_point import PointToPoint, point_to_point
-from shoal.plan.transfer.steps import Step, received_bytes
-from shoal.plan.wiring import Topology
 
 __all__ = ["Transfer", "plan_transfer"]
 

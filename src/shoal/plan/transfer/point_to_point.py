@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from shoal.colour import local
 from shoal.errors import UsageError
 from shoal.plan.boxes import Box
+from shoal.plan.hardware.wiring import Topology
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.checks import check_move
 from shoal.plan.transfer.edge_colours import edge_colours
 from shoal.plan.transfer.fan_out import Edge, Parcel, waves
 from shoal.plan.transfer.places import Places, places
 from shoal.plan.transfer.regions import Region, Regions, regions
-from shoal.plan.wiring import Topology
 
 __all__ = ["Keep", "PointToPoint", "Send", "point_to_point"]
 

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from shoal.arguments import check_kind
 from shoal.colour import local
-from shoal.plan.hosts import Hosts
+from shoal.plan.hardware.hosts import Hosts
+from shoal.plan.hardware.wiring import Topology
 from shoal.plan.transfer.blocks import exchange_rounds, tiles_of
+from shoal.plan.transfer.move_steps import Step, pairs
 from shoal.plan.transfer.places import Places, places
 from shoal.plan.transfer.plan import Transfer
-from shoal.plan.transfer.steps import Step, pairs
-from shoal.plan.wiring import Topology
 
 __all__ = ["Flow", "Traffic", "traffic_of"]
 

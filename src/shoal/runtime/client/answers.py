@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.runtime.meeting import Answer
-from shoal.runtime.points import Point
-from shoal.runtime.trail import TrailsDiffer
-from shoal.runtime.troubles import Troubles
-from shoal.runtime.verdicts import Self, error_of
+from shoal.runtime.client.known_losses import Troubles
+from shoal.runtime.rules.meeting import Answer
+from shoal.runtime.rules.outcomes import Self, error_of
+from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.trail import TrailsDiffer
 
 __all__ = ["conclude"]
 

@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from shoal.runtime.allowance import given_s
-from shoal.runtime.frames import Frame, split_payloads, text_field
-from shoal.runtime.gathering import Answer
-from shoal.runtime.points import Point
+from shoal.runtime.rules.deadline import given_s
+from shoal.runtime.rules.gathering import Answer
+from shoal.runtime.rules.point import Point
+from shoal.runtime.wire.frames import Frame, split_payloads, text_field
 
 __all__ = ["answer_of", "arrival_header"]
 

@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from shoal.errors import ProcessLostError, ShoalError
-from shoal.runtime.channel import Channel, connect
-from shoal.runtime.frames import Frame, pack_frame, split_address
-from shoal.runtime.near import connect_near
-from shoal.runtime.verdicts import Self
+from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.wire.connection import Channel, connect
+from shoal.runtime.wire.frames import Frame, pack_frame, split_address
+from shoal.runtime.wire.unix_socket import connect_near
 
 __all__ = ["Calls", "Over", "receive"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shoal.errors import raise_all
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.points import group_of, group_offences, index_of
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.rules.point import group_of, group_offences, index_of
 
 __all__ = ["Group", "group_in"]
 
@@ -48,7 +48,7 @@ def group_in(coordinator: Coordinator, asked: str, processes: Iterable[int] | No
       UsageError: one does not exist or comes twice, or this process is not among them; what is
         given lists no processes. All offences at once.
 
-    >>> from shoal.runtime.coordinator_local import LocalJob
+    >>> from shoal.runtime.client.in_process import LocalJob
     >>> group_in(LocalJob(4).coordinators[2], "save", [3, 2]).members
     (2, 3)
     """

@@ -16,17 +16,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from shoal.runtime.channel import Channel
-from shoal.runtime.ending import TICK_S
-from shoal.runtime.frames import Frame, text_field, whole_field
-from shoal.runtime.leaving import Stop, Told
-from shoal.runtime.messages import given_of, settled_of
-from shoal.runtime.progress import Progress
-from shoal.runtime.stacks import stacks
-from shoal.runtime.trail import Trails
-from shoal.runtime.trail_marks import Found
-from shoal.runtime.troubles import Troubles
-from shoal.runtime.verdicts import Self
+from shoal.runtime.client.known_losses import Troubles
+from shoal.runtime.client.progress import Progress
+from shoal.runtime.exit.hang import TICK_S
+from shoal.runtime.rules.messages import given_of, settled_of
+from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.stopping import Stop, Told
+from shoal.runtime.rules.trail import Trails
+from shoal.runtime.rules.trail_marks import Found
+from shoal.runtime.system.stacks import stacks
+from shoal.runtime.wire.connection import Channel
+from shoal.runtime.wire.frames import Frame, text_field, whole_field
 
 __all__ = ["Echo", "Rhythm", "Watched", "Watcher"]
 

@@ -12,10 +12,12 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError, UsageError
-from shoal.runtime.allowance import ends_at, given_s, left_of
-from shoal.runtime.channel import Channel, connect
-from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES
-from shoal.runtime.frames import (
+from shoal.runtime.client.interface import MAX_PAYLOAD_BYTES
+from shoal.runtime.rules.deadline import ends_at, given_s, left_of
+from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.wire.connection import Channel, connect
+from shoal.runtime.wire.frames import (
     Frame,
     FrameError,
     number_field,
@@ -24,8 +26,6 @@ from shoal.runtime.frames import (
     text_field,
     whole_field,
 )
-from shoal.runtime.joining import PROTOCOL
-from shoal.runtime.verdicts import listed
 
 __all__ = ["Card", "Welcome", "host_id", "say_hello"]
 

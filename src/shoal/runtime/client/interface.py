@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from shoal.runtime.leaving import Given, Stop, Told
-from shoal.runtime.points import MAX_PAYLOAD_BYTES, Member, Point, checked
-from shoal.runtime.progress import Progress
-from shoal.runtime.trail import Trails
-from shoal.runtime.troubles import Troubles
+from shoal.runtime.client.known_losses import Troubles
+from shoal.runtime.client.progress import Progress
+from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES, Member, Point, checked
+from shoal.runtime.rules.stopping import Given, Stop, Told
+from shoal.runtime.rules.trail import Trails
 
 __all__ = ["MAX_PAYLOAD_BYTES", "Coordinator", "Member", "Point", "checked"]
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
-from shoal.runtime.verdicts import Self, gone_error, service_error
+from shoal.runtime.rules.outcomes import Self, gone_error, service_error
 
 __all__ = ["Trouble", "Troubles"]
 

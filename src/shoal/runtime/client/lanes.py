@@ -19,11 +19,11 @@ from types import FrameType, TracebackType
 from typing import Any, NamedTuple, TypeVar
 
 from shoal.errors import UsageError
-from shoal.runtime.callsite import callsite
-from shoal.runtime.failure_words import failure_of
-from shoal.runtime.messages import Abandoned
-from shoal.runtime.points import Point
-from shoal.runtime.verdicts import Self
+from shoal.runtime.rules.messages import Abandoned
+from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.point import Point
+from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.failure_words import failure_of
 
 __all__ = ["Lanes", "Scope", "one_call"]
 

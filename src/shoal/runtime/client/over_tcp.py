@@ -22,31 +22,31 @@ from typing import Any
 
 from shoal import settings
 from shoal.errors import DeadlineError, ProcessLostError, UsageError
-from shoal.runtime.answers import conclude
-from shoal.runtime.arrival_frames import answer_of, arrival_header
-from shoal.runtime.calls import Calls, Over, receive
-from shoal.runtime.channel import Channel
-from shoal.runtime.coordinator import Member, Point, checked
-from shoal.runtime.frames import Frame, pack_frame, pack_text
-from shoal.runtime.hello import Card, Welcome, say_hello
-from shoal.runtime.hello import host_id as this_host
-from shoal.runtime.lanes import Lanes, Scope
-from shoal.runtime.leaving import Given, Stop, Told
-from shoal.runtime.meeting import Answer
-from shoal.runtime.messages import (
+from shoal.runtime.client.answers import conclude
+from shoal.runtime.client.arrival_frames import answer_of, arrival_header
+from shoal.runtime.client.call_sockets import Calls, Over, receive
+from shoal.runtime.client.heartbeat import Rhythm, Watcher
+from shoal.runtime.client.hello import Card, Welcome, say_hello
+from shoal.runtime.client.hello import host_id as this_host
+from shoal.runtime.client.interface import Member, Point, checked
+from shoal.runtime.client.known_losses import Troubles
+from shoal.runtime.client.lanes import Lanes, Scope
+from shoal.runtime.client.progress import Progress
+from shoal.runtime.client.trail_search import compares_trails
+from shoal.runtime.rules.meeting import Answer
+from shoal.runtime.rules.messages import (
     Abandoned,
     abandoned_words,
     given_words,
     step_text,
     told_words,
 )
-from shoal.runtime.points import checked_processes
-from shoal.runtime.progress import Progress
-from shoal.runtime.trail import Trails
-from shoal.runtime.trail_search import compares_trails
-from shoal.runtime.troubles import Troubles
-from shoal.runtime.verdicts import Self, waiting_line
-from shoal.runtime.watcher import Rhythm, Watcher
+from shoal.runtime.rules.outcomes import Self, waiting_line
+from shoal.runtime.rules.point import checked_processes
+from shoal.runtime.rules.stopping import Given, Stop, Told
+from shoal.runtime.rules.trail import Trails
+from shoal.runtime.wire.connection import Channel
+from shoal.runtime.wire.frames import Frame, pack_frame, pack_text
 
 __all__ = ["TcpCoordinator", "join"]
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from shoal.runtime.points import Point
+from shoal.runtime.rules.point import Point
 
 __all__ = ["STEPS", "Progress", "memory_bytes"]
 

@@ -14,10 +14,16 @@ from functools import wraps
 from typing import NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
-from shoal.runtime.coordinator import Coordinator, Point
-from shoal.runtime.differing import DIGEST_BYTES, MAX_SPEAKERS, Meet, find_first, find_line
-from shoal.runtime.trail import Trail, TrailsDiffer
-from shoal.runtime.verdicts import Self, disagreement, listed
+from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.rules.first_difference import (
+    DIGEST_BYTES,
+    MAX_SPEAKERS,
+    Meet,
+    find_first,
+    find_line,
+)
+from shoal.runtime.rules.outcomes import Self, disagreement, listed
+from shoal.runtime.rules.trail import Trail, TrailsDiffer
 
 __all__ = ["compares_trails", "raise_found"]
 

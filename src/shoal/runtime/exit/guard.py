@@ -30,8 +30,11 @@ from typing import Any, NoReturn
 
 from shoal import settings
 from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, ShoalError
-from shoal.runtime.coordinator import Coordinator, Member
-from shoal.runtime.failure_words import (
+from shoal.runtime.client.interface import Coordinator, Member
+from shoal.runtime.client.known_losses import Trouble
+from shoal.runtime.exit.main_program import MainProgram
+from shoal.runtime.rules.stopping import REQUEUE
+from shoal.runtime.system.failure_words import (
     exit_of,
     exit_words,
     failure_of,
@@ -40,9 +43,6 @@ from shoal.runtime.failure_words import (
     stands,
     text_of,
 )
-from shoal.runtime.leaving import REQUEUE
-from shoal.runtime.main_program import MainProgram
-from shoal.runtime.troubles import Trouble
 
 __all__ = ["DEVICE_WORK", "ExitGuard", "flush", "gone_members", "pause_s"]
 

@@ -17,13 +17,13 @@ import threading
 from collections.abc import Hashable
 
 from shoal import settings
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.exit_guard import flush
-from shoal.runtime.failure_words import headline_of
-from shoal.runtime.progress import Progress
-from shoal.runtime.stacks import stacks
-from shoal.runtime.troubles import Trouble, Troubles
-from shoal.runtime.verdicts import Self, indented
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.known_losses import Trouble, Troubles
+from shoal.runtime.client.progress import Progress
+from shoal.runtime.exit.guard import flush
+from shoal.runtime.rules.outcomes import Self, indented
+from shoal.runtime.system.failure_words import headline_of
+from shoal.runtime.system.stacks import stacks
 
 __all__ = ["TICK_S", "Ending", "Patience", "main_frame"]
 

@@ -11,8 +11,8 @@ import time
 
 from shoal import settings
 from shoal.errors import UsageError
-from shoal.runtime.channel import connect
-from shoal.runtime.frames import FrameError, pack_frame, split_address
+from shoal.runtime.wire.connection import connect
+from shoal.runtime.wire.frames import FrameError, pack_frame, split_address
 
 __all__ = ["announce"]
 

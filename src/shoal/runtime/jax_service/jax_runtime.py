@@ -5,7 +5,7 @@ Nothing here ever *waits* upon it: its client cannot be interrupted, and what it
 ends the process in C++. Hence `recoverable` and heartbeats that never time out; who is alive is
 the meeting place's to know. JAX is imported inside functions only.
 
-``python -m shoal.runtime.jax_runtime --processes N`` runs the service and prints its address.
+``python -m shoal.runtime.jax_service.jax_runtime --processes N`` runs the service and prints its address.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from shoal.runtime.accelerators import count_accelerators
-from shoal.runtime.cpu_devices import chosen_devices, cpu_threads, overruled, with_configured
-from shoal.runtime.frames import address_text
-from shoal.runtime.service_link import ServiceLink
-from shoal.runtime.spawn import leave_signals_to_the_job
+from shoal.runtime.jax_service.service_link import ServiceLink
+from shoal.runtime.system.accelerators import count_accelerators
+from shoal.runtime.system.child_process import leave_signals_to_the_job
+from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, overruled, with_configured
+from shoal.runtime.wire.frames import address_text
 
 __all__ = [
     "Attached", "JaxService", "attached", "backend_exists", "configure_devices", "connect",
@@ -376,7 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A line on stdin, `{"meeting_place": "127.0.0.1:43211"}`, says who is to watch it.
     """
-    parser = argparse.ArgumentParser(prog="python -m shoal.runtime.jax_runtime")
+    parser = argparse.ArgumentParser(prog="python -m shoal.runtime.jax_service.jax_runtime")
     parser.add_argument("--processes", type=int, required=True)
     parser.add_argument("--bind", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)

@@ -2,7 +2,7 @@
 
 ::
 
-    python -P -m shoal.runtime.host_keeper      reads its orders, one line of JSON, from stdin
+    python -P -m shoal.runtime.jax_service.keeper      reads its orders, one line of JSON, from stdin
 
 The lowest process of each host starts one. It tells the meeting place which processes of the host
 are stopped (a stopped process is as silent as a busy one), and it is the near end of JAX's service
@@ -25,9 +25,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.runtime.frames import number_field, pack_frame, split_address
-from shoal.runtime.spawn import leave_signals_to_the_job
-from shoal.runtime.splice import Splices, find
+from shoal.runtime.jax_service.tcp_splice import Splices, find
+from shoal.runtime.system.child_process import leave_signals_to_the_job
+from shoal.runtime.wire.frames import number_field, pack_frame, split_address
 
 __all__ = ["main"]
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import Mapping
 
 from shoal.errors import InitializeError
-from shoal.runtime.callsite import callsite
-from shoal.runtime.coordinator import Point
-from shoal.runtime.coordinator_tcp import TcpCoordinator
-from shoal.runtime.spawn import Spawned
+from shoal.runtime.client.interface import Point
+from shoal.runtime.client.over_tcp import TcpCoordinator
+from shoal.runtime.system.callsite import callsite
+from shoal.runtime.system.child_process import Spawned
 
 __all__ = ["HostKeeper", "find_host_keeper", "leads_probably", "past_the_proxy"]
 
@@ -48,7 +48,7 @@ class HostKeeper:
     def start_early(self) -> None:
         """Start it if that is possible. If not, that is said when it is needed."""
         with contextlib.suppress(OSError):
-            self._spawned = Spawned("shoal.runtime.host_keeper")
+            self._spawned = Spawned("shoal.runtime.jax_service.keeper")
 
     def begin(self, joined: TcpCoordinator, token: str, jax_service: str, limit: float) -> str:
         """Give it its orders; return the address of its splice.
@@ -57,7 +57,7 @@ class HostKeeper:
           OSError: it cannot be started, cannot reach JAX's service, or is late.
           ProcessLostError, PeerFailedError: somebody is gone meanwhile.
         """
-        spawned, self._spawned = self._spawned or Spawned("shoal.runtime.host_keeper"), None
+        spawned, self._spawned = self._spawned or Spawned("shoal.runtime.jax_service.keeper"), None
         welcome, left_s = joined.welcome, max(0.001, limit - time.monotonic())
         orders = {
             "meeting_place": joined.address,

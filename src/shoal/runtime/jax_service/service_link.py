@@ -10,8 +10,8 @@ import select
 import socket
 import time
 
-from shoal.runtime.channel import Channel, connect
-from shoal.runtime.frames import (
+from shoal.runtime.wire.connection import Channel, connect
+from shoal.runtime.wire.frames import (
     FrameError,
     number_field,
     pack_frame,

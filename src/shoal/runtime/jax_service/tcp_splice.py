@@ -21,7 +21,7 @@ import socket
 import time
 from typing import Any
 
-from shoal.runtime.frames import address_text
+from shoal.runtime.wire.frames import address_text
 
 __all__ = ["Splices", "find"]
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all
 from shoal.paths import local_path
-from shoal.runtime.leaving import Given
-from shoal.runtime.signals import SignalWatch
+from shoal.runtime.notices.signals import SignalWatch
+from shoal.runtime.rules.stopping import Given
 
 __all__ = ["FileNotice", "Sources"]
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Container, Hashable, Iterator,
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from shoal.runtime.coordinator import Point
-from shoal.runtime.differing import excerpts
-from shoal.runtime.trail import trail_facts, trails_differ
-from shoal.runtime.trail_marks import SharedMarks
+from shoal.runtime.client.interface import Point
+from shoal.runtime.rules.first_difference import excerpts
+from shoal.runtime.rules.trail import trail_facts, trails_differ
+from shoal.runtime.rules.trail_marks import SharedMarks
 
 __all__ = [
     "Answer",

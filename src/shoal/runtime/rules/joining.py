@@ -12,9 +12,9 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from shoal.runtime.coordinator import Member
-from shoal.runtime.frames import FrameError, number_field, text_field, whole_field
-from shoal.runtime.verdicts import listed
+from shoal.runtime.client.interface import Member
+from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
 
 __all__ = ["PROTOCOL", "Hello", "JoinReply", "Joining", "parse_hello"]
 

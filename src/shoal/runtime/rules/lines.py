@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Hashable, Iterator
 from typing import Generic, TypeVar
 
-from shoal.runtime.coordinator import Point
-from shoal.runtime.gathering import Answer, Gathering, Line
+from shoal.runtime.client.interface import Point
+from shoal.runtime.rules.gathering import Answer, Gathering, Line
 
 __all__ = ["Lines"]
 

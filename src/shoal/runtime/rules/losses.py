@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from shoal.runtime.failure_words import headline_of
-from shoal.runtime.gathering import Answer
+from shoal.runtime.rules.gathering import Answer
+from shoal.runtime.system.failure_words import headline_of
 
 __all__ = ["Losses"]
 

@@ -18,10 +18,9 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from shoal.runtime.allowance import given_s
-from shoal.runtime.asking import Asking, Question
-from shoal.runtime.coordinator import Point
-from shoal.runtime.gathering import (
+from shoal.runtime.client.interface import Point
+from shoal.runtime.rules.deadline import given_s
+from shoal.runtime.rules.gathering import (
     Answer,
     Gathering,
     Reply,
@@ -33,10 +32,11 @@ from shoal.runtime.gathering import (
     sides_facts,
     went_on,
 )
-from shoal.runtime.lines import Lines
-from shoal.runtime.messages import Abandoned
-from shoal.runtime.record import Record
-from shoal.runtime.roster import Roster
+from shoal.runtime.rules.lines import Lines
+from shoal.runtime.rules.member_record import Record
+from shoal.runtime.rules.messages import Abandoned
+from shoal.runtime.rules.roster import Roster
+from shoal.runtime.rules.stack_requests import Asking, Question
 
 __all__ = ["Answer", "Meeting", "Reply"]
 

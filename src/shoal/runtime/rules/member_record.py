@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from shoal.runtime.coordinator import Member, Point
-from shoal.runtime.gathering import Gathering, Wait, place_text
-from shoal.runtime.messages import Abandoned, Beat
+from shoal.runtime.client.interface import Member, Point
+from shoal.runtime.rules.gathering import Gathering, Wait, place_text
+from shoal.runtime.rules.messages import Abandoned, Beat
 
 __all__ = ["Record"]
 

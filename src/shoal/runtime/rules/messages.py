@@ -6,11 +6,11 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from shoal.runtime.allowance import Allowance
-from shoal.runtime.coordinator import Point
-from shoal.runtime.frames import Frame, FrameError, number_field, text_field, whole_field
-from shoal.runtime.leaving import Given, Settled, Told
-from shoal.runtime.trail_marks import TrailMarks
+from shoal.runtime.client.interface import Point
+from shoal.runtime.rules.deadline import Allowance
+from shoal.runtime.rules.stopping import Given, Settled, Told
+from shoal.runtime.rules.trail_marks import TrailMarks
+from shoal.runtime.wire.frames import Frame, FrameError, number_field, text_field, whole_field
 
 __all__ = [
     "Abandoned",

@@ -16,11 +16,11 @@ from shoal.errors import (
     ProcessLostError,
     ShoalError,
 )
-from shoal.runtime.differing import ENDED, excerpts, first_difference
-from shoal.runtime.failure_words import fate_of, one_line, particulars_of
-from shoal.runtime.fingerprints import Fingerprint
-from shoal.runtime.points import Point
-from shoal.runtime.stacks import innermost
+from shoal.runtime.rules.fingerprints import Fingerprint
+from shoal.runtime.rules.first_difference import ENDED, excerpts, first_difference
+from shoal.runtime.rules.point import Point
+from shoal.runtime.system.failure_words import fate_of, one_line, particulars_of
+from shoal.runtime.system.stacks import innermost
 
 __all__ = [
     "HiddenDifference",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from shoal.runtime.losses import Losses
-from shoal.runtime.messages import Beat
-from shoal.runtime.points import Member
-from shoal.runtime.record import Record
+from shoal.runtime.rules.losses import Losses
+from shoal.runtime.rules.member_record import Record
+from shoal.runtime.rules.messages import Beat
+from shoal.runtime.rules.point import Member
 
 __all__ = ["Roster"]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from shoal.runtime.frames import FrameError
+from shoal.runtime.wire.frames import FrameError
 
 __all__ = ["Asking", "Question"]
 

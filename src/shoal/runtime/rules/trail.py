@@ -19,8 +19,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError
-from shoal.runtime.points import Point
-from shoal.runtime.trail_marks import Found, Lane, Marks, TrailMarks, exact_of, lanes_of
+from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.trail_marks import Found, Lane, Marks, TrailMarks, exact_of, lanes_of
 
 __all__ = ["Entry", "Trail", "Trails", "TrailsDiffer", "trail_facts", "trails_differ"]
 

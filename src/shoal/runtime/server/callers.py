@@ -16,18 +16,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from shoal.runtime.connections import Connection
-from shoal.runtime.failure_words import one_line
-from shoal.runtime.frames import (
-    Frame,
-    FrameError,
-    pack_frame,
-    text_field,
-    whole_field,
-)
-from shoal.runtime.jobs import Job, Life
-from shoal.runtime.meeting import Answer, Meeting, Reply
-from shoal.runtime.messages import (
+from shoal.runtime.rules.meeting import Answer, Meeting, Reply
+from shoal.runtime.rules.messages import (
     Arrival,
     abandoned_of,
     arrival_of,
@@ -37,6 +27,16 @@ from shoal.runtime.messages import (
     told_of,
     trails_of,
 )
+from shoal.runtime.server.job import Job, Life
+from shoal.runtime.system.failure_words import one_line
+from shoal.runtime.wire.frames import (
+    Frame,
+    FrameError,
+    pack_frame,
+    text_field,
+    whole_field,
+)
+from shoal.runtime.wire.server_sockets import Connection
 
 __all__ = ["ECHO", "Keeper", "Lane", "Observer", "Process", "Service"]
 

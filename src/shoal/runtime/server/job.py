@@ -9,14 +9,14 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-from shoal.runtime.connections import Connection, Connections
-from shoal.runtime.frames import join_payloads, pack_answer, pack_frame
-from shoal.runtime.joining import Hello, Joining, JoinReply
-from shoal.runtime.leaving import Given, Rounds, Settled, Told
-from shoal.runtime.liveness import Limits, Liveness, RunningClock
-from shoal.runtime.meeting import Answer, Meeting, Reply
-from shoal.runtime.messages import Beat, given_words, step_text
-from shoal.runtime.trail_marks import LatestMarks, TrailMarks
+from shoal.runtime.rules.joining import Hello, Joining, JoinReply
+from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
+from shoal.runtime.rules.meeting import Answer, Meeting, Reply
+from shoal.runtime.rules.messages import Beat, given_words, step_text
+from shoal.runtime.rules.stopping import Given, Rounds, Settled, Told
+from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
+from shoal.runtime.wire.frames import join_payloads, pack_answer, pack_frame
+from shoal.runtime.wire.server_sockets import Connection, Connections
 
 __all__ = ["Job", "Life"]
 

@@ -2,7 +2,7 @@
 
 ::
 
-    python -m shoal.runtime.meeting_place --processes 4 --until-empty
+    python -m shoal.runtime.server.meeting_place --processes 4 --until-empty
 
 prints one line, `{"address": "127.0.0.1:43211"}`, when it listens. The token is taken from
 SHOAL_TOKEN. It is one selectors loop that moves frames between sockets and two state machines,
@@ -29,9 +29,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.errors import UsageError
-from shoal.runtime.connections import Connection, Connections, Listener
-from shoal.runtime.failure_words import headline_of
-from shoal.runtime.frames import (
+from shoal.runtime.rules.joining import Hello, Joining, JoinReply, parse_hello
+from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
+from shoal.runtime.server.callers import ECHO, Keeper, Lane, Observer, Process, Service
+from shoal.runtime.server.job import Job
+from shoal.runtime.system.child_process import leave_signals_to_the_job
+from shoal.runtime.system.failure_words import headline_of
+from shoal.runtime.wire.frames import (
     MAX_HELLO_BYTES,
     Frame,
     FrameError,
@@ -40,13 +44,9 @@ from shoal.runtime.frames import (
     text_field,
     whole_field,
 )
-from shoal.runtime.jobs import Job
-from shoal.runtime.joining import Hello, Joining, JoinReply, parse_hello
-from shoal.runtime.keepalive import watch_link
-from shoal.runtime.liveness import Limits, Liveness, RunningClock
-from shoal.runtime.near import listen_near
-from shoal.runtime.roles import ECHO, Keeper, Lane, Observer, Process, Service
-from shoal.runtime.spawn import leave_signals_to_the_job
+from shoal.runtime.wire.keepalive import watch_link
+from shoal.runtime.wire.server_sockets import Connection, Connections, Listener
+from shoal.runtime.wire.unix_socket import listen_near
 
 __all__ = ["MeetingPlace", "main"]
 
@@ -360,7 +360,7 @@ def _listen(host: str, port: int, patience_s: float) -> socket.socket:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m shoal.runtime.meeting_place")
+    parser = argparse.ArgumentParser(prog="python -m shoal.runtime.server.meeting_place")
     parser.add_argument("--processes", type=int, required=True, metavar="N")
     parser.add_argument("--bind", default="127.0.0.1", metavar="HOST")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")

@@ -8,8 +8,8 @@ import os
 from typing import NamedTuple
 
 from shoal.errors import InitializeError
-from shoal.runtime.cluster import Arguments, Cluster, decide
-from shoal.runtime.membership import find_cluster
+from shoal.runtime.startup.launchers import Arguments, Cluster, decide
+from shoal.runtime.startup.membership import find_cluster
 
 __all__ = ["Initialized"]
 

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from shoal.arguments import not_texts
 from shoal.errors import InitializeError, raise_all
-from shoal.runtime import dtensor_jobs
-from shoal.runtime.frames import address_text, split_address
+from shoal.runtime.startup import dtensor_jobs
+from shoal.runtime.wire.frames import address_text, split_address
 
 __all__ = [
     "Arguments",

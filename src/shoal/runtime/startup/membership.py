@@ -17,22 +17,24 @@ from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError
-from shoal.runtime import fault_points, jax_runtime, services
-from shoal.runtime.allowance import given_s, left_of
-from shoal.runtime.callsite import callsite
-from shoal.runtime.cluster import Arguments, Cluster, decide, is_loopback
-from shoal.runtime.coordinator import Coordinator, Point
-from shoal.runtime.coordinator_tcp import TcpCoordinator, join
-from shoal.runtime.exit_guard import pause_s
-from shoal.runtime.frames import address_text, split_address
-from shoal.runtime.keeping import (
+from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.client.over_tcp import TcpCoordinator, join
+from shoal.runtime.exit.guard import pause_s
+from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.jax_service.keeper_link import (
     HostKeeper,
     find_host_keeper,
     leads_probably,
     past_the_proxy,
 )
-from shoal.runtime.launched import alone
-from shoal.runtime.living import MORE, check_living
+from shoal.runtime.rules.deadline import given_s, left_of
+from shoal.runtime.startup import services
+from shoal.runtime.startup.launchers import Arguments, Cluster, decide, is_loopback
+from shoal.runtime.startup.peers_alive import MORE, check_living
+from shoal.runtime.startup.single_process import alone
+from shoal.runtime.system import fault_points
+from shoal.runtime.system.callsite import callsite
+from shoal.runtime.wire.frames import address_text, split_address
 
 __all__ = [
     "SAVES",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.errors import InitializeError
-from shoal.runtime.cluster import ShownJob
+from shoal.runtime.startup.launchers import ShownJob
 
 __all__ = ["BY_JAX", "not_joined"]
 

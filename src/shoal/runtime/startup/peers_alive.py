@@ -6,10 +6,10 @@ import socket
 import time
 
 from shoal.errors import DeadlineError, ProcessLostError
-from shoal.runtime.allowance import given_s
-from shoal.runtime.coordinator import Coordinator, Member
-from shoal.runtime.exit_guard import gone_members
-from shoal.runtime.failure_words import fate_of
+from shoal.runtime.client.interface import Coordinator, Member
+from shoal.runtime.exit.guard import gone_members
+from shoal.runtime.rules.deadline import given_s
+from shoal.runtime.system.failure_words import fate_of
 
 __all__ = ["MORE", "check_living"]
 

@@ -26,9 +26,9 @@ from typing import IO, NamedTuple
 
 from shoal import settings
 from shoal.errors import InitializeError
-from shoal.runtime.frames import address_text
-from shoal.runtime.service_link import ServiceLink
-from shoal.runtime.spawn import Spawned, leave_signals_to_the_job
+from shoal.runtime.jax_service.service_link import ServiceLink
+from shoal.runtime.system.child_process import Spawned, leave_signals_to_the_job
+from shoal.runtime.wire.frames import address_text
 
 __all__ = ["Services", "main", "release", "retire", "start"]
 
@@ -59,7 +59,7 @@ def start(
       InitializeError: they do not start, for example because the port is taken.
     """
     spawned = Spawned(
-        "shoal.runtime.services",
+        "shoal.runtime.startup.services",
         *_numbers(num_processes, bind, port, timeout_s),
         *(() if jax_service else ("--no-jax-service",)),
         env={"SHOAL_TOKEN": token},
@@ -97,13 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parse(arguments)
     leave_signals_to_the_job()  # the meeting place inherits that
     place = Spawned(
-        "shoal.runtime.meeting_place",
+        "shoal.runtime.server.meeting_place",
         *_numbers(options.processes, options.bind, options.port, options.idle_s),
         *("--until-empty", "--until-stdin-closes"),
     )
     service = None
     if not options.no_jax_service:
-        from shoal.runtime.jax_runtime import JaxService
+        from shoal.runtime.jax_service.jax_runtime import JaxService
 
         service = JaxService()  # while the other one starts
     line = place.first_line(options.idle_s)
@@ -146,7 +146,7 @@ def _retire(place: Spawned) -> None:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m shoal.runtime.services")
+    parser = argparse.ArgumentParser(prog="python -m shoal.runtime.startup.services")
     parser.add_argument("--processes", type=int, required=True)
     parser.add_argument("--bind", required=True)
     parser.add_argument("--port", type=int, required=True)

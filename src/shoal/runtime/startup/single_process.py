@@ -12,11 +12,11 @@ import threading
 
 from shoal import settings
 from shoal.errors import ShoalError
-from shoal.runtime.coordinator import Coordinator
-from shoal.runtime.coordinator_local import LocalJob
-from shoal.runtime.coordinator_tcp import TcpCoordinator, join
-from shoal.runtime.leaving import Given, Told
-from shoal.runtime.messages import given_words
+from shoal.runtime.client.in_process import LocalJob
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.client.over_tcp import TcpCoordinator, join
+from shoal.runtime.rules.messages import given_words
+from shoal.runtime.rules.stopping import Given, Told
 
 __all__ = ["alone"]
 
@@ -27,7 +27,7 @@ _JOIN_S = 2.0
 def alone() -> Coordinator:
     """Return the coordinator of a job of one process.
 
-    >>> from shoal.runtime.coordinator import Point
+    >>> from shoal.runtime.client.interface import Point
     >>> alone().arrive(Point("start"), b"hello", timeout_s=1)
     {0: b'hello'}
     """

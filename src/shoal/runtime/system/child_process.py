@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import IO, cast
 
-from shoal.runtime.environment import own_environment
+from shoal.runtime.system.environment import own_environment
 
 __all__ = ["Spawned", "leave_signals_to_the_job"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from shoal.runtime.cores import num_cores
+from shoal.runtime.system.cores import num_cores
 
 __all__ = [
     "chosen_devices",

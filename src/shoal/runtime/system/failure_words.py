@@ -12,7 +12,7 @@ import traceback
 from types import FrameType, TracebackType
 from typing import NamedTuple
 
-from shoal.runtime.callsite import is_ours, site_of
+from shoal.runtime.system.callsite import is_ours, site_of
 
 __all__ = [
     "Failure",

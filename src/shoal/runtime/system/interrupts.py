@@ -23,7 +23,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import ParamSpec, TypeVar
 
-from shoal.runtime.callsite import is_ours
+from shoal.runtime.system.callsite import is_ours
 
 __all__ = ["HeardInterrupts", "interrupts_heard"]
 
@@ -31,7 +31,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 # What counts the calls of this process, and this: on their way in or out nothing is half done.
-_KEPT_IN = (__name__, "shoal.runtime.lanes")
+_KEPT_IN = (__name__, "shoal.runtime.client.lanes")
 _AGAIN_S = 0.002  # until an interrupt that was kept is sent again, at first
 _AGAIN_MAX_S = 0.1
 

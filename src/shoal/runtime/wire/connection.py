@@ -8,7 +8,7 @@ import select
 import socket
 import time
 
-from shoal.runtime.frames import MAX_HEADER_BYTES, Frame, FrameReader
+from shoal.runtime.wire.frames import MAX_HEADER_BYTES, Frame, FrameReader
 
 __all__ = ["Channel", "connect"]
 

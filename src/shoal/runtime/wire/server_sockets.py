@@ -16,15 +16,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from shoal.runtime.coordinator import MAX_PAYLOAD_BYTES
-from shoal.runtime.frames import (
+from shoal.runtime.client.interface import MAX_PAYLOAD_BYTES
+from shoal.runtime.wire.frames import (
     MAX_HEADER_BYTES,
     MAX_HELLO_BYTES,
     Frame,
     FrameError,
     FrameReader,
 )
-from shoal.runtime.keepalive import is_cut_off
+from shoal.runtime.wire.keepalive import is_cut_off
 
 __all__ = ["STRANGER_S", "Connection", "Connections", "Listener"]
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.compat.dtensor.device_spec import DeviceSpec, spec_of
+from shoal.compat.dtensor.text.device_spec import DeviceSpec, spec_of
 from shoal.errors import InitializeError, UsageError, WrongType, raise_all
 from shoal.runtime.process import process_index
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 
-from shoal.compat.dtensor.mesh_fields import EMPTY, MeshFields, check, single
+from shoal.compat.dtensor.text.mesh_fields import EMPTY, MeshFields, check, single
 from shoal.errors import UsageError
 
 __all__ = ["read", "write"]

@@ -1,0 +1,4 @@
+"""Arrays on devices → other layouts: planned, compiled, staged or copied.
+
+Does not know where arrays come from, nor what runs inside a user's `jit`.
+"""

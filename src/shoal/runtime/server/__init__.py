@@ -1,0 +1,4 @@
+"""The meeting place: the server at which the processes of a job meet.
+
+Applies `rules` to the frames that `wire` brings. Knows neither JAX nor the client.
+"""
