@@ -21,8 +21,8 @@ from pathlib import Path
 
 from rows import print_row
 
-from shoal.runtime.client.interface import MAX_PAYLOAD_BYTES, Point
 from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES, Point
 from shoal.runtime.wire.frames import MAX_HEADER_BYTES, FrameReader, pack_frame, split_address
 
 SIZES = (10, 100, 1_000, 10_000)

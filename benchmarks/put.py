@@ -63,6 +63,7 @@ def measure_trail(kind: str) -> None:
     import numpy as np
 
     import shoal
+    from shoal.arrays.host import leave_trail as host_leave_trail
     from shoal.arrays.placing import put
 
     shoal.initialize()
@@ -71,7 +72,7 @@ def measure_trail(kind: str) -> None:
     )
     source = np.random.default_rng(0).random(SHAPE, np.float32)
     times: dict[str, list[float]] = {"shoal": [], "without": [], "trail": []}
-    leave_trail = put.leave_trail
+    leave_trail = host_leave_trail.leave_trail
 
     def timed(*given: object, **options: object) -> None:
         began = time.perf_counter()

@@ -7,17 +7,6 @@ from collections.abc import Collection
 
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
 
-__all__ = [
-    "as_integer",
-    "check_flags",
-    "check_kind",
-    "integer",
-    "not_flags",
-    "not_one_of",
-    "not_texts",
-    "shown",
-]
-
 
 def shown(value: object) -> str:
     """Return a value in a few words on one line."""

@@ -11,8 +11,6 @@ import re
 
 from shoal.errors import UsageError, UsageTypeError
 
-__all__ = ["local_path"]
-
 # pathlib makes gs:/bucket of gs://bucket. One letter is the drive of another system.
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 

@@ -14,7 +14,7 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.runtime import process
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.client.interface import Point
+from shoal.runtime.rules.point import Point
 
 BOTH = Mesh({"x": 4}, [0, 1, 2, 3], [0, 0, 1, 1])  # as two of three processes would see it
 ALL = Mesh({"x": 3}, [0, 2, 4], [0, 1, 2])

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from checkpoint import written
-from shoal.checkpoint.blocks.reader import open_checkpoint, verify
+from shoal.checkpoint.blocks.reader import verify
+from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.format.fields import Fields
 from shoal.checkpoint.format.json_files import decode_commit
 from shoal.checkpoint.restoring.restore import restore

@@ -15,7 +15,8 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from checkpoint import written
-from shoal.checkpoint.blocks.reader import Want, open_checkpoint, read, verify
+from shoal.checkpoint.blocks.reader import Want, read, verify
+from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.restoring.restore import restore
 from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint

@@ -11,13 +11,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from checkpoint.samples import ATTEMPT, checkpoint
-from shoal.checkpoint.format import blobs, header, joined_parts
+from shoal.checkpoint.format import (
+    blobs,
+    header,
+    json_files,
+    records,
+    table_files,
+    tiling,
+)
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint
 
 WRITTEN = checkpoint()
-MANIFEST = WRITTEN[joined_parts.manifest_name(ATTEMPT)]
-INDEX = WRITTEN[joined_parts.index_name(ATTEMPT)]
-PART = WRITTEN[joined_parts.part_name(ATTEMPT, 0)]
+MANIFEST = WRITTEN[records.manifest_name(ATTEMPT)]
+INDEX = WRITTEN[records.index_name(ATTEMPT)]
+PART = WRITTEN[records.part_name(ATTEMPT, 0)]
 REFUSED = (CorruptCheckpoint, UnsupportedCheckpoint)
 
 
@@ -30,10 +37,10 @@ def seal_table(body):
 
 
 KINDS = {
-    "manifest": (joined_parts.decode_manifest, MANIFEST, lambda body: body, 0),
-    "COMMIT": (joined_parts.decode_commit, WRITTEN["COMMIT"], seal_text, 65),
-    "part": (joined_parts.decode_part, PART, seal_table, 32),
-    "index": (joined_parts.decode_index, INDEX, seal_table, 32),
+    "manifest": (json_files.decode_manifest, MANIFEST, lambda body: body, 0),
+    "COMMIT": (json_files.decode_commit, WRITTEN["COMMIT"], seal_text, 65),
+    "part": (table_files.decode_part, PART, seal_table, 32),
+    "index": (table_files.decode_index, INDEX, seal_table, 32),
 }
 kinds = pytest.mark.parametrize("kind", list(KINDS))
 
@@ -76,14 +83,14 @@ def outcome(decode, data):
 def use(kind, found):
     """What passed a decoder is used without a further question."""
     if kind == "manifest":
-        joined_parts.encode_manifest(found)
+        json_files.encode_manifest(found)
     elif kind == "COMMIT":
-        joined_parts.encode_commit(found)
+        json_files.encode_commit(found)
         assert "/" not in found.manifest.name + found.index.name
     else:
         assert all("/" not in one.name and "\0" not in one.name for one in found.files)
         with contextlib.suppress(CorruptCheckpoint):
-            joined_parts.check_tiling(joined_parts.decode_manifest(MANIFEST), found.chunks)
+            tiling.check_tiling(json_files.decode_manifest(MANIFEST), found.chunks)
 
 
 VALUES = (
@@ -168,7 +175,7 @@ def test_shapes_of_nothing_that_no_memory_holds(shape):
     entries = [header.Entry(name, "I64", shape, 0, 0) for name in tables]
     entries.append(header.Entry("sha256", "U8", (32,), 0, 32))
     with pytest.raises(CorruptCheckpoint):
-        joined_parts.decode_index(seal_table(header.build(entries, metadata)))
+        table_files.decode_index(seal_table(header.build(entries, metadata)))
 
 
 @pytest.mark.parametrize("kind", ["part", "index"])
@@ -215,7 +222,7 @@ def test_a_part_speaks_for_its_own_process():
     tables, metadata = tables_of(PART)
     for process in ("1", "-1", "null", "2147483648", "0.0", "true"):
         with pytest.raises(CorruptCheckpoint):
-            joined_parts.decode_part(table_file(tables, metadata | {"process": process}))
+            table_files.decode_part(table_file(tables, metadata | {"process": process}))
 
 
 def test_files_are_listed_by_process():
@@ -224,14 +231,14 @@ def test_files_are_listed_by_process():
     for lie, why in ((listed[::-1], "order of their processes"), (listed * 2, "order"),
                      ([listed[0]] * 2, "should be"), (listed[:1], "one hash")):  # fmt: skip
         with pytest.raises(CorruptCheckpoint, match=why):
-            joined_parts.decode_index(table_file(tables, metadata | {"files": json.dumps(lie)}))
+            table_files.decode_index(table_file(tables, metadata | {"files": json.dumps(lie)}))
 
 
 OUTSIDE = (
     "../data", "/etc/passwd", "a/b", "..", ".", "", "COMMIT", "data\0", "data-0123456789ab",
-    f"../{joined_parts.data_name(ATTEMPT, 0, 2)}", joined_parts.data_name("a" * 12, 0, 2),
-    joined_parts.data_name(ATTEMPT, 1, 2), joined_parts.data_name(ATTEMPT, 0, 2, 1), joined_parts.index_name(ATTEMPT),
-    joined_parts.data_name(ATTEMPT, 0, 2) + "\n", joined_parts.data_name(ATTEMPT, 0, 2).upper(),
+    f"../{records.data_name(ATTEMPT, 0, 2)}", records.data_name("a" * 12, 0, 2),
+    records.data_name(ATTEMPT, 1, 2), records.data_name(ATTEMPT, 0, 2, 1), records.index_name(ATTEMPT),
+    records.data_name(ATTEMPT, 0, 2) + "\n", records.data_name(ATTEMPT, 0, 2).upper(),
 )  # fmt: skip
 
 
@@ -239,20 +246,20 @@ OUTSIDE = (
 def test_no_attempt_leaves_the_folder(attempt):
     """Names follow from the attempt."""
     commit = json.loads(WRITTEN["COMMIT"][:-65]) | {"attempt": attempt}
-    commit["manifest"]["name"] = joined_parts.manifest_name(attempt)
-    commit["index"]["name"] = joined_parts.index_name(attempt)
+    commit["manifest"]["name"] = records.manifest_name(attempt)
+    commit["index"]["name"] = records.index_name(attempt)
     with pytest.raises(CorruptCheckpoint, match="not 12 hex digits"):
-        joined_parts.decode_commit(seal_text(json.dumps(commit).encode()))
+        json_files.decode_commit(seal_text(json.dumps(commit).encode()))
     tables, metadata = tables_of(PART)
     ((_, size, process),) = json.loads(metadata["files"])
-    listed = json.dumps([[joined_parts.data_name(attempt, process, 2), size, process]])
+    listed = json.dumps([[records.data_name(attempt, process, 2), size, process]])
     with pytest.raises(CorruptCheckpoint, match="not 12 hex digits"):
-        joined_parts.decode_part(
+        table_files.decode_part(
             table_file(tables, metadata | {"attempt": attempt, "files": listed})
         )
     said = json.loads(MANIFEST) | {"attempt": attempt}
     with pytest.raises(CorruptCheckpoint, match="not 12 hex digits"):
-        joined_parts.decode_manifest(json.dumps(said).encode())
+        json_files.decode_manifest(json.dumps(said).encode())
 
 
 @pytest.mark.parametrize("name", OUTSIDE, ids=repr)
@@ -261,14 +268,14 @@ def test_no_name_leaves_the_folder(name):
     listed = json.loads(metadata["files"])
     said = metadata | {"files": json.dumps([[name, *listed[0][1:]]])}
     with pytest.raises(CorruptCheckpoint):
-        joined_parts.decode_part(table_file(tables, said))
+        table_files.decode_part(table_file(tables, said))
     commit = json.loads(WRITTEN["COMMIT"][:-65])
     for key in ("manifest", "index"):
         if name == commit[key]["name"]:
             continue
         lie = commit | {key: commit[key] | {"name": name}}
         with pytest.raises(CorruptCheckpoint, match=f"COMMIT, {key} has 'name'"):
-            joined_parts.decode_commit(seal_text(json.dumps(lie).encode()))
+            json_files.decode_commit(seal_text(json.dumps(lie).encode()))
 
 
 DEEP = [b"[" * count + b"]" * count for count in (150, 900, 5_000, 100_000)] + [
@@ -295,9 +302,9 @@ def test_nested_without_end(deep):
         if path == ("metrics", "a"):
             del said["metrics"]["a"]
         with pytest.raises(CorruptCheckpoint):
-            joined_parts.decode_manifest(text)
+            json_files.decode_manifest(text)
     with pytest.raises(CorruptCheckpoint):
-        joined_parts.decode_manifest(deep)
+        json_files.decode_manifest(deep)
     with pytest.raises(CorruptCheckpoint):
         blobs.tree_of(deep)
 

@@ -7,7 +7,8 @@ import ml_dtypes
 import numpy as np
 import xxhash
 
-from shoal.checkpoint.format import blobs, header, joined_parts
+from shoal.checkpoint.format import blobs, header, joined_parts, json_files, table_files
+from shoal.checkpoint.format import records as format_records
 from shoal.checkpoint.tree import dtypes, flatten, names, plain_values
 
 ATTEMPT = "0123456789ab"
@@ -22,7 +23,7 @@ class Cut(NamedTuple):
     """A leaf with data: its record, and the boxes that each process writes."""
 
     value: np.ndarray
-    record: joined_parts.LeafRecord
+    record: format_records.LeafRecord
     boxes: tuple  # (process, origin, extent)
 
 
@@ -33,7 +34,7 @@ def whole(value, process, **fields):
 
 def cut(value, boxes, kind="array", **fields):
     dtype = dtypes.name_of(value.dtype)
-    record = joined_parts.LeafRecord("", kind, dtype, fields.pop("shape", value.shape), **fields)
+    record = format_records.LeafRecord("", kind, dtype, fields.pop("shape", value.shape), **fields)
     return Cut(value, record, tuple(boxes))
 
 
@@ -71,11 +72,11 @@ def records():
         if isinstance(leaf, Cut):
             found.append((leaf.record.__class__(**{**vars(leaf.record), "name": name}), leaf))
         elif is_leaf(leaf):
-            found.append((joined_parts.LeafRecord(name, "per_process", "uint8"), leaf))
+            found.append((format_records.LeafRecord(name, "per_process", "uint8"), leaf))
         else:
             kind = plain_values.kind_of(leaf)
             found.append(
-                (joined_parts.LeafRecord(name, kind, value=plain_values.to_json(leaf)), None)
+                (format_records.LeafRecord(name, kind, value=plain_values.to_json(leaf)), None)
             )
     return structure, found
 
@@ -101,8 +102,8 @@ def pieces_of(process, found):
 
 
 def hashes_of(data):
-    blocks = range(0, len(data), joined_parts.BLOCK_BYTES)
-    return [xxhash.xxh3_64_intdigest(data[at : at + joined_parts.BLOCK_BYTES]) for at in blocks]
+    blocks = range(0, len(data), format_records.BLOCK_BYTES)
+    return [xxhash.xxh3_64_intdigest(data[at : at + format_records.BLOCK_BYTES]) for at in blocks]
 
 
 def part_of(process, found, rank):
@@ -118,16 +119,16 @@ def part_of(process, found, rank):
         begin, end = len(first) + entry.begin, len(first) + entry.end
         rows.append((number, 0, begin, end, *origin, *(0,) * more, *extent, *(1,) * more))
     table = np.array(sorted(rows, key=lambda row: (row[0], row[4:])), np.int64)
-    chunks = joined_parts.Chunks(*table.T[:4], table[:, 4 : 4 + rank], table[:, 4 + rank :])
-    name = joined_parts.data_name(ATTEMPT, process, 2)
-    record = joined_parts.FileRecord(name, len(data), process)
+    chunks = format_records.Chunks(*table.T[:4], table[:, 4 : 4 + rank], table[:, 4 + rank :])
+    name = format_records.data_name(ATTEMPT, process, 2)
+    record = format_records.FileRecord(name, len(data), process)
     block_hash = np.array(hashes_of(data), np.uint64)
-    return data, joined_parts.Part(ATTEMPT, process, (record,), chunks, block_hash)
+    return data, format_records.Part(ATTEMPT, process, (record,), chunks, block_hash)
 
 
 def manifest():
     structure, found = records()
-    return joined_parts.Manifest(
+    return format_records.Manifest(
         ATTEMPT, 1000, 1_600_000_000_000_000_000, 2, structure,
         tuple(record for record, _ in found),
         writer={"shoal": "0"}, mesh="data=2", user={"lr": [0.1, None], "größe": "ß"},
@@ -136,7 +137,7 @@ def manifest():
 
 
 def blob(name, data):
-    return joined_parts.Blob(name, len(data), hashlib.sha256(data).hexdigest())
+    return format_records.Blob(name, len(data), hashlib.sha256(data).hexdigest())
 
 
 def checkpoint():
@@ -147,19 +148,19 @@ def checkpoint():
     for process in range(2):
         data, part = part_of(process, found, rank=2)
         written[part.files[0].name] = data
-        written[joined_parts.part_name(ATTEMPT, process)] = joined_parts.encode_part(part)
+        written[format_records.part_name(ATTEMPT, process)] = table_files.encode_part(part)
         parts.append(part)
     index = joined_parts.join_parts(said, parts)
-    written[joined_parts.manifest_name(ATTEMPT)] = joined_parts.encode_manifest(said)
-    written[joined_parts.index_name(ATTEMPT)] = joined_parts.encode_index(index)
-    written["COMMIT"] = joined_parts.encode_commit(commit_of(written, said, index))
+    written[format_records.manifest_name(ATTEMPT)] = json_files.encode_manifest(said)
+    written[format_records.index_name(ATTEMPT)] = table_files.encode_index(index)
+    written["COMMIT"] = json_files.encode_commit(commit_of(written, said, index))
     return written
 
 
 def commit_of(written, said, index):
-    return joined_parts.Commit(
+    return format_records.Commit(
         ATTEMPT, said.step, said.created_ns,
-        blob(joined_parts.manifest_name(ATTEMPT), written[joined_parts.manifest_name(ATTEMPT)]),
-        blob(joined_parts.index_name(ATTEMPT), written[joined_parts.index_name(ATTEMPT)]),
+        blob(format_records.manifest_name(ATTEMPT), written[format_records.manifest_name(ATTEMPT)]),
+        blob(format_records.index_name(ATTEMPT), written[format_records.index_name(ATTEMPT)]),
         sum(one.bytes for one in index.files), len(index.files), said.metrics,
     )  # fmt: skip

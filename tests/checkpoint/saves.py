@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 
-from shoal.checkpoint.blocks.writer import FileImage, Piece, write_files
-from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.blocks.image import FileImage, Piece
+from shoal.checkpoint.blocks.writer import write_files
+from shoal.checkpoint.disk import committing
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format import joined_parts
+from shoal.checkpoint.format import joined_parts, json_files, records, table_files, tiling
 from shoal.checkpoint.format.header import Entry, build
-from shoal.checkpoint.planning.file_layout import Chunks
+from shoal.checkpoint.format.records import Chunks
 from shoal.checkpoint.tree.flatten import flatten
 from shoal.checkpoint.tree.names import entry
 
@@ -31,17 +32,17 @@ class Save:
     step: int = 5
 
     @property
-    def manifest(self) -> joined_parts.Manifest:
+    def manifest(self) -> records.Manifest:
         shape = (ROWS * self.processes, COLUMNS)
         _, structure = flatten({"w": np.zeros(0)})
-        leaves = (joined_parts.LeafRecord("w", "array", "uint8", shape),)
-        return joined_parts.Manifest(
+        leaves = (records.LeafRecord("w", "array", "uint8", shape),)
+        return records.Manifest(
             self.attempt, self.step, 1_700_000_000 * 10**9 + self.value, self.processes,
             structure, leaves, metrics={"loss": 0.5},
         )  # fmt: skip
 
     def begin(self, folder: Folder) -> None:
-        attempts.begin(folder, self.manifest, OWNER)
+        committing.begin(folder, self.manifest, OWNER)
 
     def image(self, process: int) -> FileImage:
         extent = (ROWS, COLUMNS)
@@ -56,7 +57,7 @@ class Save:
             return np.full(extent, self.value, np.uint8)
 
         piece = Piece(len(header), extent, np.dtype(np.uint8), 1, where, values)
-        name = joined_parts.data_name(self.attempt, process, self.processes)
+        name = records.data_name(self.attempt, process, self.processes)
         return FileImage(name, header, len(header) + size, (piece,))
 
     def write(self, folder: Folder, process: int) -> None:
@@ -68,9 +69,9 @@ class Save:
             row, row, row + len(image.header), row + image.num_bytes,
             np.array([[ROWS * process, 0]]), np.array([[ROWS, COLUMNS]]),
         )  # fmt: skip
-        record = joined_parts.FileRecord(image.name, image.num_bytes, process)
-        part = joined_parts.Part(self.attempt, process, (record,), chunks, hashes)
-        attempts.write_part(folder, part)
+        record = records.FileRecord(image.name, image.num_bytes, process)
+        part = records.Part(self.attempt, process, (record,), chunks, hashes)
+        committing.write_part(folder, part)
 
     def prepare(self, folder: Folder) -> Save:
         """Do all but the commit."""
@@ -79,13 +80,13 @@ class Save:
             self.write(folder, process)
         return self
 
-    def save(self, folder: Folder) -> joined_parts.Commit:
+    def save(self, folder: Folder) -> records.Commit:
         """Do all."""
         self.prepare(folder)
-        return attempts.commit(folder, self.attempt)
+        return committing.commit(folder, self.attempt)
 
 
-def value_of(folder: Folder, commit: joined_parts.Commit) -> int:
+def value_of(folder: Folder, commit: records.Commit) -> int:
     """Check every byte that a commit vouches for; return the value of the leaf."""
     blobs = []
     for blob in (commit.manifest, commit.index):
@@ -93,15 +94,15 @@ def value_of(folder: Folder, commit: joined_parts.Commit) -> int:
         assert len(data) == blob.bytes
         assert hashlib.sha256(data).hexdigest() == blob.sha256
         blobs.append(data)
-    manifest, index = joined_parts.decode_manifest(blobs[0]), joined_parts.decode_index(blobs[1])
-    joined_parts.check_index(manifest, index)
+    manifest, index = json_files.decode_manifest(blobs[0]), table_files.decode_index(blobs[1])
+    tiling.check_index(manifest, index)
     values = set()
     for number, file in enumerate(index.files):
         data = folder.read(file.name)
         assert len(data) == file.bytes
         first = int(index.first_block[number])
-        for block, at in enumerate(range(0, len(data), joined_parts.BLOCK_BYTES)):
-            digest = xxhash.xxh3_64_intdigest(data[at : at + joined_parts.BLOCK_BYTES])
+        for block, at in enumerate(range(0, len(data), records.BLOCK_BYTES)):
+            digest = xxhash.xxh3_64_intdigest(data[at : at + records.BLOCK_BYTES])
             assert digest == int(index.block_hash[first + block])
         (row,) = np.flatnonzero(index.chunks.file == number)
         values |= set(data[index.chunks.begin[row] : index.chunks.end[row]])
@@ -109,8 +110,8 @@ def value_of(folder: Folder, commit: joined_parts.Commit) -> int:
     return value
 
 
-def names_of(folder: Folder, commit: joined_parts.Commit) -> list[str]:
+def names_of(folder: Folder, commit: records.Commit) -> list[str]:
     """Return the files that remain of a save: COMMIT and what it vouches for."""
-    index = joined_parts.decode_index(folder.read(commit.index.name))
+    index = table_files.decode_index(folder.read(commit.index.name))
     data = [file.name for file in index.files]
     return sorted(["COMMIT", commit.manifest.name, commit.index.name, *data])

@@ -11,9 +11,9 @@ import pytest
 
 from checkpoint.forgetting import Disk
 from checkpoint.saves import OWNER, Save, names_of, value_of
-from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk import committing, step_folder, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.format import joined_parts
+from shoal.checkpoint.format import records, table_files
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -36,46 +36,46 @@ def folder(disk):
 
 
 def test_attempts_have_names_of_their_own():
-    some = {attempts.new_attempt() for _ in range(1000)}
+    some = {step_folder.new_attempt() for _ in range(1000)}
     assert len(some) == 1000
     assert all(len(one) == 12 and int(one, 16) >= 0 for one in some)
 
 
 def test_nothing_is_there(folder):
-    assert attempts.committed(folder) is None
-    assert attempts.state_of(folder) == attempts.State(None, (), (), False, ())
-    assert not attempts.see(folder, FIRST.attempt)
-    assert not attempts.is_complete(folder, FIRST.attempt)
-    assert attempts.recover(folder) is None
-    assert attempts.collect(folder, idle_s=0) == []
-    assert attempts.abandon(folder, FIRST.attempt) is None
-    attempts.delete(folder, FIRST.attempt)
+    assert step_folder.committed(folder) is None
+    assert step_folder.state_of(folder) == step_folder.State(None, (), (), False, ())
+    assert not step_folder.see(folder, FIRST.attempt)
+    assert not step_folder.is_complete(folder, FIRST.attempt)
+    assert sweep.recover(folder) is None
+    assert sweep.collect(folder, idle_s=0) == []
+    assert committing.abandon(folder, FIRST.attempt) is None
+    sweep.delete(folder, FIRST.attempt)
     assert folder.names() == []
 
 
 def test_an_attempt_from_its_beginning_to_its_end(disk, folder):
     FIRST.begin(folder)
     disk.now += 12
-    (attempt,) = attempts.state_of(folder).attempts
-    assert attempt == attempts.Attempt(
+    (attempt,) = step_folder.state_of(folder).attempts
+    assert attempt == step_folder.Attempt(
         FIRST.attempt, True, False, 12.0, OWNER,
         ("PENDING-00000000000a", "manifest-00000000000a.json"),
     )  # fmt: skip
-    assert attempts.see(folder, FIRST.attempt)
+    assert step_folder.see(folder, FIRST.attempt)
     FIRST.write(folder, 1)
-    assert not attempts.is_complete(folder, FIRST.attempt)
+    assert not step_folder.is_complete(folder, FIRST.attempt)
     with pytest.raises(SaveAborted, match="process 0 has not written") as caught:
-        attempts.commit(folder, FIRST.attempt)
+        committing.commit(folder, FIRST.attempt)
     assert caught.value.processes == (0,)
     FIRST.write(folder, 0)
-    assert attempts.is_complete(folder, FIRST.attempt)
-    assert attempts.state_of(folder).attempts[0].is_complete
-    commit = attempts.commit(folder, FIRST.attempt)
-    assert attempts.committed(folder) == commit == attempts.commit(folder, FIRST.attempt)
+    assert step_folder.is_complete(folder, FIRST.attempt)
+    assert step_folder.state_of(folder).attempts[0].is_complete
+    commit = committing.commit(folder, FIRST.attempt)
+    assert step_folder.committed(folder) == commit == committing.commit(folder, FIRST.attempt)
     assert (commit.attempt, commit.step, commit.metrics) == (FIRST.attempt, 5, {"loss": 0.5})
     assert commit.num_files == 2
     assert commit.data_bytes == sum(folder.size(n) for n in folder.names() if "data" in n)
-    assert attempts.state_of(folder) == attempts.State(commit, (), (), False, ())
+    assert step_folder.state_of(folder) == step_folder.State(commit, (), (), False, ())
     assert folder.names() == names_of(folder, commit)
     assert value_of(folder, commit) == 7
 
@@ -84,39 +84,39 @@ def test_what_is_saved_is_saved(folder):
     FIRST.save(folder)
     for act in (
         lambda: SECOND.begin(folder),
-        lambda: attempts.commit(folder, SECOND.attempt),
+        lambda: committing.commit(folder, SECOND.attempt),
     ):
         with pytest.raises(StepAlreadyCommitted, match="nothing is overwritten") as caught:
             act()
         assert (caught.value.attempt, caught.value.path) == (FIRST.attempt, folder.path)
-    assert attempts.abandon(folder, FIRST.attempt) == attempts.committed(folder)
-    assert attempts.abandon(folder, SECOND.attempt) is None
-    assert attempts.recover(folder).attempt == FIRST.attempt
-    assert attempts.collect(folder, idle_s=0) == []
-    attempts.delete(folder, SECOND.attempt)
-    assert value_of(folder, attempts.committed(folder)) == 7
+    assert committing.abandon(folder, FIRST.attempt) == step_folder.committed(folder)
+    assert committing.abandon(folder, SECOND.attempt) is None
+    assert sweep.recover(folder).attempt == FIRST.attempt
+    assert sweep.collect(folder, idle_s=0) == []
+    sweep.delete(folder, SECOND.attempt)
+    assert value_of(folder, step_folder.committed(folder)) == 7
 
 
 def test_a_pin_and_files_of_nobody_are_kept(folder):
     folder.make()
     for name in ("KEEP", "notes.txt", "PENDING-xyz", "data-00000000000a"):
         folder.write_new(name, b"")
-    state = attempts.state_of(folder)
+    state = step_folder.state_of(folder)
     assert state.is_pinned
     assert state.others == ("PENDING-xyz", "notes.txt")
-    assert attempts.collect(folder, idle_s=0) == ["data-00000000000a"]
+    assert sweep.collect(folder, idle_s=0) == ["data-00000000000a"]
     assert folder.names() == ["KEEP", "PENDING-xyz", "notes.txt"]
 
 
 def test_a_deletion_takes_the_pin_along_only_if_nothing_else_is_there(folder):
     FIRST.save(folder)
     folder.write_new("KEEP", b"")
-    attempts.delete(folder, FIRST.attempt)
+    sweep.delete(folder, FIRST.attempt)
     assert folder.names() == []
     FIRST.save(folder)
     folder.write_new("KEEP", b"")
     folder.write_new("notes.txt", b"")
-    attempts.delete(folder, FIRST.attempt)
+    sweep.delete(folder, FIRST.attempt)
     assert folder.names() == ["KEEP", "notes.txt"]
 
 
@@ -125,20 +125,20 @@ def test_collecting_spares_who_is_alive(disk, folder):
     disk.now += 30
     SECOND.begin(folder)
     disk.now += 30
-    assert attempts.collect(folder, idle_s=61) == []
+    assert sweep.collect(folder, idle_s=61) == []
     folder.touch("PENDING-00000000000a")
-    gone = attempts.collect(folder, idle_s=30)
+    gone = sweep.collect(folder, idle_s=30)
     assert gone == ["PENDING-00000000000b", "manifest-00000000000b.json"]
-    assert [one.id for one in attempts.state_of(folder).attempts] == [FIRST.attempt]
+    assert [one.id for one in step_folder.state_of(folder).attempts] == [FIRST.attempt]
 
 
 def test_collecting_spares_a_folder_in_which_somebody_may_begin(folder):
     folder.make()
-    attempts.collect(folder, idle_s=60)
+    sweep.collect(folder, idle_s=60)
     folder.write_new("KEEP", b"")
     assert folder.names() == ["KEEP"]
     folder.remove("KEEP")
-    attempts.collect(folder, idle_s=0)
+    sweep.collect(folder, idle_s=0)
     with pytest.raises(FileNotFoundError):
         folder.write_new("KEEP", b"")
 
@@ -147,7 +147,7 @@ def test_tombstones_of_what_is_committed_mean_nothing(folder):
     """A file system whose renames are not one step may show both names after a crash."""
     commit = FIRST.save(folder)
     folder.link("COMMIT", f"DELETING-{FIRST.attempt}")
-    assert attempts.recover(folder) == commit
+    assert sweep.recover(folder) == commit
     assert folder.names() == names_of(folder, commit)
     assert value_of(folder, commit) == 7
 
@@ -157,15 +157,15 @@ def test_collecting_does_not_end_what_is_listed_half(folder):
     FIRST.begin(folder)
     names = folder.names
     folder.names = lambda: [name for name in names() if "PENDING" not in name]
-    assert attempts.collect(folder, idle_s=60) == []
-    assert attempts.see(folder, FIRST.attempt)
+    assert sweep.collect(folder, idle_s=60) == []
+    assert step_folder.see(folder, FIRST.attempt)
 
 
 def test_a_complete_attempt_is_recovered_not_collected(disk, folder):
     FIRST.prepare(folder)
     disk.now += 1e6
-    attempts.collect(folder, idle_s=60)
-    assert value_of(folder, attempts.committed(folder)) == 7
+    sweep.collect(folder, idle_s=60)
+    assert value_of(folder, step_folder.committed(folder)) == 7
 
 
 def test_of_two_complete_attempts_the_later_is_recovered(disk, folder):
@@ -173,9 +173,9 @@ def test_of_two_complete_attempts_the_later_is_recovered(disk, folder):
     disk.now += 1
     SECOND.prepare(folder)
     disk.now += 1e6
-    commit = attempts.recover(folder)
+    commit = sweep.recover(folder)
     assert value_of(folder, commit) == 9
-    attempts.collect(folder, idle_s=60)
+    sweep.collect(folder, idle_s=60)
     assert folder.names() == names_of(folder, commit)
 
 
@@ -183,22 +183,22 @@ def test_an_attempt_that_cannot_be_committed_gives_way_to_one_that_can(disk, fol
     FIRST.prepare(folder)
     disk.now += 1
     SECOND.prepare(folder)
-    folder.remove(joined_parts.data_name(SECOND.attempt, 0, 2))
+    folder.remove(records.data_name(SECOND.attempt, 0, 2))
     with pytest.raises(CorruptCheckpoint, match="is missing; process 0 wrote"):
-        attempts.commit(folder, SECOND.attempt)
-    assert value_of(folder, attempts.recover(folder)) == 7
+        committing.commit(folder, SECOND.attempt)
+    assert value_of(folder, sweep.recover(folder)) == 7
 
 
 def _swap_parts(folder) -> None:
-    names = [joined_parts.part_name(FIRST.attempt, process) for process in (0, 1)]
+    names = [records.part_name(FIRST.attempt, process) for process in (0, 1)]
     one, other = (folder.read(name) for name in names)
     folder.rewrite(names[0], other)
     folder.rewrite(names[1], one)
 
 
 def _swap_a_part(folder) -> None:
-    other = folder.read(joined_parts.part_name(FIRST.attempt, 1))
-    folder.rewrite(joined_parts.part_name(FIRST.attempt, 0), other)
+    other = folder.read(records.part_name(FIRST.attempt, 1))
+    folder.rewrite(records.part_name(FIRST.attempt, 0), other)
 
 
 def _flip(name: str):
@@ -211,17 +211,17 @@ def _flip(name: str):
 
 
 def _cut_data(folder) -> None:
-    name = joined_parts.data_name(FIRST.attempt, 1, 2)
+    name = records.data_name(FIRST.attempt, 1, 2)
     folder.rewrite(name, folder.read(name)[:-1])
 
 
 def _hole(folder) -> None:
-    name = joined_parts.part_name(FIRST.attempt, 1)
-    part = joined_parts.decode_part(folder.read(name))
+    name = records.part_name(FIRST.attempt, 1)
+    part = table_files.decode_part(folder.read(name))
     chunks = dataclasses.replace(
         part.chunks, extent=part.chunks.extent - np.array([[1, 0]]), end=part.chunks.end - 1000
     )
-    folder.rewrite(name, joined_parts.encode_part(dataclasses.replace(part, chunks=chunks)))
+    folder.rewrite(name, table_files.encode_part(dataclasses.replace(part, chunks=chunks)))
 
 
 @pytest.mark.parametrize(
@@ -232,29 +232,29 @@ def test_what_does_not_fit_is_not_committed(disk, folder, damage):
     FIRST.prepare(folder)
     damage(folder)
     with pytest.raises(CorruptCheckpoint) as caught:
-        attempts.commit(folder, FIRST.attempt)
+        committing.commit(folder, FIRST.attempt)
     assert caught.value.path == folder.path
     assert folder.path in str(caught.value)
-    assert attempts.committed(folder) is None
-    assert attempts.recover(folder) is None
+    assert step_folder.committed(folder) is None
+    assert sweep.recover(folder) is None
     disk.now += 100
-    attempts.collect(folder, idle_s=60)
+    sweep.collect(folder, idle_s=60)
     assert folder.names() == []
 
 
 def test_parts_under_each_others_names_say_the_same(folder):
     FIRST.prepare(folder)
     _swap_parts(folder)
-    assert value_of(folder, attempts.commit(folder, FIRST.attempt)) == 7
+    assert value_of(folder, committing.commit(folder, FIRST.attempt)) == 7
 
 
 def test_an_index_that_is_there_already_is_used_if_it_is_the_same(folder):
     FIRST.prepare(folder)
-    folder.write_new(joined_parts.index_name(FIRST.attempt), b"something else")
+    folder.write_new(records.index_name(FIRST.attempt), b"something else")
     with pytest.raises(CorruptCheckpoint, match="not what the parts say"):
-        attempts.commit(folder, FIRST.attempt)
-    folder.remove(joined_parts.index_name(FIRST.attempt))
-    attempts.commit(folder, FIRST.attempt)
+        committing.commit(folder, FIRST.attempt)
+    folder.remove(records.index_name(FIRST.attempt))
+    committing.commit(folder, FIRST.attempt)
 
 
 @pytest.mark.parametrize("what", ["manifest", "index"])
@@ -268,13 +268,13 @@ def test_a_commit_whose_files_are_missing_or_cut_is_corrupt(folder, what):
     ):
         damage()
         for look in (
-            attempts.committed, attempts.state_of, attempts.recover,
-            lambda folder: attempts.collect(folder, idle_s=0),
+            step_folder.committed, step_folder.state_of, sweep.recover,
+            lambda folder: sweep.collect(folder, idle_s=0),
         ):  # fmt: skip
             with pytest.raises(CorruptCheckpoint, match=words) as caught:
                 look(folder)
             assert caught.value.file == name
-    attempts.delete(folder, FIRST.attempt)  # what is damaged can be deleted
+    sweep.delete(folder, FIRST.attempt)  # what is damaged can be deleted
     assert folder.names() == []
 
 
@@ -285,8 +285,8 @@ def test_a_commit_that_contradicts_itself_is_corrupt(folder):
         folder.rewrite("COMMIT", other)
         names = folder.names()
         for act in (
-            attempts.committed, attempts.recover, lambda f: attempts.delete(f, FIRST.attempt),
-            lambda f: attempts.collect(f, idle_s=0), SECOND.begin,
+            step_folder.committed, sweep.recover, lambda f: sweep.delete(f, FIRST.attempt),
+            lambda f: sweep.collect(f, idle_s=0), SECOND.begin,
         ):  # fmt: skip
             with pytest.raises((CorruptCheckpoint, UnsupportedCheckpoint)) as caught:
                 act(folder)
@@ -296,25 +296,25 @@ def test_a_commit_that_contradicts_itself_is_corrupt(folder):
 
 def test_an_attempt_whose_manifest_cannot_be_read_is_not_complete(folder):
     FIRST.prepare(folder)
-    folder.rewrite(joined_parts.manifest_name(FIRST.attempt), b"{}")
-    assert not attempts.is_complete(folder, FIRST.attempt)
-    assert attempts.recover(folder) is None
+    folder.rewrite(records.manifest_name(FIRST.attempt), b"{}")
+    assert not step_folder.is_complete(folder, FIRST.attempt)
+    assert sweep.recover(folder) is None
     with pytest.raises(CheckpointError):
-        attempts.commit(folder, FIRST.attempt)
+        committing.commit(folder, FIRST.attempt)
 
 
 def test_what_pending_says_may_be_anything(folder):
     FIRST.begin(folder)
     for text in (b"", b"{", b"[1]", b"\xff\xfe", b"{}\nabc"):
         folder.rewrite("PENDING-00000000000a", text)
-        assert attempts.state_of(folder).attempts[0].owner == {}
+        assert step_folder.state_of(folder).attempts[0].owner == {}
 
 
 def test_an_attempt_that_ends_while_its_state_is_taken_is_not_alive(folder):
     FIRST.begin(folder)
     names = folder.names
     folder.names = lambda: (names(), folder.remove("PENDING-00000000000a"))[0]
-    (attempt,) = attempts.state_of(folder).attempts
+    (attempt,) = step_folder.state_of(folder).attempts
     assert not attempt.is_live
     assert attempt.idle_s == math.inf
 
@@ -322,14 +322,14 @@ def test_an_attempt_that_ends_while_its_state_is_taken_is_not_alive(folder):
 def test_a_part_of_an_attempt_whose_folder_is_gone(folder):
     FIRST.begin(folder)
     image = FIRST.image(0)
-    part = joined_parts.Part(
-        FIRST.attempt, 0, (joined_parts.FileRecord(image.name, image.num_bytes, 0),),
-        joined_parts.Chunks(*[np.zeros(0, np.int64)] * 4, *[np.zeros((0, 1), np.int64)] * 2),
+    part = records.Part(
+        FIRST.attempt, 0, (records.FileRecord(image.name, image.num_bytes, 0),),
+        records.Chunks(*[np.zeros(0, np.int64)] * 4, *[np.zeros((0, 1), np.int64)] * 2),
         np.zeros(1, np.uint64),
     )  # fmt: skip
-    attempts.abandon(folder, FIRST.attempt)
+    committing.abandon(folder, FIRST.attempt)
     with pytest.raises(SaveAborted, match="PENDING is gone"):
-        attempts.write_part(folder, part)
+        committing.write_part(folder, part)
 
 
 def test_beginning_twice_is_beginning(folder):
@@ -337,7 +337,7 @@ def test_beginning_twice_is_beginning(folder):
     FIRST.write(folder, 0)
     FIRST.begin(folder)
     FIRST.write(folder, 1)
-    assert value_of(folder, attempts.commit(folder, FIRST.attempt)) == 7
+    assert value_of(folder, committing.commit(folder, FIRST.attempt)) == 7
 
 
 @pytest.mark.parametrize("often", [1, 1000])
@@ -356,7 +356,7 @@ def test_beginning_in_a_folder_that_others_remove(folder, often):
             FIRST.begin(folder)
     else:
         FIRST.begin(folder)
-        assert attempts.see(folder, FIRST.attempt)
+        assert step_folder.see(folder, FIRST.attempt)
 
 
 def test_beginning_fails_without_a_trace(disk, folder):
@@ -375,6 +375,6 @@ def test_leftovers_of_a_commit_are_tidied(tmp_path):
     for name in ("PENDING-00000000000a", "part-00000000000a-00000.safetensors",
                  "tmp-00000000000a-01234567"):  # fmt: skip
         folder.write_new(name, b"")
-    assert attempts.state_of(folder).attempts == ()
-    attempts.tidy(folder, commit)
+    assert step_folder.state_of(folder).attempts == ()
+    committing.tidy(folder, commit)
     assert folder.names() == names_of(folder, commit)

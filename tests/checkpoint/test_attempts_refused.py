@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from checkpoint.saves import Save, names_of, value_of
-from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk import committing, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.errors import CheckpointError, StorageError, StorageFull
 
@@ -53,9 +53,9 @@ def _failing_once(patch: pytest.MonkeyPatch, at: int, number: int) -> list[str]:
 
 
 def _check(folder: LocalFolder, allowed: tuple[str, ...]) -> None:
-    commit = attempts.recover(folder)
+    commit = sweep.recover(folder)
     assert (commit.attempt if commit else "") in allowed
-    attempts.collect(folder, idle_s=0)
+    sweep.collect(folder, idle_s=0)
     assert folder.names() == (names_of(folder, commit) if commit else [])
     if commit:
         assert value_of(folder, commit) == (7 if commit.attempt == FIRST.attempt else 9)
@@ -65,18 +65,18 @@ Scenario = tuple[Callable[[LocalFolder], object], Callable[[LocalFolder], object
 SCENARIOS: dict[str, Scenario] = {
     "save": (lambda f: None, FIRST.save, ("", FIRST.attempt), (FIRST.attempt,)),
     "save again": (
-        FIRST.save, lambda f: attempts.commit(f, FIRST.attempt), (FIRST.attempt,), (FIRST.attempt,)
+        FIRST.save, lambda f: committing.commit(f, FIRST.attempt), (FIRST.attempt,), (FIRST.attempt,)
     ),
-    "recover": (FIRST.prepare, attempts.recover, ("", FIRST.attempt), (FIRST.attempt,)),
+    "recover": (FIRST.prepare, sweep.recover, ("", FIRST.attempt), (FIRST.attempt,)),
     "collect": (
-        lambda f: (FIRST.prepare(f), SECOND.save(f)), lambda f: attempts.collect(f, idle_s=0),
+        lambda f: (FIRST.prepare(f), SECOND.save(f)), lambda f: sweep.collect(f, idle_s=0),
         (SECOND.attempt,), (SECOND.attempt,),
     ),
     "delete": (
-        FIRST.save, lambda f: attempts.delete(f, FIRST.attempt), ("", FIRST.attempt), ("",)
+        FIRST.save, lambda f: sweep.delete(f, FIRST.attempt), ("", FIRST.attempt), ("",)
     ),
     "abandon": (
-        FIRST.prepare, lambda f: attempts.abandon(f, FIRST.attempt), ("", FIRST.attempt), ("",)
+        FIRST.prepare, lambda f: committing.abandon(f, FIRST.attempt), ("", FIRST.attempt), ("",)
     ),
 }  # fmt: skip
 

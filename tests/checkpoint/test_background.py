@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from checkpoint.kept import CLEAN, files_of, in_job, kept, same_bits
-from shoal.checkpoint.blocks.writer import Arena
+from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.saving.background import start_save_with
 from shoal.errors import DeadlineError, SaveAborted, StepAlreadyCommitted, StorageError
 from shoal.runtime.barrier import barrier_with
@@ -217,7 +217,7 @@ PROGRAM = """
     import jax, jax.numpy as jnp
     import shoal
     from shoal.checkpoint.saving.background import start_save_with
-    from shoal.checkpoint.blocks.writer import Arena
+    from shoal.checkpoint.blocks.arena import Arena
     from shoal.runtime.process import coordinator
     if "joined" in sys.argv[2]:
         shoal.initialize(virtual_devices=2)

@@ -12,8 +12,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shoal.checkpoint.format import header
-from shoal.checkpoint.format.joined_parts import Manifest, check_tiling, join_chunks
-from shoal.checkpoint.format.records import FileRecord, LeafRecord, Part, data_name
+from shoal.checkpoint.format.records import FileRecord, LeafRecord, Manifest, Part, data_name
+from shoal.checkpoint.format.tiling import check_tiling, join_chunks
 from shoal.checkpoint.planning.file_layout import PartPlan, plan_parts
 from shoal.checkpoint.planning.who_writes import SHARE_BYTES, Box, Held, merge, own_boxes
 from shoal.checkpoint.tree import names

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from shoal.checkpoint.disk.saved_steps import step_name
+from shoal.checkpoint.disk.step_names import step_name
 from shoal.cli.main import build
 from shoal.errors import CorruptCheckpoint, NotCommitted, UsageError
 from shoal.plan.layout import Layout

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from checkpoint.forgetting import Crash, Disk, crash
 from checkpoint.saves import Save, names_of, value_of
-from shoal.checkpoint.disk import attempts, committing, sweep
+from shoal.checkpoint.disk import committing, step_folder, sweep
 
 FIRST, SECOND = Save("00000000000a", value=7), Save("00000000000b", value=9)
 ALONE = Save("00000000000a", value=7, processes=1)
@@ -55,14 +55,14 @@ def _save_on_two_hosts(disk: Disk) -> None:
     FIRST.begin(lead)
     FIRST.write(lead, 0)
     FIRST.write(other, 1)
-    attempts.commit(other, FIRST.attempt)
+    committing.commit(other, FIRST.attempt)
 
 
 def _begun_on_a_third_host(disk: Disk) -> None:
     FIRST.begin(disk.folder(PATH, "third"))
     FIRST.write(disk.folder(PATH, "lead"), 0)
     FIRST.write(disk.folder(PATH, "other"), 1)
-    attempts.commit(disk.folder(PATH, "other"), FIRST.attempt)
+    committing.commit(disk.folder(PATH, "other"), FIRST.attempt)
 
 
 def _lead_commits(disk: Disk) -> None:
@@ -70,7 +70,7 @@ def _lead_commits(disk: Disk) -> None:
     FIRST.begin(lead)
     FIRST.write(other, 1)
     FIRST.write(lead, 0)
-    attempts.commit(lead, FIRST.attempt)
+    committing.commit(lead, FIRST.attempt)
 
 
 def _not_tidied(disk: Disk) -> None:
@@ -84,7 +84,7 @@ def _linked_and_recovered(disk: Disk) -> None:
     """The process that linked COMMIT dies before its fsync; the host lives on."""
     FIRST.prepare(_one(disk))
     committing._link(_one(disk), FIRST.attempt)
-    attempts.recover(_one(disk))
+    sweep.recover(_one(disk))
 
 
 def _renamed_by_mistake(disk: Disk) -> None:
@@ -95,7 +95,7 @@ def _renamed_by_mistake(disk: Disk) -> None:
 
 
 def _delete_then_save(disk: Disk) -> None:
-    attempts.delete(_one(disk), FIRST.attempt)
+    sweep.delete(_one(disk), FIRST.attempt)
     SECOND.save(_one(disk))
 
 
@@ -115,7 +115,7 @@ def _begin_while_removed(disk: Disk) -> None:
     folder.make = made_and_lost  # type: ignore[method-assign]
     ALONE.begin(folder)
     ALONE.write(folder, 0)
-    attempts.commit(folder, ALONE.attempt)
+    committing.commit(folder, ALONE.attempt)
 
 
 A, B = FIRST.attempt, SECOND.attempt
@@ -125,29 +125,29 @@ SCENARIOS = {
     "save, the lead commits": Scenario(_nothing, _lead_commits, ("", A), (A,)),
     "begun on a third host": Scenario(_nothing, _begun_on_a_third_host, ("", A), (A,)),
     "recover": Scenario(
-        lambda d: FIRST.prepare(_one(d)), lambda d: attempts.recover(_one(d)), ("", A), (A,)
+        lambda d: FIRST.prepare(_one(d)), lambda d: sweep.recover(_one(d)), ("", A), (A,)
     ),
     "recover what is linked": Scenario(_nothing, _linked_and_recovered, ("", A), (A,)),
-    "tidy": Scenario(_not_tidied, lambda d: attempts.recover(_one(d)), (A,), (A,)),
+    "tidy": Scenario(_not_tidied, lambda d: sweep.recover(_one(d)), (A,), (A,)),
     "abandon": Scenario(
-        lambda d: FIRST.prepare(_one(d)), lambda d: attempts.abandon(_one(d), A), ("", A), ("",)
+        lambda d: FIRST.prepare(_one(d)), lambda d: committing.abandon(_one(d), A), ("", A), ("",)
     ),
     "abandon what is committed": Scenario(
-        _not_tidied, lambda d: attempts.abandon(_one(d), A), (A,), (A,)
+        _not_tidied, lambda d: committing.abandon(_one(d), A), (A,), (A,)
     ),
     "delete": Scenario(
-        lambda d: FIRST.save(_one(d)), lambda d: attempts.delete(_one(d), A), ("", A), ("",)
+        lambda d: FIRST.save(_one(d)), lambda d: sweep.delete(_one(d), A), ("", A), ("",)
     ),
     "delete what is not tidy": Scenario(
-        _not_tidied, lambda d: attempts.delete(_one(d), A), ("", A), ("",)
+        _not_tidied, lambda d: sweep.delete(_one(d), A), ("", A), ("",)
     ),
     "delete, save again": Scenario(
         lambda d: FIRST.save(_one(d)), _delete_then_save, ("", A, B), (B,)
     ),
-    "give back": Scenario(_renamed_by_mistake, lambda d: attempts.recover(_one(d)), (B,), (B,)),
+    "give back": Scenario(_renamed_by_mistake, lambda d: sweep.recover(_one(d)), (B,), (B,)),
     "collect beside a commit": Scenario(
         lambda d: (FIRST.prepare(_one(d)), SECOND.save(_one(d))),
-        lambda d: attempts.collect(_one(d), idle_s=0), (B,), (B,),
+        lambda d: sweep.collect(_one(d), idle_s=0), (B,), (B,),
     ),
     "save where others make and remove": Scenario(_nothing, _begin_while_removed, ("", A), (A,)),
 }  # fmt: skip
@@ -183,12 +183,12 @@ def _check(disk: Disk, allowed: tuple[str, ...]) -> None:
     """Look at a disk after a crash as the next run does; clean up; look again."""
     folder = disk.folder(PATH)
     try:
-        before = attempts.state_of(folder).commit
+        before = step_folder.state_of(folder).commit
         if before:
             value_of(folder, before)
-        attempts.recover(folder)
-        attempts.collect(folder, idle_s=0)
-        commit = attempts.committed(folder)
+        sweep.recover(folder)
+        sweep.collect(folder, idle_s=0)
+        commit = step_folder.committed(folder)
         found = commit.attempt if commit else ""
         if before and before != commit:
             raise Torn("what was committed is lost by the cleaning")
@@ -239,11 +239,11 @@ def test_a_second_loss_while_the_first_is_cleaned_up(name, data):
     _check(after.outcome(number), allowed)
 
     def clean(there: Disk) -> None:
-        attempts.recover(_one(there))
-        attempts.collect(_one(there), idle_s=0)
+        sweep.recover(_one(there))
+        sweep.collect(_one(there), idle_s=0)
 
     start, disk = _recorded(Scenario(_nothing, clean, allowed, allowed), after.outcome(number))
-    if before := attempts.committed(_one(start)):
+    if before := step_folder.committed(_one(start)):
         allowed = (before.attempt,)
     after = crash(start, disk.log, data.draw(st.integers(0, len(disk.log))))
     _check(after.outcome(data.draw(st.integers(0, after.num_outcomes - 1))), allowed)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.samples import ATTEMPT, blob, checkpoint, manifest
-from shoal.checkpoint.format import joined_parts
-from shoal.checkpoint.tree import flatten
+from shoal.checkpoint.format import json_files, records, table_files, tiling
+from shoal.checkpoint.tree import flatten, nodes
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
 
 JSON = st.recursive(
@@ -25,9 +25,9 @@ JSON = st.recursive(
 
 def test_a_manifest_comes_back():
     said = manifest()
-    data = joined_parts.encode_manifest(said)
-    assert joined_parts.decode_manifest(data) == said
-    assert joined_parts.encode_manifest(joined_parts.decode_manifest(data)) == data
+    data = json_files.encode_manifest(said)
+    assert json_files.decode_manifest(data) == said
+    assert json_files.encode_manifest(json_files.decode_manifest(data)) == data
     lines = data.decode().splitlines()
     for leaf in said.leaves:  # one leaf a line
         assert sum(f'{{"name": "{leaf.name}", ' in line for line in lines) == 1
@@ -36,7 +36,7 @@ def test_a_manifest_comes_back():
 @given(st.dictionaries(st.text(), JSON, max_size=3), st.none() | st.integers(0, 1 << 61))
 def test_what_the_caller_adds_comes_back(user, step):
     said = replace(manifest(), user=user, step=step)
-    again = joined_parts.decode_manifest(joined_parts.encode_manifest(said))
+    again = json_files.decode_manifest(json_files.encode_manifest(said))
     assert repr(again.user) == repr(user)
     assert again.step == step
 
@@ -51,7 +51,7 @@ def test_what_the_caller_adds_comes_back(user, step):
 )  # fmt: skip
 def test_what_the_caller_adds_is_json(user, what):
     with pytest.raises(UsageError) as error:
-        joined_parts.encode_manifest(replace(manifest(), user=user))
+        json_files.encode_manifest(replace(manifest(), user=user))
     assert what in str(error.value)
 
 
@@ -59,15 +59,15 @@ def test_all_that_is_no_json_is_named_at_once():
     loop: list[object] = []
     loop.append(loop)
     with pytest.raises(UsageError, match="3 problems"):
-        joined_parts.encode_manifest(replace(manifest(), user={"a": loop, "b": {2: 1}, "c": b""}))
+        json_files.encode_manifest(replace(manifest(), user={"a": loop, "b": {2: 1}, "c": b""}))
 
 
 def test_a_leaf_alone_and_no_leaf_at_all():
     for value in (np.float32(3), {}, []):
         _, structure = flatten.flatten(value)
-        leaves = (joined_parts.LeafRecord("~", "array", "float32", (3,)),) if structure == 0 else ()
-        said = joined_parts.Manifest(ATTEMPT, None, 5, 1, structure, leaves)
-        assert joined_parts.decode_manifest(joined_parts.encode_manifest(said)) == said
+        leaves = (records.LeafRecord("~", "array", "float32", (3,)),) if structure == 0 else ()
+        said = records.Manifest(ATTEMPT, None, 5, 1, structure, leaves)
+        assert json_files.decode_manifest(json_files.encode_manifest(said)) == said
 
 
 def nested(levels, wrap, inner=1):
@@ -80,10 +80,10 @@ def test_the_deepest_that_is_taken_comes_back():
     static = nested(31, lambda inner: {1: (inner,)[0]})
     value = nested(98, lambda inner: {"a": inner}, flatten.Node("a:B", ("c",), (5,), static))
     leaves, structure = flatten.flatten(value)
-    leaf = joined_parts.LeafRecord(flatten.names_of(structure)[0], "int", value="5")
+    leaf = records.LeafRecord(nodes.names_of(structure)[0], "int", value="5")
     user = {"u": nested(97, lambda inner: [inner])}
-    said = joined_parts.Manifest(ATTEMPT, 1, 5, 1, structure, (leaf,), user=user)
-    again = joined_parts.decode_manifest(joined_parts.encode_manifest(said))
+    said = records.Manifest(ATTEMPT, 1, 5, 1, structure, (leaf,), user=user)
+    again = json_files.decode_manifest(json_files.encode_manifest(said))
     assert again == said
     assert flatten.unflatten(again.tree, [leaf for _, leaf in leaves]) == value
 
@@ -91,7 +91,7 @@ def test_the_deepest_that_is_taken_comes_back():
 @pytest.mark.parametrize("step", [True, 1.0, np.int64(3), 1 << 62, "5"], ids=repr)
 def test_a_step_that_could_not_be_read_is_not_written(step):
     with pytest.raises(UsageError, match=r"^step: is"):
-        joined_parts.encode_manifest(replace(manifest(), step=step))
+        json_files.encode_manifest(replace(manifest(), step=step))
 
 
 METRICS = st.dictionaries(st.text(max_size=4), st.floats(), max_size=5)
@@ -99,55 +99,55 @@ METRICS = st.dictionaries(st.text(max_size=4), st.floats(), max_size=5)
 
 def commit(**fields):
     blobs = (
-        blob(joined_parts.manifest_name(ATTEMPT), b"m"),
-        blob(joined_parts.index_name(ATTEMPT), b""),
+        blob(records.manifest_name(ATTEMPT), b"m"),
+        blob(records.index_name(ATTEMPT), b""),
     )
-    return replace(joined_parts.Commit(ATTEMPT, 5, 6, *blobs, 7, 8), **fields)
+    return replace(records.Commit(ATTEMPT, 5, 6, *blobs, 7, 8), **fields)
 
 
 @given(METRICS, st.none() | st.integers(0, 1 << 61))
 def test_a_commit_comes_back(metrics, step):
     said = commit(metrics=metrics, step=step)
-    data = joined_parts.encode_commit(said)
-    again = joined_parts.decode_commit(data)
+    data = json_files.encode_commit(said)
+    again = json_files.decode_commit(data)
     assert repr(again) == repr(said)
-    assert joined_parts.encode_commit(again) == data
+    assert json_files.encode_commit(again) == data
     assert data.endswith(hashlib.sha256(data[:-65]).hexdigest().encode() + b"\n")
     assert json.loads(data[:-65])["attempt"] == ATTEMPT
 
 
 def test_a_commit_is_small():
     metrics = {f"m{number}": math.pi * number for number in range(35)}
-    data = joined_parts.encode_commit(commit(metrics=metrics, step=1 << 61, data_bytes=1 << 61))
-    assert len(data) <= joined_parts.COMMIT_BYTES
+    data = json_files.encode_commit(commit(metrics=metrics, step=1 << 61, data_bytes=1 << 61))
+    assert len(data) <= records.COMMIT_BYTES
     with pytest.raises(UsageError, match="more than 1024 bytes"):
-        joined_parts.encode_commit(commit(metrics=metrics | {"x" * 900: 0.0}))
+        json_files.encode_commit(commit(metrics=metrics | {"x" * 900: 0.0}))
 
 
 def test_numbers_of_numpy_are_metrics_and_other_things_are_not():
-    found = joined_parts.decode_commit(
-        joined_parts.encode_commit(commit(metrics={"a": np.float32(0.5), "b": 2}))
+    found = json_files.decode_commit(
+        json_files.encode_commit(commit(metrics={"a": np.float32(0.5), "b": 2}))
     )
     assert found.metrics == {"a": 0.5, "b": 2.0}
     for value in (True, "0.5", None, np.bool_(True), 10**400, [1.0]):
         with pytest.raises(UsageError, match="metrics: 'a'"):
-            joined_parts.encode_commit(commit(metrics={"a": value}))
+            json_files.encode_commit(commit(metrics={"a": value}))
 
 
 def test_every_bit_of_a_commit_is_sealed():
-    data = bytearray(joined_parts.encode_commit(commit(metrics={"loss": 1.5})))
+    data = bytearray(json_files.encode_commit(commit(metrics={"loss": 1.5})))
     for at in range(len(data)):
         for bit in range(8):
             data[at] ^= 1 << bit
             with pytest.raises(CorruptCheckpoint, match="COMMIT is damaged"):
-                joined_parts.decode_commit(bytes(data))
+                json_files.decode_commit(bytes(data))
             data[at] ^= 1 << bit
     for length in range(len(data)):
         with pytest.raises(CorruptCheckpoint):
-            joined_parts.decode_commit(bytes(data[:length]))
+            json_files.decode_commit(bytes(data[:length]))
     for more in (b"\n", b"x", bytes(4096)):
         with pytest.raises(CorruptCheckpoint):
-            joined_parts.decode_commit(bytes(data) + more)
+            json_files.decode_commit(bytes(data) + more)
 
 
 def sealed(said):
@@ -160,10 +160,10 @@ def said_by(data):
 
 
 def test_a_commit_of_more_than_4_kib_is_refused():
-    said = said_by(joined_parts.encode_commit(commit())[:-65]) | {"version": [1, 1]}
-    assert joined_parts.decode_commit(sealed(said | {"more": "x" * 3000})).step == 5
+    said = said_by(json_files.encode_commit(commit())[:-65]) | {"version": [1, 1]}
+    assert json_files.decode_commit(sealed(said | {"more": "x" * 3000})).step == 5
     with pytest.raises(CorruptCheckpoint):
-        joined_parts.decode_commit(sealed(said | {"more": "x" * 4000}))
+        json_files.decode_commit(sealed(said | {"more": "x" * 4000}))
 
 
 ARRAY = {"name": "~", "kind": "array", "dtype": "float32", "shape": [2]}
@@ -193,37 +193,35 @@ LEAVES = (
 
 @pytest.mark.parametrize(("leaf", "is_right"), LEAVES, ids=str)
 def test_leaves_that_contradict_themselves_are_refused(leaf, is_right):
-    said = joined_parts.Manifest(ATTEMPT, 1, 5, 1, 0, (joined_parts.LeafRecord("~", "none"),))
-    text = said_by(joined_parts.encode_manifest(said)) | {"leaves": [leaf]}
+    said = records.Manifest(ATTEMPT, 1, 5, 1, 0, (records.LeafRecord("~", "none"),))
+    text = said_by(json_files.encode_manifest(said)) | {"leaves": [leaf]}
     if is_right:
-        assert (
-            joined_parts.decode_manifest(json.dumps(text).encode()).leaves[0].kind == leaf["kind"]
-        )
+        assert json_files.decode_manifest(json.dumps(text).encode()).leaves[0].kind == leaf["kind"]
         return
     with pytest.raises(CorruptCheckpoint, match="leaf") as error:
-        joined_parts.decode_manifest(json.dumps(text).encode())
+        json_files.decode_manifest(json.dumps(text).encode())
     assert error.value.leaf in ("~", "a", "")
 
 
 def test_as_many_leaves_as_the_tree_has():
-    text = said_by(joined_parts.encode_manifest(manifest()))
+    text = said_by(json_files.encode_manifest(manifest()))
     for leaves in (text["leaves"][:-1], [*text["leaves"], text["leaves"][-1]], None, {}):
         with pytest.raises(CorruptCheckpoint, match="does not list as many"):
-            joined_parts.decode_manifest(json.dumps(text | {"leaves": leaves}).encode())
+            json_files.decode_manifest(json.dumps(text | {"leaves": leaves}).encode())
 
 
 @pytest.mark.parametrize("kind", ["commit", "manifest"])
 def test_later_versions_are_refused_by_name(kind):
     if kind == "commit":
         said, decode = (
-            said_by(joined_parts.encode_commit(commit())[:-65]),
-            joined_parts.decode_commit,
+            said_by(json_files.encode_commit(commit())[:-65]),
+            json_files.decode_commit,
         )
         written = sealed
     else:
         said, decode = (
-            said_by(joined_parts.encode_manifest(manifest())),
-            joined_parts.decode_manifest,
+            said_by(json_files.encode_manifest(manifest())),
+            json_files.decode_manifest,
         )
 
         def written(changed):
@@ -243,17 +241,17 @@ def test_later_versions_are_refused_by_name(kind):
 
 def test_files_of_a_checkpoint_belong_together():
     written = checkpoint()
-    said = joined_parts.decode_manifest(written[joined_parts.manifest_name(ATTEMPT)])
-    index = joined_parts.decode_index(written[joined_parts.index_name(ATTEMPT)])
-    found = joined_parts.decode_commit(written["COMMIT"])
-    joined_parts.check_whole(found, said, index)
+    said = json_files.decode_manifest(written[records.manifest_name(ATTEMPT)])
+    index = table_files.decode_index(written[records.index_name(ATTEMPT)])
+    found = json_files.decode_commit(written["COMMIT"])
+    tiling.check_whole(found, said, index)
     for other in (
         replace(found, step=None), replace(found, data_bytes=found.data_bytes + 1),
         replace(found, num_files=1), replace(found, attempt="a" * 12),
     ):  # fmt: skip
         with pytest.raises(CorruptCheckpoint):
-            joined_parts.check_whole(other, said, index)
+            tiling.check_whole(other, said, index)
     with pytest.raises(CorruptCheckpoint, match="of attempt"):
-        joined_parts.check_index(replace(said, attempt="a" * 12), index)
+        tiling.check_index(replace(said, attempt="a" * 12), index)
     with pytest.raises(CorruptCheckpoint, match="none of this checkpoint"):
-        joined_parts.check_index(replace(said, num_processes=3), index)
+        tiling.check_index(replace(said, num_processes=3), index)

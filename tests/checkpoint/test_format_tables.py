@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from checkpoint.samples import ATTEMPT, checkpoint, manifest, part_of, records
-from shoal.checkpoint.format import joined_parts
-from shoal.checkpoint.tree import flatten
+from shoal.checkpoint.format import joined_parts, table_files, tiling
+from shoal.checkpoint.format import records as format_records
+from shoal.checkpoint.tree import flatten, nodes
 from shoal.errors import CorruptCheckpoint
 
 COLUMNS = ("leaf", "file", "begin", "end", "origin", "extent")
@@ -24,19 +25,19 @@ def parts():
 
 def test_parts_and_index_come_back():
     for part in parts():
-        data = joined_parts.encode_part(part)
-        again = joined_parts.decode_part(data)
+        data = table_files.encode_part(part)
+        again = table_files.decode_part(data)
         assert (again.attempt, again.process, again.files) == (ATTEMPT, part.process, part.files)
-        assert joined_parts.encode_part(again) == data
+        assert table_files.encode_part(again) == data
         assert np.array_equal(again.block_hash, part.block_hash)
         for column in COLUMNS:
             assert np.array_equal(getattr(again.chunks, column), getattr(part.chunks, column))
     index = joined_parts.join_parts(manifest(), parts())
-    data = joined_parts.encode_index(index)
-    assert data == joined_parts.encode_index(joined_parts.join_parts(manifest(), parts()[::-1]))
-    again = joined_parts.decode_index(data)
-    assert joined_parts.encode_index(again) == data
-    joined_parts.check_index(manifest(), again)
+    data = table_files.encode_index(index)
+    assert data == table_files.encode_index(joined_parts.join_parts(manifest(), parts()[::-1]))
+    again = table_files.decode_index(data)
+    assert table_files.encode_index(again) == data
+    tiling.check_index(manifest(), again)
     assert list(again.first_block) == [0, 1, 2]
     assert again.chunks.leaf.tolist() == sorted(again.chunks.leaf.tolist())
     assert set(safetensors.numpy.load(data)) == {*COLUMNS, "first_block", "block_hash", "sha256"}
@@ -44,13 +45,11 @@ def test_parts_and_index_come_back():
 
 def test_an_index_of_nothing():
     empty, none = np.zeros(0, np.int64), np.zeros((0, 0), np.int64)
-    chunks = joined_parts.Chunks(empty, empty, empty, empty, none, none)
-    part = joined_parts.Part(ATTEMPT, 0, (), chunks, np.zeros(0, np.uint64))
-    said = joined_parts.Manifest(ATTEMPT, None, 5, 1, flatten.Branch("dict", (), ()), ())
-    index = joined_parts.join_parts(
-        said, [joined_parts.decode_part(joined_parts.encode_part(part))]
-    )
-    assert joined_parts.decode_index(joined_parts.encode_index(index)).files == ()
+    chunks = format_records.Chunks(empty, empty, empty, empty, none, none)
+    part = format_records.Part(ATTEMPT, 0, (), chunks, np.zeros(0, np.uint64))
+    said = format_records.Manifest(ATTEMPT, None, 5, 1, nodes.Branch("dict", (), ()), ())
+    index = joined_parts.join_parts(said, [table_files.decode_part(table_files.encode_part(part))])
+    assert table_files.decode_index(table_files.encode_index(index)).files == ()
 
 
 def test_parts_that_do_not_belong_together():
@@ -81,22 +80,22 @@ def table(boxes, dims, item=4):
             rows.append(row)
             at += size
     found = np.array(rows, np.int64).reshape(len(rows), 4 + 2 * rank)
-    chunks = joined_parts.Chunks(*found.T[:4], found[:, 4 : 4 + rank], found[:, 4 + rank :])
-    record = joined_parts.FileRecord(joined_parts.data_name(ATTEMPT, 0, 1), at, 0)
+    chunks = format_records.Chunks(*found.T[:4], found[:, 4 : 4 + rank], found[:, 4 + rank :])
+    record = format_records.FileRecord(format_records.data_name(ATTEMPT, 0, 1), at, 0)
     _, structure = flatten.flatten([0] * len(dims))
     leaves = tuple(
-        joined_parts.LeafRecord(str(number), "array", "float32", shape)
+        format_records.LeafRecord(str(number), "array", "float32", shape)
         for number, shape in enumerate(dims)
     )
-    return joined_parts.Manifest(ATTEMPT, None, 5, 1, structure, leaves), chunks, record
+    return format_records.Manifest(ATTEMPT, None, 5, 1, structure, leaves), chunks, record
 
 
 def refused(boxes, dims):
     """Say whether chunks are refused."""
     said, chunks, record = table(boxes, dims)
     try:
-        joined_parts.check_places(chunks, [record], "f")
-        joined_parts.check_tiling(said, chunks, "f")
+        tiling.check_places(chunks, [record], "f")
+        tiling.check_tiling(said, chunks, "f")
     except CorruptCheckpoint:
         return True
     return False
@@ -197,11 +196,11 @@ def test_a_thousand_leaves_of_ten_chunks():
 
 def changed_chunks(**columns):
     """Return the index of the sample with some cells changed: column → (row, value)."""
-    index = joined_parts.decode_index(checkpoint()[joined_parts.index_name(ATTEMPT)])
+    index = table_files.decode_index(checkpoint()[format_records.index_name(ATTEMPT)])
     tables = {column: getattr(index.chunks, column).copy() for column in COLUMNS}
     for column, (row, value) in columns.items():
         tables[column][row] = value
-    return replace(index, chunks=joined_parts.Chunks(**tables))
+    return replace(index, chunks=format_records.Chunks(**tables))
 
 
 ROWS = {leaf.name: number for number, leaf in enumerate(manifest().leaves)}
@@ -224,9 +223,9 @@ W = 10  # the row of the first piece of params/w
     ids=str,
 )  # fmt: skip
 def test_rows_that_lie_are_refused(columns, what):
-    data = joined_parts.encode_index(changed_chunks(**columns))
+    data = table_files.encode_index(changed_chunks(**columns))
     with pytest.raises(CorruptCheckpoint, match=what):
-        joined_parts.check_index(manifest(), joined_parts.decode_index(data))
+        tiling.check_index(manifest(), table_files.decode_index(data))
 
 
 @pytest.mark.parametrize("by", [-1, 1, -8])
@@ -235,7 +234,7 @@ def test_chunks_that_share_bytes_are_refused(by):
     ends = {int(chunks.begin[W]) + by, int(chunks.end[W]) + by}
     moved = changed_chunks(begin=(W, min(ends)), end=(W, max(ends)))
     with pytest.raises(CorruptCheckpoint, match="over one another"):
-        joined_parts.decode_index(joined_parts.encode_index(moved))
+        table_files.decode_index(table_files.encode_index(moved))
 
 
 def test_a_value_of_one_process_lies_in_a_file_of_that_process():
@@ -246,13 +245,11 @@ def test_a_value_of_one_process_lies_in_a_file_of_that_process():
         swapped[column][[1, 2]] = swapped[column][[2, 1]]
     lie = replace(index, chunks=replace(index.chunks, **swapped))
     with pytest.raises(CorruptCheckpoint, match="own value in a file of another"):
-        joined_parts.check_index(
-            manifest(), joined_parts.decode_index(joined_parts.encode_index(lie))
-        )
+        tiling.check_index(manifest(), table_files.decode_index(table_files.encode_index(lie)))
 
 
 def test_rows_in_another_order_are_refused():
     index = changed_chunks()
-    back = joined_parts.Chunks(*(getattr(index.chunks, column)[::-1] for column in COLUMNS))
+    back = format_records.Chunks(*(getattr(index.chunks, column)[::-1] for column in COLUMNS))
     with pytest.raises(CorruptCheckpoint, match="not in the order"):
-        joined_parts.decode_index(joined_parts.encode_index(replace(index, chunks=back)))
+        table_files.decode_index(table_files.encode_index(replace(index, chunks=back)))

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
-from shoal.checkpoint.disk.saved_steps import step_name
 from shoal.checkpoint.disk.step_folder import KEEP
+from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.history.saver import _Running
 from shoal.checkpoint.retention import Best, EverySteps, Last

@@ -10,7 +10,7 @@ import pytest
 
 from checkpoint import training
 from cli import checkpoints
-from shoal.checkpoint.disk.saved_steps import step_name
+from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.runtime.client.in_process import LocalJob
 from shoal.testing.cluster import Cluster

@@ -15,7 +15,7 @@ from shoal.checkpoint.history import saver
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import restore_with
 from shoal.checkpoint.saving.save import save_with
-from shoal.checkpoint.together import lease
+from shoal.checkpoint.together import lead, lease
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
 
@@ -187,7 +187,7 @@ def test_a_step_of_a_newer_shoal_stays_and_stops_nothing(tmp_path, alone):
 
 def test_what_follows_a_save_is_known_by_the_line_that_saved(tmp_path, alone, monkeypatch):
     sites = []
-    lead_says = saver.lead_says
+    lead_says = lead.lead_says
 
     def says(*arguments, **options):
         sites.append(options["site"])

@@ -11,7 +11,8 @@ import pytest
 
 from cli import checkpoints
 from collectives.jobs import run_all
-from shoal.checkpoint.blocks.reader import open_checkpoint, verify
+from shoal.checkpoint.blocks.reader import verify
+from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.history import saver as saving
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.history.saver import Rate, seconds_needed

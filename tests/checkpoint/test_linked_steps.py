@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 
 from checkpoint import saves
 from cli import checkpoints
-from shoal.checkpoint.blocks.reader import open_checkpoint, verify
-from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.saved_steps import step_name
+from shoal.checkpoint.blocks.reader import verify
+from shoal.checkpoint.disk import committing, step_folder
+from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.cli.main import build
@@ -81,7 +82,7 @@ def test_what_was_begun_behind_a_link_is_not_ended(archive, tmp_path, alone):
         ckpts.save(30, {"w": np.ones(3)})
     told = CliRunner().invoke(build(["ckpt"]), ["ckpt", "gc", str(run), "--older", "0"]).output
     assert "step 25: is a link: what it leads to is tidied where it lies" in told
-    assert attempts.see(LocalFolder(archive / step_name(25)), attempt)
+    assert step_folder.see(LocalFolder(archive / step_name(25)), attempt)
     arguments = ["ckpt", "gc", str(run / step_name(25)), "--older", "0"]  # this very folder
     assert "2 files" in CliRunner().invoke(build(["ckpt"]), arguments).output
 
@@ -92,6 +93,6 @@ def test_an_attempt_that_ends_behind_a_link_leaves_the_link(tmp_path):
     folder = LocalFolder(tmp_path / "here")
     one = saves.Save("1" * 12)
     one.begin(folder)
-    assert attempts.abandon(folder, one.attempt) is None
+    assert committing.abandon(folder, one.attempt) is None
     assert (tmp_path / "here").is_symlink()
     assert list((tmp_path / "there").iterdir()) == []

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from checkpoint import saves
 from cli import checkpoints
-from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.saved_steps import step_name
+from shoal.checkpoint.disk import sweep
+from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import plan_restore, restore_with
@@ -129,8 +129,8 @@ def test_a_copied_attempt_is_not_committed_under_another_step(tmp_path):
     run = tmp_path / "run"
     saves.Save("0" * 12, step=10).prepare(LocalFolder(run / step_name(10)))
     copy(run)
-    assert attempts.recover(LocalFolder(run / step_name(40))) is None
-    assert attempts.recover(LocalFolder(run / step_name(10))).step == 10
+    assert sweep.recover(LocalFolder(run / step_name(40))) is None
+    assert sweep.recover(LocalFolder(run / step_name(10))).step == 10
     with pytest.raises(NotCommitted):
         restore_with(LocalJob(1).coordinators[0], run / step_name(40))
 

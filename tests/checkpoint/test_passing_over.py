@@ -9,8 +9,8 @@ import pytest
 
 from cli.checkpoints import flip
 from collectives.jobs import run_all
-from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.saved_steps import step_name
+from shoal.checkpoint.disk import committing, sweep
+from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.errors import CorruptCheckpoint, NotCommitted, StepAlreadyCommitted, UsageError
@@ -177,9 +177,9 @@ def test_an_attempt_that_is_written_survives_the_deletion_of_what_says_nothing(t
     living = saves.Save("1" * 12)
     living.begin(folder)
     other = saves.Save("2" * 12).prepare(folder)
-    attempts.commit(folder, other.attempt)
+    committing.commit(folder, other.attempt)
     (tmp_path / step_name(5) / "COMMIT").write_text("{}")
-    attempts.delete_damaged(folder)
+    sweep.delete_damaged(folder)
     names = folder.names()
     assert names
     assert all("1" * 12 in name for name in names)

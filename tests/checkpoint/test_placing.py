@@ -90,6 +90,7 @@ def test_a_transport_cuts_one_dim_over_all_devices_in_order():
 
 
 def test_what_is_moved_is_moved_a_few_at_a_time(monkeypatch):
+    from shoal.arrays.moving import move as moving_move
     from shoal.checkpoint.restoring import placing
 
     mesh = Mesh({"x": 8}, kind="cpu")
@@ -97,7 +98,7 @@ def test_what_is_moved_is_moved_a_few_at_a_time(monkeypatch):
     monkeypatch.setattr(placing, "_MOVED_BYTES", 100)
     arrays = [put(values_of((8, 8 * n)), rows) for n in (1, 2, 30, 1, 1)]
     counts = []
-    move = placing.move
+    move = moving_move.move
     monkeypatch.setattr(placing, "move", lambda m, donate: counts.append(len(m)) or move(m))
     moved = placing.exchanged(arrays, [sharding(columns)] * 5)
     assert counts == [2, 1, 2]

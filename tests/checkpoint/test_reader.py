@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from checkpoint import written
 from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.blocks.block_hashes import digests
-from shoal.checkpoint.blocks.reader import Want, open_checkpoint, read, verify
+from shoal.checkpoint.blocks.reader import Want, read, verify
+from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.errors import StorageError, UsageError

@@ -19,6 +19,7 @@ from checkpoint import written
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.placing.put import put
+from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.restoring import filling
 from shoal.checkpoint.restoring.restore import plan_restore, restore
 from shoal.checkpoint.saving.save import save
@@ -208,7 +209,7 @@ def test_a_cast_takes_no_more_memory_than_it_may(tmp_path, monkeypatch):
     sizes = {"rows": (300, 1000), "row": (1, 1, 300_000), "one": (), "none": (0, 3), "odd": (7, 31)}
     tree = {name: rng.standard_normal(size) for name, size in sizes.items()}
     save(tmp_path / "wide", tree)
-    read, held = filling.read, []
+    read, held = reader.read, []
 
     def counting(checkpoint, wants, **options):
         beside = [want.out.nbytes for want in wants if want.out.dtype == np.float64]

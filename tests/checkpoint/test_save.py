@@ -17,8 +17,8 @@ from safetensors import safe_open
 
 import shoal
 from checkpoint.kept import CLEAN, files_of, in_job, kept, messages, same_bits
-from shoal.checkpoint.blocks.writer import Arena
-from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.blocks.arena import Arena
+from shoal.checkpoint.disk import attempts, step_folder
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import preflight
@@ -314,7 +314,7 @@ def test_equal_values_may_lie_on_other_devices_of_each_process(path):
 
 
 def test_a_path_that_is_not_shared_is_named(path, monkeypatch):
-    see = attempts.see
+    see = step_folder.see
 
     def blind(folder, attempt):
         import threading

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from checkpoint.kept import CLEAN, files_of, in_job, kept, messages
-from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk import attempts, step_folder, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import settling
 from shoal.checkpoint.saving.protocol import Save
@@ -145,7 +145,7 @@ def test_an_error_of_the_lead_when_it_commits(path, monkeypatch, point, is_saved
     if is_saved:
         assert results == [None, None], messages(results)
         assert set(kept(path)) == set(TREE)
-        attempts.recover(LocalFolder(path))  # what was left
+        sweep.recover(LocalFolder(path))  # what was left
         assert [kind for kind in files_of(path) if kind != "data"] == [
             "COMMIT",
             "index",
@@ -234,8 +234,8 @@ def test_who_still_writes_is_waited_for_when_another_died_after_its_part(path, m
 
         return looking
 
-    monkeypatch.setattr(settling, "missing_parts", looks(settling.missing_parts))
-    monkeypatch.setattr(attempts, "is_complete", looks(attempts.is_complete))
+    monkeypatch.setattr(settling, "missing_parts", looks(step_folder.missing_parts))
+    monkeypatch.setattr(attempts, "is_complete", looks(step_folder.is_complete))
 
     def reach(name, where=None):
         if (name, where) == ("save.write", 1):
@@ -252,7 +252,7 @@ def test_who_still_writes_is_waited_for_when_another_died_after_its_part(path, m
 @pytest.mark.parametrize("point", ["opened", "write", "written"])
 def test_who_was_frozen_and_collected_learns_that(path, at_point, point):
     """Whether its folder is gone or not; nothing of it remains."""
-    at_point(point, 0, lambda: attempts.collect(LocalFolder(path), idle_s=0))
+    at_point(point, 0, lambda: sweep.collect(LocalFolder(path), idle_s=0))
     errors = in_job(2, lambda one: save_with(one, path, {"w": np.arange(1 << 18)}))
     assert {type(error) for error in errors} == {SaveAborted}, messages(errors)
     assert "ended by somebody" in str(errors[0])

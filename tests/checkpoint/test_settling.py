@@ -9,7 +9,7 @@ import pytest
 
 from checkpoint.kept import files_of, in_job, kept, messages
 from checkpoint.saves import Save, value_of
-from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk import committing, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import settling
 from shoal.checkpoint.saving.save import request_of, save_with
@@ -55,7 +55,7 @@ def test_a_commit_that_cannot_be_made_durable_is_no_success(path, monkeypatch, i
         return
     assert "PENDING" in files_of(path)  # were COMMIT lost now, it could be committed again
     (path / "COMMIT").unlink()
-    attempts.recover(LocalFolder(path))
+    sweep.recover(LocalFolder(path))
     assert set(kept(path)) == set(TREE)
 
 
@@ -69,7 +69,7 @@ def test_an_fsync_that_failed_before_another_process_committed_is_no_success(
 
     def fails(there, *_):
         monkeypatch.setattr(LocalFolder, where, real)
-        others.append(attempts.commit(folder, one.attempt))  # as another process does
+        others.append(committing.commit(folder, one.attempt))  # as another process does
         raise StorageError("cannot fsync", path=there.path, errno=errno.EIO)
 
     def fail_from_here_on(name, _):
@@ -80,7 +80,7 @@ def test_an_fsync_that_failed_before_another_process_committed_is_no_success(
     one.prepare(folder)
     monkeypatch.setattr(fault_points, "reach", fail_from_here_on)
     with pytest.raises(StorageError, match="a crash of this host may undo that") as caught:
-        attempts.commit(folder, one.attempt)
+        committing.commit(folder, one.attempt)
     assert caught.value.errno == errno.EIO
     assert value_of(folder, others[0]) == 7
 

@@ -17,6 +17,7 @@ from shoal.checkpoint.saving import file_images
 from shoal.checkpoint.saving.lines import lines_of
 from shoal.checkpoint.saving.state import held_of, own_of, read_state
 from shoal.checkpoint.tree import flatten
+from shoal.checkpoint.tree import nodes as tree_nodes
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import UsageError, UsageTypeError
@@ -189,7 +190,7 @@ def test_what_cannot_be_built_stays_a_node():
     assert nodes.build(name, flatten.Level(("w",), (1,), ())) is None  # it has two children
     assert nodes.build("no.such:Class", flatten.Level((), (), None)) is None
     assert nodes.build("builtins:dict", flatten.Level((), (), object())) is None
-    assert nodes.build(f"{__name__}:Bag", flatten.Level((), (), flatten.OPAQUE)) is None
+    assert nodes.build(f"{__name__}:Bag", flatten.Level((), (), tree_nodes.OPAQUE)) is None
 
 
 HOSTILE = [

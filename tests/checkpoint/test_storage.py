@@ -14,7 +14,8 @@ import pytest
 
 from checkpoint.forgetting import Disk
 from shoal.checkpoint.blocks.arena import pages
-from shoal.checkpoint.disk.storage import PAGE_BYTES, LocalFolder
+from shoal.checkpoint.disk.storage import LocalFolder
+from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.errors import StorageError, StorageFull
 
 SHM = Path("/dev/shm")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.checkpoint.tree import flatten
+from shoal.checkpoint.tree import flatten, nodes
 from shoal.checkpoint.tree.names import name_of
 from shoal.errors import CorruptCheckpoint, UsageError, UsageTypeError
 
@@ -61,23 +61,23 @@ def _find_me():
 @given(TREES)
 def test_trees_come_back(value):
     leaves, structure = flatten.flatten(value)
-    again, count = flatten.from_json(flatten.to_json(structure), "m")
+    again, count = nodes.from_json(nodes.to_json(structure), "m")
     assert again == structure
-    assert count == flatten.num_leaves(structure) == len(leaves)
+    assert count == nodes.num_leaves(structure) == len(leaves)
     built = flatten.unflatten(again, [leaf for _, leaf in leaves])
     assert built == value
     assert repr(types_of(built)) == repr(
         types_of(flatten.unflatten(structure, [x for _, x in leaves]))
     )
-    assert flatten.names_of(structure) == [name_of(path) for path, _ in leaves]
-    assert flatten.paths_of(structure) == [path for path, _ in leaves]
-    assert len(set(flatten.names_of(structure))) == len(leaves)
+    assert nodes.names_of(structure) == [name_of(path) for path, _ in leaves]
+    assert nodes.paths_of(structure) == [path for path, _ in leaves]
+    assert len(set(nodes.names_of(structure))) == len(leaves)
 
 
 def test_the_order_of_a_dict_is_not_kept_and_that_of_an_ordered_dict_is():
     one, two = {"b": 1, "a": 2, 3: 3}, {3: 3, "a": 2, "b": 1}
     assert flatten.flatten(one) == flatten.flatten(two)
-    assert flatten.names_of(flatten.flatten(one)[1]) == ["a", "b", "~i3"]
+    assert nodes.names_of(flatten.flatten(one)[1]) == ["a", "b", "~i3"]
     ordered = OrderedDict([("b", 1), ("a", 2)])
     leaves, structure = flatten.flatten(ordered)
     assert leaves == [(("b",), 1), (("a",), 2)]
@@ -117,16 +117,16 @@ def test_files_nest_no_deeper_than_trees():
     deep: object = 0
     for _ in range(100):
         deep = {"kind": "list", "children": [deep]}
-    assert flatten.from_json(deep, "m")[1] == 1
+    assert nodes.from_json(deep, "m")[1] == 1
     with pytest.raises(CorruptCheckpoint, match="nested deeper than 100"):
-        flatten.from_json({"kind": "list", "children": [deep]}, "m")
+        nodes.from_json({"kind": "list", "children": [deep]}, "m")
 
 
 def test_what_is_no_node_is_a_leaf():
     array = np.arange(3)
     assert flatten.flatten(array)[0][0][1] is array
     assert flatten.flatten(None) == ([((), None)], 0)
-    assert flatten.names_of(0) == ["~"]
+    assert nodes.names_of(0) == ["~"]
     stops = flatten.flatten([(1, 2), [3]], is_leaf=lambda value: isinstance(value, tuple))[0]
     assert stops == [(("0",), (1, 2)), (("1", "0"), 3)]
     assert flatten.flatten([], is_leaf=lambda value: True) == ([((), [])], 0)
@@ -151,7 +151,7 @@ class Boxes:
         )
 
     def build(self, type_name, level):
-        if not self.may_build or not type_name.endswith(":Box") or level.static is flatten.OPAQUE:
+        if not self.may_build or not type_name.endswith(":Box") or level.static is nodes.OPAQUE:
             return None
         assert level.keys == ("w", "b")
         return Box(*level.children, level.static)
@@ -163,8 +163,8 @@ CONFIGS = (None, {"units": (3, 4), 1: [b"x", 2.5, -0.0, 10**400, "\ud800"]}, np.
 @pytest.mark.parametrize("config", CONFIGS, ids=repr)
 def test_registered_nodes_come_back(config):
     leaves, structure = flatten.flatten({"box": Box(1, [2], config)}, Boxes())
-    assert flatten.names_of(structure) == ["box/w", "box/b/0"]
-    again, _ = flatten.from_json(flatten.to_json(structure), "m")
+    assert nodes.names_of(structure) == ["box/w", "box/b/0"]
+    again, _ = nodes.from_json(nodes.to_json(structure), "m")
     built = flatten.unflatten(again, [leaf for _, leaf in leaves], Boxes())["box"]
     assert (built.w, built.b) == (1, [2])
     assert repr(built.config) == repr(config)
@@ -174,12 +174,12 @@ def test_registered_nodes_come_back(config):
 @pytest.mark.parametrize(("config", "may_build"), [(object(), True), (lambda: 1, True), (3, False)])
 def test_what_cannot_be_built_comes_back_as_a_node(config, may_build):
     leaves, structure = flatten.flatten(Box(1, 2, config), Boxes())
-    again, _ = flatten.from_json(flatten.to_json(structure), "m")
+    again, _ = nodes.from_json(nodes.to_json(structure), "m")
     node = flatten.unflatten(again, [leaf for _, leaf in leaves], Boxes(may_build))
     assert type(node) is flatten.Node
     assert (node.type.rpartition(":")[2], node.keys, node.children) == ("Box", ("w", "b"), (1, 2))
-    assert node.static == (3 if config == 3 else flatten.OPAQUE)
-    assert flatten.to_json(flatten.flatten(node)[1]) == flatten.to_json(
+    assert node.static == (3 if config == 3 else nodes.OPAQUE)
+    assert nodes.to_json(flatten.flatten(node)[1]) == nodes.to_json(
         structure
     )  # and is saved as it was
 
@@ -187,7 +187,7 @@ def test_what_cannot_be_built_comes_back_as_a_node(config, may_build):
 def test_a_namedtuple_whose_class_is_gone_or_other_comes_back_as_a_node():
     _, structure = flatten.flatten(Point(1, 2))
     for name in ("gone:Point", f"{__name__}:Gone", f"{__name__}:Typed", "os:system", "sys:modules"):
-        strange = flatten.Branch("namedtuple", ("x", "y"), (0, 1), name)
+        strange = nodes.Branch("namedtuple", ("x", "y"), (0, 1), name)
         node = flatten.unflatten(strange, [1, 2])
         assert node == flatten.Node(name, ("x", "y"), (1, 2))
     node = flatten.Node(structure.type, ("x", "y"), (1, 2))
@@ -196,25 +196,25 @@ def test_a_namedtuple_whose_class_is_gone_or_other_comes_back_as_a_node():
 
 def test_nothing_is_imported_to_build_a_tree():
     assert "this" not in sys.modules
-    flatten.unflatten(flatten.Branch("namedtuple", ("d",), (0,), "this:d"), [1])
+    flatten.unflatten(nodes.Branch("namedtuple", ("d",), (0,), "this:d"), [1])
     assert "this" not in sys.modules
 
 
 def test_an_unknown_factory_is_not_called():
     value = defaultdict(lambda: 5, {"a": 1})
     _, structure = flatten.flatten(value)
-    again, _ = flatten.from_json(flatten.to_json(structure), "m")
+    again, _ = nodes.from_json(nodes.to_json(structure), "m")
     node = flatten.unflatten(again, [1])
-    assert node == flatten.Node("collections:defaultdict", ("a",), (1,), flatten.OPAQUE)
+    assert node == flatten.Node("collections:defaultdict", ("a",), (1,), nodes.OPAQUE)
 
 
 @given(TREES, st.data())
 def test_what_is_left_keeps_its_names(value, data):
     leaves, structure = flatten.flatten(value)
     wanted = data.draw(st.sets(st.sampled_from(range(len(leaves))))) if leaves else set()
-    pruned = flatten.prune(structure, wanted)
-    names = flatten.names_of(structure)
-    assert flatten.names_of(pruned) == [names[number] for number in sorted(wanted)]
+    pruned = nodes.prune(structure, wanted)
+    names = nodes.names_of(structure)
+    assert nodes.names_of(pruned) == [names[number] for number in sorted(wanted)]
     flatten.unflatten(pruned, sorted(wanted))  # it can be built
     if len(wanted) == len(leaves) and leaves and not has_empty(structure):
         assert pruned == structure
@@ -228,9 +228,9 @@ def has_empty(structure):
 
 def test_a_list_that_loses_children_is_a_dict_of_what_is_left():
     _, structure = flatten.flatten({"a": [1, {"x": 2}, 3], "b": 4, "p": Point(5, 6)})
-    pruned = flatten.prune(structure, [1, 2, 5])
+    pruned = nodes.prune(structure, [1, 2, 5])
     assert flatten.unflatten(pruned, "uvw") == {"a": {"1": {"x": "u"}, "2": "v"}, "p": {"y": "w"}}
-    assert flatten.unflatten(flatten.prune(structure, []), []) == {}
+    assert flatten.unflatten(nodes.prune(structure, []), []) == {}
 
 
 @pytest.mark.parametrize(
@@ -258,5 +258,5 @@ def test_a_list_that_loses_children_is_a_dict_of_what_is_left():
 )  # fmt: skip
 def test_what_is_no_tree(found):
     with pytest.raises(CorruptCheckpoint, match=r"^m has a tree that is none") as error:
-        flatten.from_json(found, "m")
+        nodes.from_json(found, "m")
     assert error.value.file == "m"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from checkpoint.saves import Save, names_of, value_of
-from shoal.checkpoint.disk import attempts, committing, sweep
+from shoal.checkpoint.disk import committing, step_folder, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.format.joined_parts import Commit
+from shoal.checkpoint.format.records import Commit
 from shoal.errors import SaveAborted, StepAlreadyCommitted
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.fault_points import POINTS, InjectedError
@@ -59,10 +59,10 @@ def _is_one_winner(folder: LocalFolder, outcomes: dict[str, object]) -> None:
         if attempt != winner:
             assert isinstance(outcome, StepAlreadyCommitted)
             assert outcome.attempt == winner
-    commit = attempts.committed(folder)
+    commit = step_folder.committed(folder)
     assert commit.attempt == winner
     assert value_of(folder, commit) == int(winner, 16)
-    attempts.collect(folder, idle_s=0)
+    sweep.collect(folder, idle_s=0)
     assert folder.names() == names_of(folder, commit)
 
 
@@ -118,7 +118,7 @@ def test_all_processes_of_a_job_may_commit_at_once(tmp_path):
 
         def run(number: int, folder=folder, start=start, commits=commits) -> None:
             start.wait(PATIENCE_S)
-            done = attempts.recover(folder) if number else attempts.commit(folder, FIRST.attempt)
+            done = sweep.recover(folder) if number else committing.commit(folder, FIRST.attempt)
             commits.append(done)
 
         threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
@@ -126,7 +126,7 @@ def test_all_processes_of_a_job_may_commit_at_once(tmp_path):
             thread.start()
         for thread in threads:
             thread.join(PATIENCE_S)
-        assert commits == [attempts.committed(folder)] * 4
+        assert commits == [step_folder.committed(folder)] * 4
         assert folder.names() == names_of(folder, commits[0])
 
 
@@ -135,27 +135,27 @@ def test_a_writer_that_was_collected_while_it_was_frozen_cannot_commit(folder, w
     FIRST.begin(folder)
     if written in ("part", "all"):
         FIRST.write(folder, 0)
-    attempts.abandon(folder, FIRST.attempt)
+    committing.abandon(folder, FIRST.attempt)
     assert folder.names() == []
     SECOND.save(folder)
     if written == "all":
         FIRST.write(folder, 1)  # it wakes, and goes on
     with pytest.raises((SaveAborted, StepAlreadyCommitted)):
-        attempts.commit(folder, FIRST.attempt)
-    commit = attempts.committed(folder)
+        committing.commit(folder, FIRST.attempt)
+    commit = step_folder.committed(folder)
     assert value_of(folder, commit) == 2
-    attempts.collect(folder, idle_s=0)
+    sweep.collect(folder, idle_s=0)
     assert folder.names() == names_of(folder, commit)
 
 
 def test_a_writer_that_was_collected_leaves_nothing(folder):
     FIRST.prepare(folder)
-    attempts.abandon(folder, FIRST.attempt)
+    committing.abandon(folder, FIRST.attempt)
     folder.make()
     FIRST.write(folder, 0)
     FIRST.write(folder, 1)
     with pytest.raises(SaveAborted, match="PENDING is gone"):
-        attempts.commit(folder, FIRST.attempt)
+        committing.commit(folder, FIRST.attempt)
     assert folder.names() == []
 
 
@@ -176,10 +176,10 @@ def _frozen_at(monkeypatch, point: str, meanwhile) -> None:
 @pytest.mark.parametrize("point", ["save.assemble", "save.indexed", "save.link"])
 def test_a_committer_that_is_collected_at_a_point_cannot_commit(folder, point, monkeypatch):
     FIRST.prepare(folder)
-    _frozen_at(monkeypatch, point, lambda: attempts.abandon(folder, FIRST.attempt))
+    _frozen_at(monkeypatch, point, lambda: committing.abandon(folder, FIRST.attempt))
     with pytest.raises(SaveAborted):
-        attempts.commit(folder, FIRST.attempt)
-    assert attempts.committed(folder) is None
+        committing.commit(folder, FIRST.attempt)
+    assert step_folder.committed(folder) is None
     assert folder.names() == []
 
 
@@ -188,17 +188,17 @@ def test_a_committer_that_is_overtaken_at_a_point_gives_way(folder, point, monke
     FIRST.prepare(folder)
     _frozen_at(monkeypatch, point, lambda: SECOND.save(folder))
     with pytest.raises(StepAlreadyCommitted) as caught:
-        attempts.commit(folder, FIRST.attempt)
+        committing.commit(folder, FIRST.attempt)
     assert caught.value.attempt == SECOND.attempt
-    assert value_of(folder, attempts.committed(folder)) == 2
+    assert value_of(folder, step_folder.committed(folder)) == 2
 
 
 @pytest.mark.parametrize("point", COMMITTING)
 def test_a_committer_that_is_helped_at_a_point_has_committed(folder, point, monkeypatch):
     FIRST.prepare(folder)
-    _frozen_at(monkeypatch, point, lambda: attempts.recover(folder))
-    commit = attempts.commit(folder, FIRST.attempt)
-    assert commit == attempts.committed(folder)
+    _frozen_at(monkeypatch, point, lambda: sweep.recover(folder))
+    commit = committing.commit(folder, FIRST.attempt)
+    assert commit == step_folder.committed(folder)
     assert folder.names() == names_of(folder, commit)
 
 
@@ -207,10 +207,10 @@ def test_who_dies_committing_leaves_it_to_the_next(folder, point, monkeypatch):
     FIRST.prepare(folder)
     monkeypatch.setenv("SHOAL_FAULTS", f"{point}:raise")
     with pytest.raises(InjectedError):
-        attempts.commit(folder, FIRST.attempt)
+        committing.commit(folder, FIRST.attempt)
     is_linked = point in ("save.committed", "save.tidied")
-    assert (attempts.committed(folder) is not None) == is_linked
-    commit = attempts.recover(folder)
+    assert (step_folder.committed(folder) is not None) == is_linked
+    commit = sweep.recover(folder)
     assert value_of(folder, commit) == 1
     assert folder.names() == names_of(folder, commit)
 
@@ -220,12 +220,12 @@ def test_a_step_saved_again_outlives_the_deletion_that_died(folder, point, monke
     FIRST.save(folder)
     monkeypatch.setenv("SHOAL_FAULTS", f"{point}:raise")
     with pytest.raises(InjectedError):
-        attempts.delete(folder, FIRST.attempt)
-    assert attempts.committed(folder) is None
-    assert attempts.state_of(folder).tombstones == (FIRST.attempt,)
+        sweep.delete(folder, FIRST.attempt)
+    assert step_folder.committed(folder) is None
+    assert step_folder.state_of(folder).tombstones == (FIRST.attempt,)
     SECOND.save(folder)
-    attempts.delete(folder, FIRST.attempt)  # it goes on
-    commit = attempts.committed(folder)
+    sweep.delete(folder, FIRST.attempt)  # it goes on
+    commit = step_folder.committed(folder)
     assert value_of(folder, commit) == 2
     assert folder.names() == names_of(folder, commit)
 
@@ -234,8 +234,8 @@ def test_a_step_saved_again_outlives_the_deletion_that_died(folder, point, monke
 def test_a_step_saved_again_outlives_the_deletion_that_was_frozen(folder, point, monkeypatch):
     FIRST.save(folder)
     _frozen_at(monkeypatch, point, lambda: SECOND.save(folder))
-    attempts.delete(folder, FIRST.attempt)
-    commit = attempts.committed(folder)
+    sweep.delete(folder, FIRST.attempt)
+    commit = step_folder.committed(folder)
     assert value_of(folder, commit) == 2
     assert folder.names() == names_of(folder, commit)
 
@@ -246,26 +246,26 @@ def _delete_frozen_before_its_rename(folder: LocalFolder) -> None:
     class Slow(LocalFolder):
         def rename(self, old: str, new: str) -> None:
             if old == "COMMIT":
-                attempts.delete(folder, FIRST.attempt)
+                sweep.delete(folder, FIRST.attempt)
                 SECOND.save(folder)
             super().rename(old, new)
             if old == "COMMIT":
                 raise InjectedError("it dies right after")
 
     with pytest.raises(InjectedError):
-        attempts.delete(Slow(folder.path), FIRST.attempt)
+        sweep.delete(Slow(folder.path), FIRST.attempt)
     assert "COMMIT" not in folder.names()
 
 
 def test_a_deletion_that_renamed_anothers_commit_took_nothing(folder):
     FIRST.save(folder)
     _delete_frozen_before_its_rename(folder)
-    assert attempts.committed(folder).attempt == SECOND.attempt
-    assert attempts.state_of(folder).commit.attempt == SECOND.attempt
+    assert step_folder.committed(folder).attempt == SECOND.attempt
+    assert step_folder.state_of(folder).commit.attempt == SECOND.attempt
     with pytest.raises(StepAlreadyCommitted):
         THIRD.begin(folder)
-    attempts.collect(folder, idle_s=0)
-    commit = attempts.committed(folder)
+    sweep.collect(folder, idle_s=0)
+    commit = step_folder.committed(folder)
     assert value_of(folder, commit) == 2
     assert folder.names() == names_of(folder, commit)
 
@@ -274,7 +274,7 @@ def test_a_commit_that_is_renamed_while_a_deletion_is_finished_is_not_taken(fold
     FIRST.save(folder)
     _delete_frozen_before_its_rename(folder)
     sweep._finish_deletion(folder, FIRST.attempt)
-    assert value_of(folder, attempts.committed(folder)) == 2
+    assert value_of(folder, step_folder.committed(folder)) == 2
 
 
 def test_who_commits_finds_the_commit_that_was_renamed_by_mistake(folder):
@@ -284,7 +284,7 @@ def test_who_commits_finds_the_commit_that_was_renamed_by_mistake(folder):
     folder.write_new(f"PENDING-{third}", b"{}")
     folder.write_new(f"manifest-{third}.json", b"")
     with pytest.raises(StepAlreadyCommitted):
-        attempts.commit(folder, third)
+        committing.commit(folder, third)
     assert "COMMIT" in folder.names()
 
 
@@ -292,16 +292,16 @@ def test_a_deletion_ends_who_commits_the_same_attempt_once_more(folder):
     """What a crash left untidy could be committed again as soon as COMMIT is renamed."""
     FIRST.prepare(folder)
     committing._link(folder, FIRST.attempt)
-    commit = attempts.committed(folder)
+    commit = step_folder.committed(folder)
 
     class Slow(LocalFolder):
         def rename(self, old: str, new: str) -> None:
             super().rename(old, new)
             with pytest.raises(SaveAborted):
-                attempts.commit(folder, commit.attempt)
+                committing.commit(folder, commit.attempt)
 
-    attempts.delete(Slow(folder.path), FIRST.attempt)
-    assert attempts.committed(folder) is None
+    sweep.delete(Slow(folder.path), FIRST.attempt)
+    assert step_folder.committed(folder) is None
     assert folder.names() == []
 
 
@@ -314,7 +314,7 @@ def test_two_deletions_at_once_and_a_save(tmp_path):
 
         def delete(folder=folder, start=start) -> None:
             start.wait(PATIENCE_S)
-            attempts.delete(folder, FIRST.attempt)
+            sweep.delete(folder, FIRST.attempt)
 
         def save(folder=folder, start=start, outcomes=outcomes) -> None:
             outcomes.append(_outcome(folder, SECOND, start))
@@ -324,13 +324,13 @@ def test_two_deletions_at_once_and_a_save(tmp_path):
             thread.start()
         for thread in threads:
             thread.join(PATIENCE_S)
-        commit = attempts.recover(folder)
+        commit = sweep.recover(folder)
         if commit:
             assert outcomes == [SECOND.attempt]
             assert value_of(folder, commit) == 2
         else:
             assert isinstance(outcomes[0], StepAlreadyCommitted)
-        attempts.collect(folder, idle_s=0)
+        sweep.collect(folder, idle_s=0)
         assert folder.names() == (names_of(folder, commit) if commit else [])
 
 
@@ -343,7 +343,7 @@ def test_a_save_beside_many_collectors(tmp_path):
     def collect() -> None:
         try:
             while not is_over.is_set():
-                attempts.collect(folder, idle_s=3600)
+                sweep.collect(folder, idle_s=3600)
         except BaseException as error:
             errors.append(error)
             raise
@@ -356,7 +356,7 @@ def test_a_save_beside_many_collectors(tmp_path):
             save = Save(f"{number + 16:012x}", value=number)
             commit = save.save(folder)
             assert value_of(folder, commit) == number
-            attempts.delete(folder, save.attempt)
+            sweep.delete(folder, save.attempt)
     finally:
         is_over.set()
         for thread in collectors:

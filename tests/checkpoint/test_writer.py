@@ -21,9 +21,10 @@ from checkpoint.forgetting import Disk
 from checkpoint.interrupts import Interrupt
 from shoal.checkpoint.blocks import arena as arenas
 from shoal.checkpoint.blocks import writer
-from shoal.checkpoint.blocks.image import Filler, padded
+from shoal.checkpoint.blocks.arena import Arena
+from shoal.checkpoint.blocks.image import FileImage, Filler, Piece, padded
 from shoal.checkpoint.blocks.threads import in_threads
-from shoal.checkpoint.blocks.writer import Arena, FileImage, Piece, write_files
+from shoal.checkpoint.blocks.writer import write_files
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES, PAGE_BYTES
 from shoal.checkpoint.tree import dtypes
@@ -270,7 +271,8 @@ AT_EXIT = """
 import sys, threading
 import numpy as np
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.blocks.writer import FileImage, Piece, write_files
+from shoal.checkpoint.blocks.image import FileImage, Piece
+from shoal.checkpoint.blocks.writer import write_files
 
 values = np.full(16 << 20, 7, np.uint8)
 piece = Piece(4096, values.shape, values.dtype, 1, (slice(0, len(values)),), lambda: values)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk import committing
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.blobs import blob_of
 from shoal.checkpoint.format.records import (
@@ -21,8 +21,8 @@ from shoal.checkpoint.format.records import (
     Part,
     data_name,
 )
-from shoal.checkpoint.planning.file_layout import Held, lay_out
-from shoal.checkpoint.planning.who_writes import Box, Own
+from shoal.checkpoint.planning.file_layout import lay_out
+from shoal.checkpoint.planning.who_writes import Box, Held, Own
 from shoal.checkpoint.tree import dtypes, plain_values
 from shoal.checkpoint.tree.flatten import flatten
 from shoal.checkpoint.tree.names import name_of
@@ -63,7 +63,7 @@ def write(
     records, data = _records(found)
     manifest = Manifest(attempt, step, 1_700_000_000 * 10**9, processes, structure, tuple(records))
     folder = LocalFolder(path)
-    attempts.begin(folder, manifest, {"host": "here", "pid": 1})
+    committing.begin(folder, manifest, {"host": "here", "pid": 1})
     turn = 0
     shares: list[list[tuple[Own, bytes]]] = [[] for _ in range(processes)]
     for number, record in enumerate(records):
@@ -80,7 +80,7 @@ def write(
                 turn += 1
     for process, share in enumerate(shares):
         _write_part(folder, manifest, process, share, max_file_bytes)
-    attempts.commit(folder, attempt)
+    committing.commit(folder, attempt)
 
 
 def _records(found: list[tuple[Any, Any]]) -> tuple[list[LeafRecord], dict[int, np.ndarray]]:
@@ -132,4 +132,4 @@ def _write_part(
             for at in range(0, len(content), BLOCK_BYTES)
         ]
     part = Part(manifest.attempt, process, tuple(files), plan.chunks, np.array(hashes, np.uint64))
-    attempts.write_part(folder, part)
+    committing.write_part(folder, part)

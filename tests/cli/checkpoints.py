@@ -10,9 +10,9 @@ import sys
 import ml_dtypes
 import numpy as np
 
-from shoal.checkpoint.blocks.reader import open_checkpoint
-from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.disk.saved_steps import step_name
+from shoal.checkpoint.disk import committing, step_folder
+from shoal.checkpoint.disk.opening import open_checkpoint
+from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving.save import save_with
 from shoal.runtime.client.in_process import LocalJob
@@ -51,10 +51,10 @@ def run_of_two(root):
 def begun(root, step=25, *, num_processes=3):
     """Begin an attempt of several processes that never wrote a part; return its id."""
     like = open_checkpoint(root / step_name(20)).manifest
-    attempt = attempts.new_attempt()
+    attempt = step_folder.new_attempt()
     manifest = dataclasses.replace(like, attempt=attempt, step=step, num_processes=num_processes)
     folder = LocalFolder(root / step_name(step))
-    attempts.begin(folder, manifest, {"host": "h7", "pid": 123})
+    committing.begin(folder, manifest, {"host": "h7", "pid": 123})
     return attempt
 
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 import shoal
 from cli import checkpoints
 from collectives.jobs import run_all
-from shoal.checkpoint.disk.saved_steps import step_name
 from shoal.checkpoint.disk.step_folder import KEEP
+from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.saving.save import save_with
 from shoal.cli.main import build
 from shoal.cli.tables import print_table

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from collectives.jobs import PATIENCE_S, run_all
-from shoal.collectives.transport import windows
+from shoal.collectives.transport import chunks, windows
 from shoal.collectives.transport.flow import Flow
 from shoal.collectives.transport.stream import spread
 from shoal.collectives.transport.windows import WINDOW_BYTES, Passing, meet_at_windows
@@ -125,7 +125,7 @@ def test_a_slow_process_finds_each_piece_as_it_was_laid_out(monkeypatch):
     monkeypatch.setattr(windows, "_PIECE_BYTES", 100)
     value = np.random.default_rng(0).integers(0, 256, 1050, dtype=np.uint8)
     laid_out = threading.Semaphore(0)
-    fill, write = windows.Bytes.fill, windows.Bytes.write
+    fill, write = chunks.Bytes.fill, chunks.Bytes.write
 
     def fill_and_say(self, place, begin):
         count = fill(self, place, begin)
@@ -144,7 +144,7 @@ def test_a_slow_process_finds_each_piece_as_it_was_laid_out(monkeypatch):
 
     job = LocalJob(2)
     run_all(job, find)
-    monkeypatch.setattr(windows.Bytes, "fill", fill_and_say)
-    monkeypatch.setattr(windows.Bytes, "write", wait_and_write)
+    monkeypatch.setattr(chunks.Bytes, "fill", fill_and_say)
+    monkeypatch.setattr(chunks.Bytes, "write", wait_and_write)
     _, came = run_all(job, go)
     assert np.array_equal(came, value)

@@ -15,6 +15,7 @@ import shoal.compat.torch_xla as xs
 from compat.torch_xla_cases import mesh_of, of_kind, one, spec_of
 from shoal.compat.torch_xla import runtime as xr
 from shoal.compat.torch_xla.errors import NoMeaningHere, SpmdError
+from shoal.runtime import process
 
 GRID = xs.Mesh(range(8), (4, 2), ("x", "y"))
 TURNED = xs.Mesh([7, 6, 5, 4, 3, 2, 1, 0], (4, 2), ("x", "y"))
@@ -331,7 +332,7 @@ def test_what_has_no_meaning_says_so():
     assert xs.with_xla(len)((1, 2)) == 2
     assert xr.global_runtime_device_count() == xr.addressable_runtime_device_count() == 8
     assert [row["name"] for row in xr.global_runtime_device_attributes()][-1] == "CPU:7"
-    assert (xr.process_index(), xr.process_count()) == (0, 1)
+    assert (process.process_index(), process.process_count()) == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.draw.media.terminal import plain
 from shoal.draw.roll import ORDERS, Roll, Service, render_roll, rows_of
-from shoal.runtime.client.interface import Member
+from shoal.runtime.rules.point import Member
 
 EPOCH, LOAD = "'epoch' (train.py:31 (main))", "'load' (data.py:10 (batches))"
 TABLE = """\

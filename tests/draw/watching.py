@@ -15,7 +15,7 @@ from rich.console import Console
 
 from shoal.draw.media.terminal import plain
 from shoal.draw.roll import Roll, Service, render_roll
-from shoal.runtime.client.interface import Member
+from shoal.runtime.rules.point import Member
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, PICTURE = DOCS / "watching.md", DOCS / "watching.svg"

@@ -10,7 +10,7 @@ import safetensors
 
 from checkpoint import samples
 from golden import plain_reader
-from shoal.checkpoint.format import blobs, joined_parts
+from shoal.checkpoint.format import blobs, joined_parts, json_files, records, table_files, tiling
 from shoal.checkpoint.tree import dtypes, flatten, names, nodes, plain_values
 
 HERE = Path(__file__).parent / "checkpoint"
@@ -28,20 +28,18 @@ def test_the_same_bytes_are_written():
 
 
 def test_what_was_written_is_read():
-    commit = joined_parts.decode_commit((HERE / "COMMIT").read_bytes())
-    manifest = joined_parts.decode_manifest((HERE / commit.manifest.name).read_bytes())
-    index = joined_parts.decode_index((HERE / commit.index.name).read_bytes())
-    joined_parts.check_whole(commit, manifest, index)
+    commit = json_files.decode_commit((HERE / "COMMIT").read_bytes())
+    manifest = json_files.decode_manifest((HERE / commit.manifest.name).read_bytes())
+    index = table_files.decode_index((HERE / commit.index.name).read_bytes())
+    tiling.check_whole(commit, manifest, index)
     assert repr(manifest) == repr(samples.manifest())
     parts = [
-        joined_parts.decode_part(
-            (HERE / joined_parts.part_name(samples.ATTEMPT, process)).read_bytes()
-        )
+        table_files.decode_part((HERE / records.part_name(samples.ATTEMPT, process)).read_bytes())
         for process in range(2)
     ]
-    assert joined_parts.encode_index(
+    assert table_files.encode_index(
         joined_parts.join_parts(manifest, parts)
-    ) == joined_parts.encode_index(index)
+    ) == table_files.encode_index(index)
 
 
 def test_a_reader_of_the_page_alone_gets_every_value():
@@ -64,7 +62,7 @@ def test_a_reader_of_the_page_alone_gets_every_value():
 
 
 def test_whole_leaves_are_loaded_by_name_with_the_safetensors_library():
-    path = HERE / joined_parts.data_name(samples.ATTEMPT, 0, 2)
+    path = HERE / records.data_name(samples.ATTEMPT, 0, 2)
     with safetensors.safe_open(path, "np") as file:
         assert file.get_tensor("params/empty").shape == (0, 3)
         assert np.array_equal(file.get_tensor("params/w#0,0"), samples.W[:2])
@@ -79,7 +77,7 @@ def schema_of(kind):
 def test_json_files_follow_the_schema():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     commit = json.loads((HERE / "COMMIT").read_bytes()[:-65])
-    manifest = json.loads((HERE / joined_parts.manifest_name(samples.ATTEMPT)).read_bytes())
+    manifest = json.loads((HERE / records.manifest_name(samples.ATTEMPT)).read_bytes())
     schema_of("commit").validate(commit)
     schema_of("manifest").validate(manifest)
     jsonschema.Draft202012Validator(SCHEMA).validate(manifest)
@@ -110,7 +108,7 @@ def test_the_page_says_the_numbers():
         assert text in PAGE
     assert f"{nodes.DEEPEST} nodes" in PAGE
     assert f"{plain_values._DEEPEST} levels" in PAGE
-    assert (joined_parts.COMMIT_BYTES, joined_parts.BLOCK_BYTES, plain_values.LARGE_BYTES) == (
+    assert (records.COMMIT_BYTES, records.BLOCK_BYTES, plain_values.LARGE_BYTES) == (
         4096,
         256 << 10,
         64 << 10,

@@ -170,7 +170,7 @@ def save_step(coordinator: Any, path: str, step: int, seed: int, timeout_s: floa
 
 def save_behind(coordinator: Any, path: str, step: int, seed: int, timeout_s: float) -> None:
     """Save one step in a thread."""
-    from shoal.checkpoint.blocks.writer import Arena
+    from shoal.checkpoint.blocks.arena import Arena
     from shoal.checkpoint.saving.background import start_save_with
 
     tree = tree_of(seed, coordinator.process)
@@ -183,14 +183,14 @@ def save_behind(coordinator: Any, path: str, step: int, seed: int, timeout_s: fl
 
 def save_many(coordinator: Any, root: str, first: int, end: int) -> None:
     """Save steps one after the other, those before too if they are complete but not committed."""
-    from shoal.checkpoint.disk import attempts
+    from shoal.checkpoint.disk import sweep
     from shoal.checkpoint.disk.storage import LocalFolder
 
     for step in range(first, end):
         path = f"{root}/{step}"
         if coordinator.process == 0:
-            attempts.recover(LocalFolder(path))
-            attempts.collect(LocalFolder(path), idle_s=0)
+            sweep.recover(LocalFolder(path))
+            sweep.collect(LocalFolder(path), idle_s=0)
         save_step(coordinator, path, step, step, 30.0)
 
 

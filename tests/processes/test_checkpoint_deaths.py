@@ -21,7 +21,7 @@ import pytest
 
 from processes.forked import Forks, Outcome, tree_of
 from shoal.checkpoint.blocks.reader import Want, read, verify
-from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk import committing, step_folder, sweep
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.blobs import tree_of as tree_of_blob
@@ -80,7 +80,7 @@ def holds(path: Path, seed: int, processes: int) -> None:
 
 
 def is_committed(path: Path) -> bool:
-    return attempts.committed(LocalFolder(path)) is not None
+    return step_folder.committed(LocalFolder(path)) is not None
 
 
 def judge(outcomes: list[Outcome], victims: set[int], path: Path, *, saved: bool) -> None:
@@ -106,8 +106,8 @@ def next_run(forks: Forks, root: Path, *, saved: bool, processes: int) -> None:
     """Recover, look, save the step again; the earlier step stands all the while."""
     path = root / "2"
     folder = LocalFolder(path)
-    assert (attempts.recover(folder) is not None) == saved
-    attempts.collect(folder, idle_s=0)
+    assert (sweep.recover(folder) is not None) == saved
+    sweep.collect(folder, idle_s=0)
     if saved:
         holds(path, SEED, processes)
     else:
@@ -228,7 +228,7 @@ def test_a_frozen_writer_wakes_when_others_have_collected_and_saved(forks, root,
     others = [child.wait() for p, child in enumerate(children) if p != victim]
     assert {one.error for one in others} == {"SaveAborted"}
     assert {one.said["exit_code"] for one in others} <= {71, 73}
-    attempts.collect(LocalFolder(path), idle_s=0)
+    sweep.collect(LocalFolder(path), idle_s=0)
     (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0)
     assert second.error is None
     children[victim].send(signal.SIGCONT)
@@ -243,8 +243,8 @@ def test_a_frozen_lead_cannot_commit_what_was_ended(forks, root, point):
     folder = LocalFolder(path)
     (child,) = forks.start(1, "save_step", str(path), 2, SEED, 30.0, faults=f"save.{point}:stop")
     child.until_stopped()
-    (attempt,) = attempts.state_of(folder).attempts
-    assert attempts.abandon(folder, attempt.id) is None
+    (attempt,) = step_folder.state_of(folder).attempts
+    assert committing.abandon(folder, attempt.id) is None
     (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="another")
     assert second.error is None
     child.send(signal.SIGCONT)
@@ -258,7 +258,7 @@ def test_what_a_frozen_lead_has_not_committed_is_recovered(forks, root, point):
     path = root / "2"
     (child,) = forks.start(1, "save_step", str(path), 2, SEED, 30.0, faults=f"save.{point}:stop")
     child.until_stopped()
-    assert attempts.collect(LocalFolder(path), idle_s=0) == []
+    assert sweep.collect(LocalFolder(path), idle_s=0) == []
     (second,) = forks.run(1, "save_step", str(path), 2, SEED + 1, 30.0, name="another")
     assert second.error == "StepAlreadyCommitted"
     child.send(signal.SIGCONT)
@@ -272,7 +272,7 @@ def test_a_live_writer_is_spared(forks, root):
     path = root / "2"
     (child,) = forks.start(1, "save_step", str(path), 2, SEED, 30.0, faults="save.written:stop")
     child.until_stopped()
-    assert attempts.collect(LocalFolder(path), idle_s=600) == []
+    assert sweep.collect(LocalFolder(path), idle_s=600) == []
     child.send(signal.SIGCONT)
     assert child.wait().error is None
     holds(path, SEED, 1)

@@ -11,7 +11,7 @@ import pytest
 
 import shoal
 from shoal import Layout
-from shoal.arrays.moving import staged_move
+from shoal.arrays.moving import planned_move, staged_move
 from shoal.errors import DivergenceError, UsageError
 from shoal.plan.transfer import staging
 from shoal.testing.cluster import Cluster
@@ -23,7 +23,7 @@ PEAKS: list[int] = []
 
 def set_up():
     """Move in small chunks, and note what the fullest device holds after each."""
-    inner = staged_move.move_as_planned
+    inner = planned_move.move_as_planned
 
     def watched(*arguments):
         moved = inner(*arguments)

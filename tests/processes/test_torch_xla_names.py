@@ -11,6 +11,7 @@ import shoal.compat.torch_xla as xs
 from shoal.compat.torch_xla import runtime as xr
 from shoal.compat.torch_xla.errors import SpmdError
 from shoal.errors import DivergenceError
+from shoal.runtime import process
 from shoal.testing.cluster import Cluster
 
 VALUE = np.arange(8 * 8, dtype=np.float32).reshape(8, 8)
@@ -75,7 +76,7 @@ def inputs_and_regions():
         ValueError, match="Number of slices 2 must equal the product of dcn_mesh_shape 4"
     ):
         xs.HybridMesh(ici_mesh_shape=(1, 1), dcn_mesh_shape=(2, 2))
-    assert (xr.process_count(), xr.global_runtime_device_count()) == (2, 4)
+    assert (process.process_count(), xr.global_runtime_device_count()) == (2, 4)
     assert xr.addressable_runtime_device_count() == 2
     assert [row["name"] for row in xr.global_runtime_device_attributes()] == [
         f"CPU:{n}" for n in range(4)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from shoal.runtime.client.interface import Point
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Abandoned
+from shoal.runtime.rules.point import Point
 
 
 class Table:

@@ -7,9 +7,9 @@ import pytest
 from shoal.collectives.live import live_with
 from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, UsageError
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.client.interface import Point
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rollcall import roll_call_with
+from shoal.runtime.rules.point import Point
 from shoal.runtime.startup.membership import wait_until_idle
 from shoal.runtime.step import step_with
 

@@ -13,8 +13,8 @@ from shoal.errors import (
     UsageTypeError,
 )
 from shoal.runtime.barrier import barrier_with
-from shoal.runtime.client.interface import MAX_PAYLOAD_BYTES, Point
 from shoal.runtime.rules.deadline import Allowance
+from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES, Point
 
 LONG_S = 60.0  # a deadline that no test here waits for
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.client.interface import Member
 from shoal.runtime.exit.guard import _explain
+from shoal.runtime.rules.point import Member
 
 ENDED = Member(1, "h", "failed", "it hung after JAX's service was lost, and was ended")
 

@@ -7,9 +7,9 @@ import pytest
 
 from checkpoint.interrupts import Interrupt
 from shoal.runtime.client import lanes
-from shoal.runtime.client.interface import Point
 from shoal.runtime.client.lanes import Lanes
 from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.point import Point
 
 POINT = Point("x", site="train.py:1 (main)")
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.runtime.client.interface import Point
 from shoal.runtime.rules.meeting import Meeting
+from shoal.runtime.rules.point import Point
 
 PROCESSES = range(3)
 POINTS = [

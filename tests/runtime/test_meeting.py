@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.runtime.client.interface import Point
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.gathering import Gathering, Line, Wait, find_circle
 from shoal.runtime.rules.meeting import Meeting
+from shoal.runtime.rules.point import Point
 
 
 class Table:

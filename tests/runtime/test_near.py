@@ -6,6 +6,7 @@ import pytest
 
 from shoal.runtime.client import call_sockets
 from shoal.runtime.rules.point import Point
+from shoal.runtime.wire import frames
 from shoal.runtime.wire.unix_socket import connect_near, listen_near
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has such doors")
@@ -40,7 +41,7 @@ def test_nobody_comes_in_without_the_token(meeting_places):
     stranger = connect_near(members[0].welcome.near)
     stranger.setblocking(True)
     stranger.settimeout(20)
-    stranger.sendall(call_sockets.pack_frame({"do": "observe", "token": "a guess"}))
+    stranger.sendall(frames.pack_frame({"do": "observe", "token": "a guess"}))
     answer = b""
     while part := stranger.recv(4096):
         answer += part

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from shoal.checkpoint.blocks.reader import open_checkpoint
+from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.restoring.restore import restore_with
 from shoal.checkpoint.saving.background import start_save_with

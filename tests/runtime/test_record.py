@@ -2,9 +2,9 @@
 
 import pytest
 
-from shoal.runtime.client.interface import Point
 from shoal.runtime.rules.member_record import Record
 from shoal.runtime.rules.messages import Beat
+from shoal.runtime.rules.point import Point
 
 EPOCH = Point("epoch", site="t.py:9 (f)")
 STEP = "'step' (t.py:8 (f))"

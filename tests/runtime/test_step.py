@@ -5,8 +5,8 @@ import pytest
 
 from shoal.errors import PeerFailedError, ProcessLostError, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.client.interface import Point
 from shoal.runtime.rollcall import RollCall, roll_call, roll_call_with
+from shoal.runtime.rules.point import Point
 from shoal.runtime.step import step, step_with
 from shoal.testing.clock import Clock
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from shoal.runtime.client.interface import Point
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Beat
+from shoal.runtime.rules.point import Point
 from shoal.runtime.wire.frames import FrameError
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from shoal.errors import InitializeError, PeerFailedError, ProcessLostError, UsageError
 from shoal.runtime.client.hello import host_id
-from shoal.runtime.client.interface import Point
 from shoal.runtime.client.over_tcp import join
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.joining import PROTOCOL
+from shoal.runtime.rules.point import Point
 from shoal.runtime.wire.frames import address_text, pack_frame
 
 

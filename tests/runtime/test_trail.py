@@ -10,7 +10,7 @@ from shoal.errors import DeadlineError, DivergenceError, UsageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.barrier import barrier_with
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.client.interface import Point
+from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Entry, Trail, Trails
 from shoal.testing.coordinator_contract import PATIENCE_S, Stage, meet, run_together
 

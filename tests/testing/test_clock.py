@@ -6,7 +6,7 @@ import pytest
 
 from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.client.interface import Point
+from shoal.runtime.rules.point import Point
 from shoal.testing.clock import Clock
 
 

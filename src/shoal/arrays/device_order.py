@@ -13,8 +13,6 @@ from shoal.plan.mesh import Mesh
 from shoal.plan.placement import Rings, place
 from shoal.plan.topology import Topology, from_devices
 
-__all__ = ["Order", "Wish", "order_offences", "ordered"]
-
 T = TypeVar("T")
 
 

@@ -36,8 +36,6 @@ from shoal.runtime.startup.device_start import start_devices
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system.callsite import callsite
 
-__all__ = ["make_mesh"]
-
 _LOG = logging.getLogger("shoal")
 _PLATFORMS = ("tpu", "gpu", "cpu")
 _ENOUGH_S = 600.0  # to hear of what is wrong with the deadline itself

@@ -12,8 +12,6 @@ from shoal.arrays.bridge.sharding import layout_of
 from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
 
-__all__ = ["placed_leaves"]
-
 
 def placed_leaves(tree: Any, shapes: Any) -> list[tuple[str, Any, Layout | None]] | None:
     """Return the path, the value and the layout of each leaf; None if nothing has a layout.

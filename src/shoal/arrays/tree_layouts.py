@@ -35,8 +35,6 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.patterns import is_pattern, matches
 
-__all__ = ["layouts"]
-
 _MOST_NAMED = 8  # leaves of which one thing is wrong
 _MOST_COMPARED = 1000  # names among which a near one is sought
 

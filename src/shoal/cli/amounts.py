@@ -7,8 +7,6 @@ import re
 
 from shoal.errors import UsageError
 
-__all__ = ["read_bytes", "read_speed"]
-
 _AMOUNT = re.compile(r"(\d+(?:\.\d*)?(?:[eE]\d+)?)\s*([kKMGT]i?)?(B|bit)?(/s)?")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 

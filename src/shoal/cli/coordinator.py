@@ -23,8 +23,6 @@ from shoal.launch.ignored_signals import heeded, ignored_words
 from shoal.runtime.system.child_process import Spawned
 from shoal.runtime.wire.frames import address_text, split_address
 
-__all__ = ["coordinator"]
-
 _HELP = """\
 Run what a job meets at, beside it: shoal's meeting place and JAX's service.
 

@@ -21,8 +21,6 @@ from shoal.plan.hlo import hlo_text
 from shoal.plan.layout import Layout
 from shoal.plan.shards import owners
 
-__all__ = ["halves", "item_bytes", "layout", "read_shape"]
-
 _HALVES = re.compile(r'((?:"(?:[^"\\]|\\.)*"|[^@])*?)(?:(@)(.*))?', re.DOTALL)  # "@" in names aside
 
 

@@ -14,8 +14,6 @@ import typer
 
 from shoal.errors import ShoalError
 
-__all__ = ["COMMANDS", "Command", "build", "main"]
-
 
 class Command(NamedTuple):
     """Where a command's function lives, and the settings typer needs for it."""

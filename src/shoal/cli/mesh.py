@@ -22,8 +22,6 @@ from shoal.errors import UsageError
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import Topology, parse, to_json
 
-__all__ = ["mesh", "read_mesh"]
-
 _MOST_DEVICES = 1 << 24
 _AXES = "axes, such as 'data=4 model=2' or '{\"data\": 4, \"model\": 2}'"
 

@@ -19,11 +19,9 @@ from shoal import settings
 from shoal.draw.roll import Roll, Service
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError, UsageError
 from shoal.paths import local_path
-from shoal.runtime.client.interface import Member
+from shoal.runtime.rules.point import Member
 from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, split_address
-
-__all__ = ["ANSWER_S", "Observer", "Place", "find"]
 
 ANSWER_S = 10.0  # a meeting place that does not answer within this is frozen or cut off
 _MAX_ANSWER_BYTES = 1 << 30  # the stacks of 10,000 processes

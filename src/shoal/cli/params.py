@@ -13,8 +13,6 @@ from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
-__all__ = ["Param", "read_params"]
-
 _FORMS = '{"w": {"shape": [8, 4], "dtype": "bfloat16", "layout": "data, model"}}, also nested'
 
 

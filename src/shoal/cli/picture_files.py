@@ -11,8 +11,6 @@ import typer
 
 from shoal.errors import UsageError
 
-__all__ = ["Html", "Svg", "write_pictures"]
-
 Svg = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Write it as SVG, too.")]
 Html = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write a page with it, too.")

@@ -14,8 +14,6 @@ from shoal.plan.orders.compatible import LIBRARIES
 from shoal.plan.placement import place
 from shoal.plan.topology import Topology
 
-__all__ = ["Across", "Order", "Weights", "pairs_of_json", "placed"]
-
 _ORDERS = ("shoal", *LIBRARIES, "given")
 
 Across = Annotated[

@@ -25,8 +25,6 @@ from shoal.plan.hardware.wiring import Torus
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import Topology, parse
 
-__all__ = ["plan"]
-
 _BAR = 12  # columns of the longest bar
 
 

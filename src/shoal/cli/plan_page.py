@@ -13,8 +13,6 @@ from shoal.plan.cost import Cost
 from shoal.plan.mesh import Mesh
 from shoal.plan.topology import Topology
 
-__all__ = ["drawn_plan"]
-
 
 def drawn_plan(
     topology: Topology, mesh: Mesh, costs: Sequence[Cost], num_bytes: int, held: Sequence[Param]

@@ -15,8 +15,6 @@ from shoal.errors import UsageError, nearest, raise_all
 from shoal.paths import local_path
 from shoal.runtime.system.cpu_devices import overruled
 
-__all__ = ["Request", "check", "run"]
-
 _HELP = """\
 Run a Python program as N processes on this machine, joined as one job.
 

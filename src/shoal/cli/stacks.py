@@ -15,10 +15,8 @@ from shoal.cli.watch import Token, Where, utc_text
 from shoal.draw.amounts import in_seconds
 from shoal.draw.roll import GONE, Roll, standing
 from shoal.errors import UsageError, raise_all
-from shoal.runtime.client.interface import Member
 from shoal.runtime.rules.outcomes import listed
-
-__all__ = ["read_processes", "stacks"]
+from shoal.runtime.rules.point import Member
 
 _HELP = """\
 Show what the threads of a running job's processes are doing: their Python stacks.

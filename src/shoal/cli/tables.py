@@ -13,8 +13,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["print_json", "print_lines", "print_table", "safe", "short"]
-
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
     """Print a table. The columns whose heads are in `right` (with spaces) are numbers."""

@@ -22,8 +22,6 @@ from shoal.draw.roll import ORDERS, Roll, render_roll, slowness_of, standing
 from shoal.errors import ProcessLostError, UsageError, nearest, raise_all
 from shoal.paths import local_path
 
-__all__ = ["facts_of", "utc_text", "watch"]
-
 _HELP = """\
 Show who is in a job that runs, where each process stands, and for how long.
 

@@ -22,8 +22,6 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system.callsite import callsite
 
-__all__ = ["allgather", "allgather_with"]
-
 _HEAD = struct.Struct("<?Q")  # do the bytes come as a stream; how many numbers follow
 _NUMBER = np.dtype("<u8")
 

@@ -16,8 +16,6 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.system import fault_points
 
-__all__ = ["Deadline", "deadline_of", "meet", "process_of"]
-
 _MOMENT_S = 0.01
 
 

@@ -22,8 +22,6 @@ from shoal.runtime.client.lanes import one_call
 from shoal.runtime.rules.outcomes import Self, disagreement
 from shoal.runtime.system.callsite import callsite
 
-__all__ = ["broadcast", "broadcast_with"]
-
 _INLINE, _LARGE = b"i", b"l"
 _SIZE = struct.Struct("<Q")
 

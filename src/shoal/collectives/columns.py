@@ -29,8 +29,6 @@ from shoal.collectives.leaves import (
 )
 from shoal.errors import ShoalError, UsageError
 
-__all__ = ["Column", "column_of"]
-
 Region: TypeAlias = list[tuple[int, int]]  # begin and end in each dim
 
 _RUN_BYTES = 8 << 10  # what lies in shorter runs is put in place when all of it has come

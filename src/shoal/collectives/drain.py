@@ -25,8 +25,6 @@ from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 
-__all__ = ["drain", "drain_with"]
-
 _LOG = logging.getLogger("shoal")
 
 

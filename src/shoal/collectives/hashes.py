@@ -20,18 +20,6 @@ from shoal.plan.boxes import Box, boxes
 from shoal.runtime.rules.first_difference import Items
 from shoal.runtime.system.cores import num_cores
 
-__all__ = [
-    "Digests",
-    "Flat",
-    "One",
-    "Run",
-    "digest_of",
-    "digest_of_all",
-    "hashing_pool",
-    "items_of",
-]
-
-
 _BLOCK_BYTES = 4 << 20
 _THREADS = 4  # so many saturate the memory of a host, or nearly
 _AROUND = 40  # characters of a text that a message shows before and after

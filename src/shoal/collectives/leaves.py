@@ -20,18 +20,6 @@ import numpy as np
 from shoal.arrays.host.host_values import deleted, is_key, native
 from shoal.errors import UsageError, WrongType
 
-__all__ = [
-    "ANY",
-    "Array",
-    "Buffer",
-    "Leaf",
-    "buffer_of",
-    "host_view",
-    "key_of",
-    "leaf_of",
-    "value_of",
-]
-
 Array: TypeAlias = np.ndarray[Any, Any]
 ANY = -1  # a size that may differ between processes
 Buffer: TypeAlias = bytes | memoryview  # of bytes

@@ -7,11 +7,9 @@ from collections.abc import Iterable
 from shoal import settings
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
-from shoal.runtime.client.interface import Coordinator, Point
-from shoal.runtime.rules.point import group_of
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.rules.point import Point, group_of
 from shoal.runtime.system.callsite import callsite
-
-__all__ = ["live", "live_with"]
 
 
 @collective("processes")

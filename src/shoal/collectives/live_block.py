@@ -10,12 +10,11 @@ from types import TracebackType
 from shoal.collectives.arguments import Deadline, deadline_of
 from shoal.collectives.live import live_with
 from shoal.errors import DivergenceError, PeerFailedError, ProcessLostError
-from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.outcomes import Self, gone_error, listed
+from shoal.runtime.rules.point import Point
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
-
-__all__ = ["LiveBlock"]
 
 
 class LiveBlock:

@@ -9,8 +9,6 @@ import jax
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.jax_service import jax_runtime
 
-__all__ = ["owner_numbers"]
-
 
 def owner_numbers(
     coordinator: Coordinator, devices: Iterable[jax.Device], timeout_s: float

@@ -19,8 +19,6 @@ from shoal.runtime.rules.first_difference import find_line
 from shoal.runtime.rules.outcomes import Self, disagreement
 from shoal.runtime.system.callsite import callsite
 
-__all__ = ["assert_same_program", "assert_same_program_with"]
-
 _WIDTH = 120  # characters of the line before the first that differs
 
 

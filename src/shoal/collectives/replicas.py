@@ -17,8 +17,6 @@ from shoal.errors import raise_all
 from shoal.plan.boxes import Box
 from shoal.runtime.rules.first_difference import Items
 
-__all__ = ["Holders", "Part", "Placed", "parts_of"]
-
 Holders: TypeAlias = tuple[int, ...] | None  # JAX's indices of processes; None: all of the job
 
 

@@ -25,8 +25,6 @@ from shoal.runtime.rules.outcomes import Self, disagreement
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 
-__all__ = ["assert_same", "assert_same_with"]
-
 
 @collective("processes")
 def assert_same(

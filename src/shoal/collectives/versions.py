@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from shoal.runtime.rules.first_difference import MAX_SPEAKERS
 
-__all__ = ["groups_of", "rows_of", "speakers_of"]
-
 
 def groups_of(versions: Mapping[int, bytes | str]) -> list[list[int]]:
     """Return the processes that agree with each other; the group of the first process first.

@@ -20,8 +20,6 @@ from shoal.arrays.host.tree_words import nodes_text
 from shoal.collectives.leaves import Array, Buffer, Leaf, buffer_of, leaf_of, value_of
 from shoal.errors import ShoalError, UsageError, raise_all
 
-__all__ = ["Spec", "flatten", "inline_bytes", "join", "pack", "spec_of", "split", "unpack"]
-
 _NUMBER = np.dtype("<u8")
 _INLINE_BYTES = 64 << 10  # of one process
 _SENT_BYTES = 64 << 20  # by the meeting place, to all of them together

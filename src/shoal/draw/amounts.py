@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["in_bytes", "in_seconds"]
-
 
 def in_bytes(count: float) -> str:
     """Return bytes in binary units.

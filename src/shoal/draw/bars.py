@@ -13,8 +13,6 @@ from rich.text import Text
 from shoal.draw.media.svg import Canvas, text_width
 from shoal.errors import raise_all
 
-__all__ = ["Bar", "bar_text", "bars_svg", "render_bars"]
-
 _LEAST = 10  # columns of a bar in a terminal
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _WIDE, _HIGH = 360.0, 24.0

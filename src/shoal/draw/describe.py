@@ -15,8 +15,6 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.traffic import Traffic
 
-__all__ = ["describe"]
-
 
 @local
 def describe(x: Any, shape: Any = None) -> str:

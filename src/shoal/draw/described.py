@@ -10,8 +10,6 @@ from shoal.draw.media.picture import Picture
 from shoal.draw.media.picture_svg import picture_svg
 from shoal.draw.media.terminal import to_text
 
-__all__ = ["Described", "described"]
-
 _WIDTH = 200  # where the output is no terminal
 
 

@@ -16,8 +16,6 @@ from shoal.plan.notation.mesh_text import short_runs
 from shoal.plan.notation.words import quote
 from shoal.plan.shards import owners
 
-__all__ = ["draw_layout"]
-
 _MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 16, 8, 4
 _MOST_DEVICES = 1 << 24
 

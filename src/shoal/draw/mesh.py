@@ -9,8 +9,6 @@ from shoal.draw.media.picture import GAP, Cell, Panel, Picture, elide
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.words import quote
 
-__all__ = ["draw_mesh"]
-
 _MOST_ROWS, _MOST_COLUMNS, _MOST_PANELS = 16, 16, 4
 _MOST_CHARACTERS = 160
 

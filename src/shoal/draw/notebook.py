@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["register"]
-
 
 def register(ip: Any) -> None:
     """Let an IPython shell show pictures; a shell that shows no HTML stays as it is.

@@ -13,8 +13,6 @@ from shoal.draw.wiring.scene import Scene
 from shoal.draw.wiring.wires_svg import wires_svg
 from shoal.plan.notation.words import quote
 
-__all__ = ["Table", "page", "picture_page", "wires_page"]
-
 _MOST_ROWS = 1024  # of the table of devices
 
 _STYLE = """\

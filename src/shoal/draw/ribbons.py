@@ -12,8 +12,6 @@ from shoal.draw.media.svg import Canvas, rect
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.traffic import Traffic
 
-__all__ = ["Ribbon", "draw_traffic", "ribbons_of", "ribbons_svg"]
-
 _MOST_ROWS = 24  # rounds of single sends can be many
 _WIDE, _BAR, _FULL, _LEAST = 300.0, 6.0, 120.0, 18.0
 

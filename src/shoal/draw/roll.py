@@ -18,22 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.draw.amounts import in_bytes, in_seconds
-from shoal.runtime.client.interface import Member
 from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import headline_of
-
-__all__ = [
-    "GONE",
-    "ORDERS",
-    "SLOW",
-    "Roll",
-    "Row",
-    "Service",
-    "render_roll",
-    "rows_of",
-    "slowness_of",
-    "standing",
-]
 
 GONE = ("left", "failed", "lost")  # who is in one of these states does not come back
 SLOW = 1.5  # an own time this many times the median is worth a row of its own

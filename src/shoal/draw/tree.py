@@ -14,8 +14,6 @@ from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.words import quote
 
-__all__ = ["Placed", "draw_tree"]
-
 _MOST_ROWS = 60
 _COLUMNS = ["array", "layout", "per device", "in all", "copies"]
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import sys
 from types import ModuleType, TracebackType
 
-__all__ = ["run"]
-
 _CLUSTERS = "jax._src.clusters"
 
 

@@ -17,8 +17,6 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import NamedTuple
 
-__all__ = ["Relative", "adopt_orphans", "descendants", "is_frozen", "kill_all", "send"]
-
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
 

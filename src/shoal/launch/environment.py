@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
 
-__all__ = ["Addresses", "free_port", "variables"]
-
 # Words of an outer launcher that would contradict ours, or that JAX would add to them.
 _STALE = (
     "JAX_COORDINATOR_PORT",

@@ -10,8 +10,6 @@ import os
 import signal
 from collections.abc import Iterable
 
-__all__ = ["heeded", "ignored_words"]
-
 
 def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
     """Return those of the signals that are not ignored."""

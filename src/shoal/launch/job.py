@@ -36,8 +36,6 @@ from shoal.launch.report import (
 from shoal.launch.services import Services
 from shoal.runtime.rules.stopping import REQUEUE
 
-__all__ = ["POSTED", "Job", "Order"]
-
 POSTED = "job.json"  # in the log directory, as long as the job runs
 _START_S = 60.0  # for the services to listen
 _LEFTOVERS_S = 1.0  # between SIGTERM and SIGKILL for what the processes left behind

@@ -22,8 +22,6 @@ from typing import Any
 from shoal.launch.descendants import adopt_orphans, kill_all
 from shoal.launch.ignored_signals import heeded
 
-__all__ = ["FORWARDED", "run_kept"]
-
 # SIGUSR1 and SIGUSR2 are what batch systems announce the end of an allocation with.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _LAST_RESORT = 3  # so many SIGINT mean that the keeper itself is stuck

@@ -21,8 +21,6 @@ from typing import Any
 from shoal.errors import UsageError
 from shoal.paths import local_path
 
-__all__ = ["open_log_dir"]
-
 _LOCK = "job.lock"
 _LETTERS = 200  # of a command that a message quotes
 _WRITTEN_S = 1.0  # the owner of a lock writes who it is as soon as it has it

@@ -17,8 +17,6 @@ from typing import IO
 
 from shoal.launch.output import Outlet, Voice
 
-__all__ = ["Loop"]
-
 _READ_BYTES = 65536
 _WAITING_BYTES = 1 << 20  # so much output that nobody took, and the processes have to wait
 

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from shoal.runtime.rules.outcomes import listed
 
-__all__ = ["Gone", "HostKeeper", "News"]
-
 
 class Gone(NamedTuple):
     """How a process left the job; it may live on."""

@@ -16,8 +16,6 @@ from shoal.launch.news import News
 from shoal.launch.processes import Process, Processes
 from shoal.runtime.rules.outcomes import listed
 
-__all__ = ["Outliving"]
-
 _LATE_NEWS_S = 1.0  # what the meeting place says of a process may come after its end
 _LINES = 8
 

@@ -12,8 +12,6 @@ import os
 import re
 from collections.abc import Mapping
 
-__all__ = ["Log", "Outlet", "Voice", "paint_prefixes"]
-
 _ATOMIC_BYTES = 4096  # a pipe that poll() calls writable takes so much without blocking: pipe(7)
 _LINE_BYTES = 65536  # a longer line is shown in pieces
 _TAIL_BYTES = 32768

@@ -19,8 +19,6 @@ from shoal.launch.output import Log, Outlet, Voice
 from shoal.launch.report import Ending
 from shoal.runtime.rules.stopping import REQUEUE
 
-__all__ = ["Process", "Processes"]
-
 _TEARDOWN_S = 10.0  # a traceback older than this was not the end of the process
 
 

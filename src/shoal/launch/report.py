@@ -18,16 +18,6 @@ from shoal.errors import (
 from shoal.launch.news import Gone, HostKeeper
 from shoal.runtime.rules.outcomes import listed
 
-__all__ = [
-    "Ending",
-    "dead_host_keeper",
-    "describe_failure",
-    "describe_host_keeper",
-    "exit_code",
-    "first_failure",
-    "how",
-]
-
 # What a process exits with because of others: never the culprit if another failed by itself.
 _CONSEQUENCES = {
     DivergenceError.exit_code: "processes disagree",

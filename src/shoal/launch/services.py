@@ -18,8 +18,6 @@ from shoal.launch.loop import Loop
 from shoal.launch.news import News
 from shoal.launch.output import Log, Voice
 
-__all__ = ["Service", "Services"]
-
 # (name in messages, module, …); each prints {"address": "host:port"} once it listens.
 _SERVICES = (
     ("meeting place", "shoal.runtime.server.meeting_place", "--print-leaving", "--print-news"),

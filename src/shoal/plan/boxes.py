@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-__all__ = ["Box", "boxes"]
-
 Box: TypeAlias = tuple[tuple[int, int], ...]  # first and end of each dim
 
 

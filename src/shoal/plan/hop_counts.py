@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from shoal.plan.hardware.wiring import Slices, Topology, Torus
 from shoal.plan.mesh import Mesh
 
-__all__ = ["Hops", "hops_along", "hops_of"]
-
 IntArray = NDArray[np.int64]
 
 

@@ -18,8 +18,6 @@ from shoal.plan.hardware.wiring import Topology, Torus
 from shoal.plan.hop_counts import hops_along
 from shoal.plan.orders.jax_order import granules, interleaved
 
-__all__ = ["by_hosts", "in_boxes"]
-
 IntArray = NDArray[np.int64]
 Sizes = tuple[int, ...]
 Place = Callable[[Torus, Sizes], IntArray]

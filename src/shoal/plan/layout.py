@@ -13,8 +13,6 @@ from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_a
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.words import Words, quote
 
-__all__ = ["REDUCTIONS", "Dim", "Layout", "check_layout"]
-
 Dim = None | str | tuple[str, ...]
 
 REDUCTIONS = ("sum", "prod", "min", "max", "mean")

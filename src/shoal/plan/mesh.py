@@ -25,8 +25,6 @@ from shoal.plan.notation.mesh_checks import (
 )
 from shoal.plan.notation.words import Words
 
-__all__ = ["Mesh"]
-
 IntArray = NDArray[np.int64]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-__all__ = ["is_pattern", "matches"]
-
 
 def matches(pattern: str, name: str) -> bool:
     """Does a pattern name this leaf?

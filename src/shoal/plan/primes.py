@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["prime_factors"]
-
 
 def prime_factors(number: int) -> list[int]:
     """Return the prime factors of a positive number, ascending.

@@ -19,8 +19,6 @@ from shoal.plan.mesh import Mesh
 from shoal.plan.notation.words import runs_to_text
 from shoal.plan.shards import owners
 
-__all__ = ["ProcessBox", "process_box"]
-
 IntArray = NDArray[np.int64]
 
 _MOST_SHOWN = 6  # positions of devices in a message

@@ -10,8 +10,6 @@ from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.shards import owners
 
-__all__ = ["RowHolders", "must_split_evenly", "row_holders"]
-
 
 class RowHolders(NamedTuple):
     """The shards of one dim, in order, and the processes that hold each of them."""

@@ -17,8 +17,6 @@ from shoal.plan.hardware.wiring import Torus
 from shoal.plan.hardware.wiring_checks import text_of
 from shoal.plan.schedules.ring import Side, best_walk, shortest_hops
 
-__all__ = ["order"]
-
 IntArray = NDArray[np.int64]
 Sizes = tuple[int, ...]
 Weights = tuple[float, ...]

@@ -16,12 +16,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
-from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.fingerprints import Fingerprint
 from shoal.runtime.rules.first_difference import MAX_SPEAKERS, find_line
 from shoal.runtime.rules.outcomes import HiddenDifference, listed
-
-__all__ = ["Call", "agree"]
+from shoal.runtime.rules.point import Point
 
 _SHORT_LINES = 50
 _SEARCH_S = 10.0  # how long the first difference is looked for, after all know that there is one

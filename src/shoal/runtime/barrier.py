@@ -8,13 +8,11 @@ from collections.abc import Iterable
 from shoal import settings
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
-from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
-from shoal.runtime.rules.point import group_of
+from shoal.runtime.rules.point import Point, group_of
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
-
-__all__ = ["barrier", "barrier_with"]
 
 
 @collective("processes")

@@ -13,26 +13,13 @@ from shoal import settings
 from shoal.colour import collective, local
 from shoal.errors import DeadlineError, UsageError, UsageTypeError
 from shoal.runtime import process
-from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.client.trail_search import raise_found
 from shoal.runtime.rules.outcomes import Self, listed
+from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import REQUEUE, Notice
 from shoal.runtime.system.callsite import callsite
-
-__all__ = [
-    "checked_step",
-    "exit_code",
-    "exit_code_with",
-    "notice",
-    "preempted",
-    "preempted_with",
-    "rearm",
-    "rearm_with",
-    "saved",
-    "saved_with",
-    "watch_notices",
-]
 
 _LOG = logging.getLogger("shoal")
 _ASK_S = 2.0  # who is late may be asked for this long

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from shoal import settings
 from shoal.colour import collective, local
 from shoal.errors import InitializeError, ShoalError, UsageError
-from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.mesh_registry import Meshes, Registered
 from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.exit.guard import ExitGuard
@@ -23,6 +23,7 @@ from shoal.runtime.exit.hang import Ending, Patience
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.notices.sources import Sources
 from shoal.runtime.rules.deadline import ends_at, left_of
+from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import Given
 from shoal.runtime.startup import membership
 from shoal.runtime.startup.device_start import Start
@@ -34,21 +35,6 @@ from shoal.runtime.system.callsite import callsite
 
 if TYPE_CHECKING:
     from shoal.plan.mesh import Mesh
-
-__all__ = [
-    "coordinator",
-    "held",
-    "initialize",
-    "is_joined",
-    "is_watching",
-    "last_coordinator",
-    "meshes",
-    "process_count",
-    "process_index",
-    "registered",
-    "shutdown",
-    "sources",
-]
 
 
 class _Record:

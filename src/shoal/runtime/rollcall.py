@@ -8,9 +8,8 @@ from typing import NamedTuple
 from shoal import settings
 from shoal.colour import local
 from shoal.errors import UsageError
-from shoal.runtime.client.interface import Coordinator, Member
-
-__all__ = ["RollCall", "roll_call", "roll_call_with"]
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.rules.point import Member
 
 
 class RollCall(NamedTuple):
@@ -37,7 +36,7 @@ class RollCall(NamedTuple):
         each step all steps take equally long. A wait inside a collective of JAX is own time, for
         nobody can see it.
 
-        >>> from shoal.runtime.client.interface import Member
+        >>> from shoal.runtime.rules.point import Member
         >>> times_s = [1.0, 4.0, 2.0]
         >>> call = RollCall(tuple(Member(p, "h", "here", "", step_s=t)
         ...                       for p, t in enumerate(times_s)))

@@ -13,8 +13,6 @@ from shoal.runtime.client.trail_search import raise_found
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 
-__all__ = ["step", "step_with"]
-
 _LIMIT = 1 << 63
 
 

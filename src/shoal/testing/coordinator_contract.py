@@ -30,7 +30,8 @@ from shoal.errors import (
     ProcessLostError,
     UsageError,
 )
-from shoal.runtime.client.interface import MAX_PAYLOAD_BYTES, Coordinator, Member, Point
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES, Member, Point
 from shoal.runtime.rules.stopping import Given, Notice
 from shoal.runtime.rules.trail import Entry
 

@@ -27,8 +27,6 @@ from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.outcomes import Self, disagreement
 from shoal.runtime.system import fault_points
 
-__all__ = ["View", "agree_on_devices", "owners_of"]
-
 
 def owners_of(
     coordinator: Coordinator, devices: Sequence[Any], timeout_s: float

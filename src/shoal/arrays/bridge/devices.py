@@ -14,8 +14,6 @@ from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.words import runs_to_text
 
-__all__ = ["jax_mesh", "mesh_of", "twins", "twins_needed"]
-
 
 @local
 def jax_mesh(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:

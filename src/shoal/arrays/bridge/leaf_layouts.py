@@ -15,18 +15,6 @@ from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.errors import UsageError, nearest
 from shoal.plan.layout import Layout
 
-__all__ = [
-    "Layouts",
-    "Leaf",
-    "cannot_be_pending",
-    "fitting",
-    "is_one_layout",
-    "layout_for",
-    "leaf_layouts",
-    "must_divide",
-    "shown",
-]
-
 Layouts = Any
 """A layout, or a prefix tree of them: Layout, NamedSharding, PartitionSpec; a tuple of axis names
 and None, one name, or None (with `use_mesh`); or a function of a path and a leaf that returns one.

@@ -15,8 +15,6 @@ from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Dim, Layout
 from shoal.plan.mesh import Mesh
 
-__all__ = ["layout_of", "layout_of_sharding", "memory_of", "sharding"]
-
 
 @local
 def sharding(

@@ -13,8 +13,6 @@ from shoal.colour import local
 from shoal.errors import UsageTypeError
 from shoal.plan.mesh import Mesh
 
-__all__ = ["default_mesh", "use_mesh"]
-
 _mesh: ContextVar[Mesh | None] = ContextVar("shoal_default_mesh", default=None)
 
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from shoal.arrays.host.host_values import as_numpy
 from shoal.errors import UsageError, UsageTypeError
 
-__all__ = ["ByNumber", "InTurn", "ReaderState", "by_number"]
-
 Numbers = NDArray[np.int64]
 Read = Callable[[Numbers], Any]
 

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from shoal.errors import DivergenceError, UsageError
 from shoal.runtime.rules.outcomes import Self, disagreement, gone_error, listed
 
-__all__ = ["LAST", "Status", "Verdict", "judge"]
-
 LAST = ("drop", "pad", "error")
 _LOG = logging.getLogger("shoal")
 

@@ -56,8 +56,6 @@ from shoal.runtime.rules.trail import Entry
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
 
-__all__ = ["Feed", "feed"]
-
 _LOG = logging.getLogger("shoal")
 _FORGET_S = 1.0  # how long one that is forgotten, or Python's end, waits for a reader
 

@@ -20,16 +20,6 @@ from shoal.errors import UsageError, UsageTypeError, WrongType, nearest
 from shoal.plan.layout import Layout
 from shoal.plan.rows import must_split_evenly
 
-__all__ = [
-    "must_be_whole",
-    "must_go_on",
-    "offences_of",
-    "order_text",
-    "rows_layout",
-    "source_of",
-    "spec_of",
-]
-
 
 def offences_of(
     batch: object, order: object, last: object, prefetch: object, same: object, skip: object

@@ -11,8 +11,6 @@ import numpy as np
 
 from shoal.errors import UsageError, UsageTypeError
 
-__all__ = ["mark_of", "rows_of_state", "state_of"]
-
 _NAMES = ("order", "rows")
 _MOST_MARK = 0x7FFF_FFFF  # a mark is an int32: it may lie on devices
 

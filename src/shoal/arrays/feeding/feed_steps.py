@@ -20,8 +20,6 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.outcomes import Self
 from shoal.runtime.system.failure_words import failure_of
 
-__all__ = ["Given", "Meeting", "Options", "Steps"]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ from shoal.arrays.feeding.feed_steps import Given, Meeting
 from shoal.arrays.feeding.prefetch import MEETING, Prefetch
 from shoal.errors import DeadlineError
 
-__all__ = ["Wait"]
-
 _LOG = logging.getLogger("shoal")
 
 

@@ -16,8 +16,6 @@ from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.layout import Layout
 from shoal.plan.rows import must_split_evenly, row_holders
 
-__all__ = ["local_rows", "split_layout"]
-
 
 @local
 def local_rows(

@@ -31,8 +31,6 @@ from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.rows import row_holders
 
-__all__ = ["Batch", "Split", "checked_batch"]
-
 HostArray = np.ndarray[Any, Any]
 Path = tuple[Any, ...]
 

@@ -17,8 +17,6 @@ from typing import Generic, Protocol, TypeVar
 
 from shoal.errors import UsageError
 
-__all__ = ["MEETING", "READING", "Prefetch", "Work"]
-
 T = TypeVar("T")
 
 READING, MEETING, PLACING = "reading", "meeting", "placing"

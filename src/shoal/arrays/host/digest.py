@@ -16,8 +16,6 @@ import xxhash
 
 from shoal.arrays.host.host_values import native
 
-__all__ = ["digest"]
-
 HostArray = np.ndarray[Any, Any]
 
 WHOLE_BYTES = 1 << 20  # arrays up to this size are read as a whole

@@ -8,18 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = [
-    "X64",
-    "as_numpy",
-    "cannot_hold",
-    "deleted",
-    "fitted",
-    "is_key",
-    "narrowed",
-    "native",
-    "unfit",
-]
-
 X64 = "turn 64-bit values on: JAX_ENABLE_X64=1 or jax.config.update('jax_enable_x64', True)"
 
 SCALARS = (bool, int, float, complex)

@@ -23,8 +23,6 @@ from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.rules.trail import Entry
 from shoal.runtime.system.callsite import callsite
 
-__all__ = ["coordinator_here", "lane_offences", "leave_trail", "leave_trail_of_parts", "lines_of"]
-
 Group = frozenset[int]
 
 _MOST_LANE = 200  # characters of the name of a lane

@@ -18,8 +18,6 @@ from jax.sharding import NamedSharding
 
 from shoal.errors import UsageError
 
-__all__ = ["is_tracing", "refuse_inside_jit", "spread", "upload"]
-
 HostArray = np.ndarray[Any, Any]
 
 _SHARED_AT = 64

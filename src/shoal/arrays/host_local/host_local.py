@@ -38,8 +38,6 @@ from shoal.errors import UsageError, WrongType, raise_all
 from shoal.plan.process_boxes import ProcessBox
 from shoal.runtime.system.callsite import callsite
 
-__all__ = ["from_host_local", "to_host_local"]
-
 Tree = Any
 
 

@@ -28,8 +28,6 @@ from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
-__all__ = ["IN_JIT", "Where", "cut_traced", "join_traced"]
-
 IN_JIT = {
     "from_host_local": (
         "from_host_local: inside jit (or scan, cond, checkpoint, eval_shape) every array is global "

@@ -21,18 +21,6 @@ from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.process_boxes import ProcessBox, process_box
 
-__all__ = [
-    "Call",
-    "cut",
-    "global_shape",
-    "is_local",
-    "join",
-    "lies_elsewhere",
-    "local_shape",
-    "own_box",
-    "seen",
-]
-
 Shape = tuple[int, ...]
 
 _CANNOT_PASS = "under vmap it cannot pass unchanged: convert it before, or leave it out"

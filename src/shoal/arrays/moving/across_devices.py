@@ -40,16 +40,6 @@ from shoal.plan.transfer.move_steps import Step
 from shoal.plan.transfer.permutes import Permute, Permutes, permutes_of
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 
-__all__ = [
-    "Programs",
-    "as_rows",
-    "is_across",
-    "is_apart",
-    "move_across",
-    "programs_across",
-    "travels_as",
-]
-
 _DEVICE = "device"  # the axis of a row
 
 Held = Mapping[jax.Device, jax.Array]

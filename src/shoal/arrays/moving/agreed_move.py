@@ -29,8 +29,6 @@ from shoal.runtime.rules.outcomes import Self, listed
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 
-__all__ = ["agree_on_move", "obstacle"]
-
 
 def obstacle(
     leaf: Leaf,

@@ -24,8 +24,6 @@ from shoal.arrays.host.host_values import is_key
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 
-__all__ = ["can_copy", "copied", "has_words", "in_one_memory", "must_be_a_way"]
-
 HostArray = np.ndarray[Any, Any]
 Box = tuple[tuple[int, int], ...]  # begin and end along each dim
 Copy = tuple[HostArray, HostArray]  # to, from

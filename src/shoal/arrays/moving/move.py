@@ -21,17 +21,6 @@ from shoal.arrays.moving.weak_type import as_weak_as, is_weak
 from shoal.arrays.moving.whole_words import as_words, bits_as, must_be_words
 from shoal.plan.transfer.plan import Transfer
 
-__all__ = [
-    "Move",
-    "give_up",
-    "move",
-    "on_row",
-    "relabelled",
-    "row_of",
-    "unmoved",
-    "xla_program",
-]
-
 
 class Move(NamedTuple):
     """An array and where it shall lie."""

@@ -26,8 +26,6 @@ from shoal.plan.transfer.chunks import chunks_of
 from shoal.plan.transfer.move_steps import Step, pairs
 from shoal.plan.transfer.same_devices import in_one_order
 
-__all__ = ["Stage", "inside_jit", "stages"]
-
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 OnShard = Callable[[jax.Array], jax.Array]  # of what one device holds
 

@@ -43,8 +43,6 @@ from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.staging import staging_of
 from shoal.plan.transfer.traffic import Traffic, traffic_of
 
-__all__ = ["RelayoutPlan", "compiled_programs", "plan_relayout"]
-
 
 @dataclass(frozen=True, repr=False)
 class RelayoutPlan:

@@ -25,15 +25,6 @@ from shoal.plan.transfer.move_steps import Step
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.same_devices import in_one_order
 
-__all__ = [
-    "as_it_lies",
-    "is_better",
-    "move_as_planned",
-    "plan_of",
-    "programs_of",
-    "whole_shape",
-]
-
 
 def plan_of(array: jax.Array, target: NamedSharding) -> Transfer | None:
     """Return the plan of a move within the same devices; None where an end is no layout."""

@@ -24,8 +24,6 @@ from shoal.arrays.moving.staged_move import move_staged, why_not_staged
 from shoal.colour import collective
 from shoal.errors import UsageError, raise_all
 
-__all__ = ["relayout"]
-
 
 @collective("the processes of both meshes")
 def relayout(

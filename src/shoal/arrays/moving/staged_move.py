@@ -23,8 +23,6 @@ from shoal.arrays.moving.whole_words import must_be_words
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.staging import staging_of
 
-__all__ = ["by_host_alone", "move_staged", "part_of", "why_not_staged"]
-
 HostArray = np.ndarray[Any, Any]
 Index = tuple[tuple[int, int], ...]  # begin and end of each dim
 Shards = dict[jax.Device, HostArray]

@@ -15,8 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
-__all__ = ["as_weak_as", "is_weak", "weakened"]
-
 _SCALARS = {"i": 0, "f": 0.0, "c": 0j}  # of their dtypes all weakly typed arrays are
 
 

@@ -17,16 +17,6 @@ import numpy as np
 from shoal.arrays.host.host_values import is_key
 from shoal.arrays.host.upload import upload
 
-__all__ = [
-    "as_words",
-    "bits_as",
-    "in_words",
-    "is_narrow_float",
-    "may_change",
-    "must_be_words",
-    "word_of",
-]
-
 
 def is_narrow_float(dtype: Any) -> bool:
     """Say whether a narrow float fills its bytes: XLA then has an integer of the same bits."""

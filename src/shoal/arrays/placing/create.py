@@ -24,8 +24,6 @@ from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
-__all__ = ["create"]
-
 
 @collective("the mesh's processes")
 def create(init: Callable[..., Any], *args: Any, layouts: Layouts) -> Any:

@@ -17,8 +17,6 @@ from shoal.arrays.host.leave_trail import leave_trail
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.placing.put import place
 
-__all__ = ["is_elsewhere", "placed"]
-
 
 def is_elsewhere(value: Any, mesh: jax.sharding.Mesh) -> bool:
     """True for an array that is bound to other devices than those of a mesh, or in another order.

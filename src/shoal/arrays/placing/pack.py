@@ -20,8 +20,6 @@ from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import coords_of
 
-__all__ = ["pack", "unpack"]
-
 
 @logically_collective("shapes and dtypes of pieces, and layouts,")
 def pack(

@@ -25,8 +25,6 @@ from shoal.colour import logically_collective
 from shoal.errors import WrongType, raise_all
 from shoal.plan.layout import Layout
 
-__all__ = ["dtype_offences", "put"]
-
 
 @logically_collective("values, shapes, dtypes and layouts")
 def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = None) -> Any:

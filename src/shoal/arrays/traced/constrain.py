@@ -31,8 +31,6 @@ from shoal.colour import traced
 from shoal.errors import raise_all
 from shoal.plan.layout import Layout
 
-__all__ = ["AnyMesh", "constrain", "explicit_part", "manual_axes"]
-
 Pin = Callable[[jax.Array], jax.Array]
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 

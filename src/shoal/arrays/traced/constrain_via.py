@@ -15,8 +15,6 @@ from shoal.errors import UsageError, WrongType
 from shoal.plan.transfer.plan import Transfer, plan_transfer
 from shoal.plan.transfer.same_devices import in_one_order
 
-__all__ = ["moved_inside", "why_not_via"]
-
 
 def why_not_via(plan: RelayoutPlan, leaves: Sequence[Leaf]) -> list[str]:
     """Return all that is wrong with `constrain(x, layout, via=plan)`."""

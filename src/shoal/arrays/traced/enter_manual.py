@@ -17,8 +17,6 @@ from shoal.colour import collective, logically_collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.mesh import Mesh
 
-__all__ = ["enter_manual", "leave_manual"]
-
 
 @collective("the processes of both meshes")
 def enter_manual(tree: Any, layouts: Layouts) -> list[Any]:

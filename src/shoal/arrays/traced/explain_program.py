@@ -15,8 +15,6 @@ from shoal.errors import UsageTypeError
 from shoal.plan.compiled.hlo_flow import Frame, flow_of, frames_of
 from shoal.plan.compiled.hlo_traffic import Collective, collectives_of
 
-__all__ = ["Movement", "ProgramReport", "explain_program"]
-
 # What programs write themselves: the names of JAX's own collectives.
 _WRITTEN = (
     "psum", "pmax", "pmin", "pmean", "all_gather", "all_to_all", "ppermute", "psum_scatter",

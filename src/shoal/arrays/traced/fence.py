@@ -17,8 +17,6 @@ from shoal.arrays.host.upload import is_tracing
 from shoal.colour import traced
 from shoal.errors import UsageError, raise_all
 
-__all__ = ["fence"]
-
 Values = list[jax.Array]
 
 

@@ -17,8 +17,6 @@ from shoal.colour import traced
 from shoal.errors import UsageTypeError, raise_all
 from shoal.plan.layout import Layout
 
-__all__ = ["linear"]
-
 
 @traced
 def linear(

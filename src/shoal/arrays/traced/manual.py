@@ -31,8 +31,6 @@ from shoal.errors import UsageError, UsageTypeError, nearest, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
-__all__ = ["manual"]
-
 
 class _Region(NamedTuple):
     """Where the code is one device."""

@@ -21,8 +21,6 @@ from shoal.arrays.host.upload import is_tracing
 from shoal.colour import traced
 from shoal.errors import UsageError, raise_all
 
-__all__ = ["tie"]
-
 
 @traced
 def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:

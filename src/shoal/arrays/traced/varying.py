@@ -17,8 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-__all__ = ["Hidden", "Hunt"]
-
 Hidden = dict[str, str]
 """Axes along which a value may differ, beside those of its type → the operation that is why."""
 

@@ -16,10 +16,8 @@ import numpy as np
 
 from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, padded
 from shoal.checkpoint.blocks.threads import in_threads
-from shoal.checkpoint.format.joined_parts import PAGE_BYTES
+from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.runtime.system.cores import num_cores
-
-__all__ = ["Arena", "kept_pages", "pages"]
 
 _WINDOW_BYTES = 8 << 20  # what a thread takes at a time
 _MADV_WIPEONFORK = 18  # madvise(2)

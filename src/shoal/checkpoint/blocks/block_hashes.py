@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 import xxhash
 
 from shoal.checkpoint.blocks.image import Bytes
-from shoal.checkpoint.format.joined_parts import BLOCK_BYTES
-
-__all__ = ["digests"]
+from shoal.checkpoint.format.records import BLOCK_BYTES
 
 
 def digests(parts: Sequence[Bytes]) -> Iterator[int]:

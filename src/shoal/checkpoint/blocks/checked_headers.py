@@ -8,12 +8,11 @@ import numpy as np
 
 from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.format import header
-from shoal.checkpoint.format.joined_parts import PAGE_BYTES, data_metadata
+from shoal.checkpoint.format.joined_parts import data_metadata
+from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.checkpoint.tree import names
 from shoal.checkpoint.tree.dtypes import dtype_of, entry_shape, storage_of
 from shoal.errors import CorruptCheckpoint
-
-__all__ = ["check_header"]
 
 _SHOWN = 100  # characters of a name
 

@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.checkpoint.blocks.reader import Checkpoint, Want, read
+from shoal.checkpoint.blocks.reader import Want, read
+from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.tree.dtypes import dtype_of
-
-__all__ = ["Pair", "compare", "shape_of"]
 
 _BAND_BYTES = 64 << 20  # in memory at a time, of each of the two
 _BAND_COUNT = 4096

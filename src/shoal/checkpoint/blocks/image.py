@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.checkpoint.format.joined_parts import PAGE_BYTES
+from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.plan.boxes import boxes
-
-__all__ = ["FileImage", "Filler", "Piece", "padded"]
 
 Array = np.ndarray[Any, Any]
 Bytes = NDArray[np.uint8]

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["empty", "extra_bytes", "uncollected"]
-
 Array = np.ndarray[Any, Any]
 
 _LARGE_BYTES = 4 << 20

@@ -12,14 +12,12 @@ from shoal.checkpoint.blocks.block_hashes import digests
 from shoal.checkpoint.blocks.checked_headers import check_header
 from shoal.checkpoint.blocks.scatter import box_of, scatter
 from shoal.checkpoint.blocks.threads import in_threads
-from shoal.checkpoint.disk.opening import Checkpoint, open_checkpoint, open_folder
+from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.format.records import BLOCK_BYTES, Manifest
 from shoal.checkpoint.planning.read_plan import REQUEST_BYTES, Boxes, ReadPlan, plan_reads, suffixes
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of, unpack
 from shoal.errors import CorruptCheckpoint, UsageError
 from shoal.runtime.system.cores import num_cores
-
-__all__ = ["Checkpoint", "Want", "open_checkpoint", "open_folder", "plan_of", "read", "verify"]
 
 Array = np.ndarray[Any, Any]
 Bytes = NDArray[np.uint8]

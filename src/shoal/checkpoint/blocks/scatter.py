@@ -8,8 +8,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Box", "box_of", "scatter"]
-
 Bytes = NDArray[np.uint8]
 _WIDE_BYTES = 64  # rows shorter than this are copied by elements wider than a byte
 

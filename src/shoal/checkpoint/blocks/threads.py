@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["in_threads"]
-
 T = TypeVar("T")
 
 

@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from shoal.checkpoint.blocks.arena import Arena, kept_pages
 from shoal.checkpoint.blocks.block_hashes import digests
-from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, Piece, padded
+from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, padded
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.storage import Folder, OpenFile
-from shoal.checkpoint.format.joined_parts import BLOCK_BYTES
+from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.errors import ShoalError
 from shoal.runtime.system.cores import num_cores
-
-__all__ = ["Arena", "FileImage", "Piece", "write_files"]
 
 # Buffers are few and small, for the first touch of one costs more than its write.
 _WINDOW_BYTES = 4 << 20  # of one write; a multiple of BLOCK_BYTES

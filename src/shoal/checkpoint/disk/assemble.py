@@ -7,21 +7,19 @@ import hashlib
 from shoal.checkpoint.disk.step_folder import in_folder
 from shoal.checkpoint.disk.step_names import check_place
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.joined_parts import (
+from shoal.checkpoint.format.joined_parts import join_parts
+from shoal.checkpoint.format.json_files import decode_manifest
+from shoal.checkpoint.format.records import (
     Blob,
     Commit,
     Index,
     Manifest,
     Part,
-    decode_manifest,
-    decode_part,
-    join_parts,
     manifest_name,
     part_name,
 )
+from shoal.checkpoint.format.table_files import decode_part
 from shoal.errors import CorruptCheckpoint
-
-__all__ = ["assemble", "blob_of", "commit_of"]
 
 
 def assemble(folder: Folder, attempt: str) -> tuple[Manifest, Blob, Index]:

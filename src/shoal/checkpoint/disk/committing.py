@@ -21,18 +21,16 @@ from shoal.checkpoint.disk.step_folder import (
     tombstone_name,
 )
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.joined_parts import (
+from shoal.checkpoint.format.json_files import encode_commit, encode_manifest
+from shoal.checkpoint.format.records import (
     Commit,
     Manifest,
     Part,
-    encode_commit,
-    encode_index,
-    encode_manifest,
-    encode_part,
     index_name,
     manifest_name,
     part_name,
 )
+from shoal.checkpoint.format.table_files import encode_index, encode_part
 from shoal.errors import (
     CheckpointError,
     CorruptCheckpoint,
@@ -42,21 +40,6 @@ from shoal.errors import (
     StorageError,
 )
 from shoal.runtime.system import fault_points
-
-__all__ = [
-    "abandon",
-    "begin",
-    "commit",
-    "ended",
-    "give_back",
-    "in_doubt",
-    "is_standing",
-    "left_over",
-    "remove_attempt",
-    "taken",
-    "tidy",
-    "write_part",
-]
 
 _DOUBT = "\nit is committed, but a crash of this host may undo that"
 _TRIES = 100  # to begin in a folder that others remove at the same time

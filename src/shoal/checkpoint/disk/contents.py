@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.checkpoint.disk import saved_steps
+from shoal.checkpoint.disk import saved_steps, step_names
 from shoal.checkpoint.disk.opening import Checkpoint, open_folder
 from shoal.checkpoint.disk.step_folder import COMMIT, KEEP
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
@@ -19,8 +19,6 @@ from shoal.checkpoint.tree.plain_values import to_json, value_of
 from shoal.colour import local
 from shoal.errors import NotCommitted, UsageError
 from shoal.paths import local_path
-
-__all__ = ["Contents", "SavedLeaf", "contents", "contents_of"]
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Conten
     chosen = saved_steps.chosen(folder, wanted, skip_corrupt=False)
     if chosen is None:
         raise NotCommitted(f"{folder.path}: no step is saved", path=folder.path)
-    return contents_of(folder.folder(saved_steps.step_name(chosen)))
+    return contents_of(folder.folder(step_names.step_name(chosen)))
 
 
 def contents_of(folder: Folder) -> Contents:

@@ -14,9 +14,7 @@ import threading
 from errno import EDQUOT, EFBIG, EINVAL, ENOSPC
 
 from shoal.checkpoint.disk.refusal import refused, write_all
-from shoal.checkpoint.format.joined_parts import PAGE_BYTES
-
-__all__ = ["DirectFile"]
+from shoal.checkpoint.format.records import PAGE_BYTES
 
 _LARGE_BYTES = 1 << 20
 

@@ -10,10 +10,10 @@ from functools import cached_property
 
 import numpy as np
 
-from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk import step_folder
 from shoal.checkpoint.disk.step_folder import in_folder
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
-from shoal.checkpoint.format import joined_parts
+from shoal.checkpoint.format import json_files, table_files, tiling
 from shoal.checkpoint.format.records import (
     Blob,
     Chunks,
@@ -26,8 +26,6 @@ from shoal.checkpoint.format.records import (
 from shoal.checkpoint.planning.read_plan import Items
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
 from shoal.errors import CorruptCheckpoint, NotCommitted
-
-__all__ = ["Checkpoint", "open_checkpoint", "open_folder"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +80,15 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 def open_folder(folder: Folder) -> Checkpoint:
     """Do what `open_checkpoint` does."""
-    commit = attempts.committed(folder)
+    commit = step_folder.committed(folder)
     if commit is None:
         raise NotCommitted(f"{folder.path}: {_what_is_there(folder)}", path=folder.path)
     manifest_data = _read_blob(folder, commit.manifest)
     index_data = _read_blob(folder, commit.index)
     with in_folder(folder):
-        manifest = joined_parts.decode_manifest(manifest_data, commit.manifest.name)
-        index = joined_parts.decode_index(index_data, commit.index.name)
-        joined_parts.check_whole(commit, manifest, index)
+        manifest = json_files.decode_manifest(manifest_data, commit.manifest.name)
+        index = table_files.decode_index(index_data, commit.index.name)
+        tiling.check_whole(commit, manifest, index)
     return Checkpoint(folder, commit, manifest, index)
 
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 
 from shoal.errors import StorageError, StorageFull
 
-__all__ = ["free_bytes_at", "refused", "write_all"]
-
 _MOST_BYTES = 1 << 30  # in one call: Linux writes at most 2 GiB - 4 KiB
 
 _WHAT_TO_DO: Mapping[int, str] = {

@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from shoal.arguments import check_flags, integer
-from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk import step_folder, sweep
 from shoal.checkpoint.disk.step_folder import COMMIT, KEEP, standing
 from shoal.checkpoint.disk.step_names import check_place, step_name, step_of
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.joined_parts import Commit
+from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.retention import Keep, Saved, doomed
 from shoal.errors import (
     CheckpointError,
@@ -27,30 +27,6 @@ from shoal.errors import (
 )
 from shoal.paths import local_path
 from shoal.runtime.system import fault_points
-
-__all__ = [
-    "MOST_STEPS",
-    "Step",
-    "add_remedy",
-    "begin",
-    "check_history",
-    "check_single",
-    "checked_path",
-    "checked_step",
-    "chosen",
-    "commits",
-    "delete",
-    "folders",
-    "make_room",
-    "newest",
-    "pin",
-    "require",
-    "retain",
-    "step_name",
-    "step_of",
-    "tend",
-    "unpin",
-]
 
 MOST_STEPS = 1 << 62
 
@@ -153,7 +129,7 @@ def require(root: Folder, step: int) -> Step:
       NotCommitted: it is not; says which are near.
     """
     folder = root.folder(step_name(step))
-    commit = attempts.committed(folder)
+    commit = step_folder.committed(folder)
     if commit is None:
         there = [one.step for one in commits(root, skip_corrupt=True)]
         told = f"saved are {_listed(there, step)}" if there else "no step is"
@@ -206,7 +182,7 @@ def delete(root: Folder, step: int) -> None:
     folder = root.folder(step_name(step))
     if KEEP in folder.names():
         raise UsageError(f"delete: step {step} is pinned; unpin it first")
-    attempts.delete_damaged(folder)
+    sweep.delete_damaged(folder)
 
 
 def make_room(root: Folder, step: int) -> None:
@@ -233,7 +209,7 @@ def _committed(
 ) -> Iterator[Step]:
     for step, folder in pairs:
         try:
-            commit = attempts.committed(folder)
+            commit = step_folder.committed(folder)
         except skipped as error:
             if faults is None:
                 _LOG.warning("step %d is left out: %s", step, error)
@@ -276,10 +252,10 @@ def tend(root: Folder, *, idle_s: float) -> None:
     """
     for step, folder in folders(root):
         with _warning(step):
-            attempts.recover(folder)
+            sweep.recover(folder)
         with _warning(step):
             if not folder.is_link():
-                attempts.collect(folder, idle_s=idle_s)
+                sweep.collect(folder, idle_s=idle_s)
 
 
 @contextlib.contextmanager
@@ -321,13 +297,13 @@ def retain(
     errors = []
     for step in gone:
         try:
-            attempts.delete(steps[step].folder, steps[step].commit.attempt)
+            sweep.delete(steps[step].folder, steps[step].commit.attempt)
         except CheckpointError as error:
             errors.append(error)
     for step, folder in folders(root):
         if step not in steps and not folder.is_link():
             with _warning(step), contextlib.suppress(*skipped):  # of those that was told
-                attempts.collect(folder, idle_s=idle_s)
+                sweep.collect(folder, idle_s=idle_s)
     if errors:
         raise errors[0]
     return gone

@@ -13,36 +13,9 @@ from typing import Any, NamedTuple
 
 from shoal.checkpoint.disk.step_names import check_place
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.joined_parts import (
-    COMMIT_BYTES,
-    Commit,
-    decode_commit,
-    decode_manifest,
-    manifest_name,
-    part_name,
-)
+from shoal.checkpoint.format.json_files import decode_commit, decode_manifest
+from shoal.checkpoint.format.records import COMMIT_BYTES, Commit, manifest_name, part_name
 from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
-
-__all__ = [
-    "COMMIT",
-    "KEEP",
-    "Attempt",
-    "Listing",
-    "State",
-    "committed",
-    "in_folder",
-    "is_complete",
-    "listing",
-    "missing_parts",
-    "new_attempt",
-    "pending_name",
-    "read_commit",
-    "see",
-    "standing",
-    "state_of",
-    "temporary_name",
-    "tombstone_name",
-]
 
 COMMIT, KEEP = "COMMIT", "KEEP"
 _SLACK_S = 1.0  # by which clocks that stamp files may differ

@@ -7,8 +7,6 @@ import re
 
 from shoal.errors import CorruptCheckpoint
 
-__all__ = ["check_place", "step_at", "step_name", "step_of"]
-
 _NAME = re.compile(r"step_(\d{12,19})")
 
 

@@ -17,10 +17,7 @@ from typing import Protocol
 
 from shoal.checkpoint.disk.direct import DirectFile
 from shoal.checkpoint.disk.refusal import free_bytes_at, refused, write_all
-from shoal.checkpoint.format.joined_parts import PAGE_BYTES
 from shoal.paths import local_path
-
-__all__ = ["PAGE_BYTES", "Folder", "LocalFolder", "OpenFile"]
 
 _TRIES = 100  # to make a folder that others remove at the same time
 

@@ -26,7 +26,7 @@ from shoal.checkpoint.disk.step_folder import (
     tombstone_name,
 )
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.joined_parts import Commit, index_name
+from shoal.checkpoint.format.records import Commit, index_name
 from shoal.errors import (
     CorruptCheckpoint,
     SaveAborted,
@@ -34,8 +34,6 @@ from shoal.errors import (
     UnsupportedCheckpoint,
 )
 from shoal.runtime.system import fault_points
-
-__all__ = ["collect", "delete", "delete_damaged", "recover"]
 
 _LOG = logging.getLogger("shoal")
 

@@ -13,13 +13,12 @@ import numpy as np
 
 from shoal.checkpoint.format import header
 from shoal.checkpoint.tree import dtypes
-from shoal.checkpoint.tree.flatten import flatten, from_json, names_of, to_json, unflatten
+from shoal.checkpoint.tree.flatten import flatten, unflatten
 from shoal.checkpoint.tree.names import name_of
+from shoal.checkpoint.tree.nodes import from_json, names_of, to_json
 from shoal.checkpoint.tree.plain_values import kind_of, value_of
 from shoal.checkpoint.tree.plain_values import to_json as value_json
 from shoal.errors import CorruptCheckpoint, UsageError, raise_all
-
-__all__ = ["blob_of", "tree_of"]
 
 _FORMAT = "shoal-values"
 

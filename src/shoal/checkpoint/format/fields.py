@@ -9,8 +9,6 @@ from shoal.checkpoint.format.records import FEATURES, LARGEST, VERSION
 from shoal.checkpoint.tree.plain_values import shown
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all
 
-__all__ = ["FORMAT", "Fields", "check_json", "check_version", "head", "is_step", "is_text"]
-
 FORMAT = "shoal-checkpoint"
 _ATTEMPT = re.compile("[0-9a-f]{12}", re.ASCII)
 _SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)

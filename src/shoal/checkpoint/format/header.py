@@ -10,8 +10,6 @@ from typing import Any, NamedTuple, NoReturn
 from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.errors import CorruptCheckpoint, UsageError
 
-__all__ = ["Entry", "Header", "arrange", "build", "header_bytes", "parse", "strict_json"]
-
 MOST_BYTES = 100_000_000  # of a header: safetensors' own limit
 _BITS: Mapping[str, int] = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8,

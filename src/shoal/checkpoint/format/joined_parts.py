@@ -14,85 +14,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shoal.checkpoint.format.json_files import (
-    decode_commit,
-    decode_manifest,
-    encode_commit,
-    encode_manifest,
-)
 from shoal.checkpoint.format.records import (
-    BLOCK_BYTES,
-    COMMIT_BYTES,
-    FEATURES,
-    METRICS_BYTES,
-    PAGE_BYTES,
-    VERSION,
-    Blob,
-    Chunks,
-    Commit,
-    FileRecord,
     Index,
-    IntArray,
-    LeafRecord,
     Manifest,
     Part,
-    data_name,
-    index_name,
-    manifest_name,
-    part_name,
 )
 from shoal.checkpoint.format.table_files import (
-    decode_index,
-    decode_part,
-    encode_index,
-    encode_part,
     first_blocks,
 )
 from shoal.checkpoint.format.tiling import (
     check_index,
     check_places,
-    check_tiling,
-    check_whole,
     join_chunks,
 )
 from shoal.errors import CorruptCheckpoint
-
-__all__ = [
-    "BLOCK_BYTES",
-    "COMMIT_BYTES",
-    "FEATURES",
-    "METRICS_BYTES",
-    "PAGE_BYTES",
-    "VERSION",
-    "Blob",
-    "Chunks",
-    "Commit",
-    "FileRecord",
-    "Index",
-    "IntArray",
-    "LeafRecord",
-    "Manifest",
-    "Part",
-    "check_index",
-    "check_places",
-    "check_tiling",
-    "check_whole",
-    "data_metadata",
-    "data_name",
-    "decode_commit",
-    "decode_index",
-    "decode_manifest",
-    "decode_part",
-    "encode_commit",
-    "encode_index",
-    "encode_manifest",
-    "encode_part",
-    "first_blocks",
-    "index_name",
-    "join_parts",
-    "manifest_name",
-    "part_name",
-]
 
 
 def data_metadata(attempt: str) -> dict[str, str]:

@@ -26,17 +26,9 @@ from shoal.checkpoint.format.records import (
     manifest_name,
 )
 from shoal.checkpoint.tree import dtypes
-from shoal.checkpoint.tree.flatten import from_json, names_of, to_json
+from shoal.checkpoint.tree.nodes import from_json, names_of, to_json
 from shoal.checkpoint.tree.plain_values import shown, value_of
 from shoal.errors import CorruptCheckpoint, UsageError
-
-__all__ = [
-    "decode_commit",
-    "decode_manifest",
-    "encode_commit",
-    "encode_manifest",
-    "metrics_json",
-]
 
 _HEAD = {"format", "file", "version", "required", "attempt", "step", "created_ns", "metrics"}
 _MANIFEST_KEYS = frozenset(

@@ -9,26 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.checkpoint.tree.flatten import Structure
-
-__all__ = [
-    "BLOCK_BYTES",
-    "FEATURES",
-    "PAGE_BYTES",
-    "VERSION",
-    "Blob",
-    "Chunks",
-    "Commit",
-    "FileRecord",
-    "Index",
-    "LeafRecord",
-    "Manifest",
-    "Part",
-    "data_name",
-    "index_name",
-    "manifest_name",
-    "part_name",
-]
+from shoal.checkpoint.tree.nodes import Structure
 
 VERSION = (1, 0)
 FEATURES: frozenset[str] = frozenset()  # those that this reader knows, beyond version 1.0

@@ -30,8 +30,6 @@ from shoal.checkpoint.format.records import (
 from shoal.checkpoint.format.tiling import check_places
 from shoal.errors import CorruptCheckpoint
 
-__all__ = ["decode_index", "decode_part", "encode_index", "encode_part", "first_blocks"]
-
 Array = np.ndarray[Any, Any]
 _SEAL = "sha256"
 _DIGITS = re.compile("[0-9]{5,9}", re.ASCII)

@@ -24,8 +24,6 @@ from shoal.checkpoint.format.records import (
 from shoal.checkpoint.tree import dtypes
 from shoal.errors import CorruptCheckpoint
 
-__all__ = ["check_index", "check_places", "check_tiling", "check_whole", "join_chunks"]
-
 _PRIME = (1 << 31) - 1  # numbers below it multiply within 64 bits
 Bools = NDArray[np.bool_]
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["in_memory", "layout_and_memory"]
-
 _MEMORY = re.compile(r"(.*) in ([a-z][a-z0-9_]*)", re.DOTALL)
 
 

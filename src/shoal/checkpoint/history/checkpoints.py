@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from shoal import settings
 from shoal.arguments import check_flags
-from shoal.checkpoint.disk import saved_steps
+from shoal.checkpoint.disk import saved_steps, step_names
 from shoal.checkpoint.disk.saved_steps import checked_path, checked_step
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.looking import Looking
@@ -28,8 +28,6 @@ from shoal.errors import UsageError
 from shoal.runtime import process
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
-
-__all__ = ["Checkpoints"]
 
 _LOG = logging.getLogger("shoal")
 
@@ -132,7 +130,7 @@ class Checkpoints(Looking):
 
         Local.
         """
-        return self._root.folder(saved_steps.step_name(checked_step("path_of", step))).path
+        return self._root.folder(step_names.step_name(checked_step("path_of", step))).path
 
     @local
     def all_steps(self, *, skip_corrupt: bool = False) -> tuple[int, ...]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from shoal.checkpoint.disk import saved_steps
+from shoal.checkpoint.disk import saved_steps, step_names
 from shoal.checkpoint.disk.contents import Contents, contents_of
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.history.saver import Saver
 from shoal.checkpoint.retention import Best, Saved
 from shoal.colour import local
 from shoal.errors import NotCommitted, UsageError, nearest
-
-__all__ = ["Looking"]
 
 
 class Looking:
@@ -82,4 +80,4 @@ class Looking:
         chosen = saved_steps.chosen(self._root, wanted, skip_corrupt=False)
         if chosen is None:
             raise NotCommitted(f"{self._root.path}: no step is saved", path=self._root.path)
-        return contents_of(self._root.folder(saved_steps.step_name(chosen)))
+        return contents_of(self._root.folder(step_names.step_name(chosen)))

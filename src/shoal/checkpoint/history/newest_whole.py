@@ -12,8 +12,6 @@ from shoal.checkpoint.disk import saved_steps
 from shoal.checkpoint.disk.storage import Folder
 from shoal.errors import CorruptCheckpoint, NotCommitted
 
-__all__ = ["none_left", "restored"]
-
 _LOG = logging.getLogger("shoal")
 _SHOWN = 8
 

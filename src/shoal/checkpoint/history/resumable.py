@@ -6,11 +6,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.checkpoint.format.joined_parts import Manifest
+from shoal.checkpoint.format.records import Manifest
 from shoal.checkpoint.restoring import target as targets
 from shoal.errors import RestoreMismatch, UsageError
-
-__all__ = ["check_resumable"]
 
 
 def check_resumable(state: Any, target: Any, options: Mapping[str, Any], processes: int) -> None:

@@ -11,22 +11,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal import settings
 from shoal.checkpoint.blocks.arena import Arena
-from shoal.checkpoint.disk import saved_steps
+from shoal.checkpoint.disk import saved_steps, step_names
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.joined_parts import Commit
+from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.retention import Keep
 from shoal.checkpoint.together.lead import lead_says
 from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.client.group import Group
-from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.client.interface import Coordinator
+from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import Notice
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_heard
 
 if TYPE_CHECKING:
     from shoal.checkpoint.saving.background import Saving
-
-__all__ = ["Rate", "Saver", "seconds_needed"]
 
 _LOG = logging.getLogger("shoal")
 _BLOCKED_S = 1.0  # a save that waits this long for the one before it says so
@@ -116,7 +115,7 @@ class Saver:
             self._rate = Rate(commit.data_bytes, time.monotonic() - began)
             self._retain(step, site)
 
-        path = self._root.folder(saved_steps.step_name(step)).path
+        path = self._root.folder(step_names.step_name(step)).path
         options: dict[str, Any] = {"step": step, "user": user, "metrics": metrics}
         options |= {"processes": self._group.named, "timeout_s": timeout_s}
         if self._asynchronous:

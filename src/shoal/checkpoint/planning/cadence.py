@@ -18,8 +18,6 @@ from typing import Any
 from shoal.checkpoint.retention import AnyOf, EverySeconds, EverySteps, Keep
 from shoal.errors import UsageTypeError
 
-__all__ = ["Cadence", "due_by_steps", "rule_text", "rules_of", "steps_to_look"]
-
 Rule = EverySteps | EverySeconds | Callable[[int], Any]
 
 

@@ -13,8 +13,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-__all__ = ["as_array", "is_lossless", "policy_for"]
-
 _PARTS: Mapping[str, str] = {
     "complex64": "float32",
     "complex128": "float64",

@@ -10,13 +10,11 @@ from functools import lru_cache
 import numpy as np
 
 from shoal.checkpoint.format import header
-from shoal.checkpoint.format.joined_parts import Chunks, data_metadata
-from shoal.checkpoint.format.records import IntArray
+from shoal.checkpoint.format.joined_parts import data_metadata
+from shoal.checkpoint.format.records import Chunks, IntArray
 from shoal.checkpoint.planning.who_writes import Held, Own, bytes_of, own_boxes
 from shoal.checkpoint.tree import names
 from shoal.checkpoint.tree.dtypes import Storage, dtype_of, entry_shape, storage_of
-
-__all__ = ["FilePlan", "Held", "PartPlan", "lay_out", "plan_parts"]
 
 _MAX_ENTRIES = 500_000  # of one file, and
 _MAX_NAME_BYTES = 20 << 20  # of their names: safetensors reads headers of up to 100 MB

@@ -18,8 +18,6 @@ import numpy as np
 
 from shoal.checkpoint.format.records import BLOCK_BYTES, Chunks, IntArray
 
-__all__ = ["GAP_BYTES", "REQUEST_BYTES", "Boxes", "Items", "ReadPlan", "plan_reads", "suffixes"]
-
 GAP_BYTES = BLOCK_BYTES  # a request costs about as long as reading this much
 REQUEST_BYTES = 4 << 20  # stays in the cache between reading, hashing and copying
 _MOST_PAIRS = 1 << 21  # boxes x chunks that are looked at together

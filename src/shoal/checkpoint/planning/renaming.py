@@ -14,8 +14,6 @@ from collections.abc import Iterable, Mapping
 from difflib import SequenceMatcher
 from itertools import islice
 
-__all__ = ["renames", "subtrees"]
-
 Path = tuple[str, ...]
 Shapes = Mapping[str, tuple[int, ...] | None]  # of leaves by name; None: any
 

@@ -19,8 +19,6 @@ import numpy as np
 from shoal.checkpoint.format.records import IntArray
 from shoal.checkpoint.tree.dtypes import dtype_of, num_bytes
 
-__all__ = ["SHARE_BYTES", "Box", "Held", "Own", "bytes_of", "own_boxes"]
-
 SHARE_BYTES = 1 << 20  # nothing is cut into pieces smaller than this, or nearly so
 
 

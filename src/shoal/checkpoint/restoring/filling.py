@@ -19,8 +19,6 @@ from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
 
-__all__ = ["Filling", "Job", "fill", "keys_of", "on_host", "whole"]
-
 Array = np.ndarray[Any, Any]
 _LEAST_BYTES = 8 << 20  # that reading is left with, if it may have so much
 

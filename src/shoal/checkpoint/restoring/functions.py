@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["short", "wrong_arguments"]
-
 _MOST_SHOWN = 80  # characters
 
 

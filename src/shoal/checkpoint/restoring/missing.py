@@ -9,8 +9,6 @@ from typing import NamedTuple
 from shoal.checkpoint.planning.renaming import renames, subtrees
 from shoal.errors import nearest
 
-__all__ = ["Missing", "Spare", "lines_of"]
-
 _MOST_GUESSED, _MOST_COMPARED = 10, 1000  # names, for which a near one is sought among these
 
 

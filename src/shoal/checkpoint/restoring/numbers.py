@@ -10,8 +10,6 @@ from shoal.checkpoint.format.records import LeafRecord
 from shoal.checkpoint.planning.casting import as_array, policy_for
 from shoal.checkpoint.tree.plain_values import value_of
 
-__all__ = ["array_of", "wrong_number"]
-
 _POLICIES = ("exact", "safe", "any")  # the later does what the earlier does
 
 

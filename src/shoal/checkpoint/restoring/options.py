@@ -9,8 +9,6 @@ from shoal.arguments import not_flags
 from shoal.checkpoint.restoring.target import check_names
 from shoal.errors import UsageError, raise_all
 
-__all__ = ["check_history", "check_restore", "check_seconds"]
-
 
 def check_history(flags: dict[str, object], waits: dict[str, object]) -> None:
     """Raise if an argument of `Checkpoints` is no flag, or no time.

@@ -29,8 +29,6 @@ from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.restoring.ways import Geometry
 from shoal.checkpoint.tree.dtypes import dtype_of
 
-__all__ = ["Spread", "allowed", "exchanged", "geometry", "on_devices", "spread_of", "transports"]
-
 Array = np.ndarray[Any, Any]
 _MOVED_BYTES = 256 << 20  # on each device, at a time
 

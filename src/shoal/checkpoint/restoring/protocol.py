@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 from shoal.checkpoint.blocks.memory import uncollected
-from shoal.checkpoint.disk.attempts import committed
 from shoal.checkpoint.disk.opening import Checkpoint, open_folder
+from shoal.checkpoint.disk.step_folder import committed
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.restoring.filling import Filling, Job, fill, on_host
@@ -21,6 +21,7 @@ from shoal.checkpoint.together.errors_between import tellers, told, untold
 from shoal.checkpoint.together.lease import Telling
 from shoal.checkpoint.together.one_folder import different_folders
 from shoal.checkpoint.tree import flatten
+from shoal.checkpoint.tree import nodes as tree_nodes
 from shoal.checkpoint.tree.names import ROOT, component
 from shoal.errors import (
     CheckpointError,
@@ -37,8 +38,6 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.outcomes import Self, listed
 from shoal.runtime.system import fault_points
 
-__all__ = ["Opened", "Request", "Restore", "open_for", "understand"]
-
 _LOG = logging.getLogger("shoal")
 
 
@@ -49,7 +48,7 @@ class Request(NamedTuple):
     options: Options
     mode: str
     asked: Sequence[Asked] = ()
-    structure: flatten.Structure | None = None  # of the target; None: there is none
+    structure: tree_nodes.Structure | None = None  # of the target; None: there is none
     given: Sequence[Any] = ()  # the leaves of the target
     merge: Callable[[list[Any]], Any] | None = None
     form: str = "tree"  # of what comes back where the target has none
@@ -289,7 +288,7 @@ def _built(request: Request, opened: Opened, values: Sequence[Any]) -> Any:
         names = [leaves_of[wish.leaf].name for wish in wishes.wishes]
         return dict(zip(names, values, strict=True))
     if request.form == "dicts":
-        structure = flatten.as_dicts(structure)
+        structure = tree_nodes.as_dicts(structure)
     if request.structure is None:
         return _tree(structure, wishes.wishes, values, nodes)
     leaves = list(request.given)
@@ -304,17 +303,17 @@ def _built(request: Request, opened: Opened, values: Sequence[Any]) -> Any:
 
 
 def _tree(
-    structure: flatten.Structure, wishes: Sequence[Wish], values: Sequence[Any], nodes: Any
+    structure: tree_nodes.Structure, wishes: Sequence[Wish], values: Sequence[Any], nodes: Any
 ) -> Any:
     """Return the tree of some leaves of a structure, in its order."""
     numbers = [wish.leaf for wish in wishes]
-    if len(numbers) < flatten.num_leaves(structure):
-        return flatten.unflatten(flatten.prune(structure, numbers), values, nodes)
+    if len(numbers) < tree_nodes.num_leaves(structure):
+        return flatten.unflatten(tree_nodes.prune(structure, numbers), values, nodes)
     leaves: Any = dict(zip(numbers, values, strict=True))  # of a branch they do not begin at 0
     return flatten.unflatten(structure, leaves, nodes)
 
 
-def _branch(structure: flatten.Structure, name: str) -> flatten.Structure:
+def _branch(structure: tree_nodes.Structure, name: str) -> tree_nodes.Structure:
     """Return what is below a name."""
     for part in [] if name == ROOT else name.split("/"):
         if not isinstance(structure, int):  # it is none: there are leaves whose names begin so

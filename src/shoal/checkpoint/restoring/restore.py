@@ -24,8 +24,6 @@ from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_heard
 
-__all__ = ["RestorePlan", "plan_restore", "restore", "restore_with"]
-
 Path = str | os.PathLike[str]
 
 

@@ -21,21 +21,6 @@ from shoal.checkpoint.tree.names import ROOT
 from shoal.errors import RestoreMismatch, UsageError, UsageTypeError, nearest
 from shoal.plan import patterns
 
-__all__ = [
-    "DTYPES",
-    "FORMS",
-    "HELD",
-    "Asked",
-    "Options",
-    "Wish",
-    "Wishes",
-    "all_of",
-    "check_names",
-    "match",
-    "one_of",
-    "options_of",
-]
-
 OPTIONS = ("only", "rename", "dtype", "form", "mode", "most_bytes", "merge")
 DTYPES = ("exact", "safe", "any")
 FORMS = ("tree", "dicts", "names")

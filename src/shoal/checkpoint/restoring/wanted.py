@@ -21,7 +21,7 @@ from shoal.checkpoint.format.records import LeafRecord
 from shoal.checkpoint.format.where import in_memory, layout_and_memory
 from shoal.checkpoint.restoring.functions import short, wrong_arguments
 from shoal.checkpoint.restoring.target import Asked
-from shoal.checkpoint.tree import flatten
+from shoal.checkpoint.tree import flatten, nodes
 from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
 from shoal.checkpoint.tree.names import ROOT, name_of
@@ -31,8 +31,6 @@ from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
-__all__ = ["STORED", "Target", "fit", "target_of"]
-
 STORED = "stored"
 _MOST_DEVICES = 1 << 20  # of a mesh that a file names: more would fill the memory, and are nowhere
 
@@ -41,7 +39,7 @@ class Target(NamedTuple):
     """What is asked, leaf by leaf."""
 
     asked: list[Asked]
-    structure: flatten.Structure
+    structure: nodes.Structure
     given: list[Any]  # the leaves as they are in the target
 
 

@@ -15,8 +15,6 @@ from shoal.checkpoint.planning.read_plan import Boxes, ReadPlan
 from shoal.checkpoint.restoring.target import Wish
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
 
-__all__ = ["MODES", "Costs", "Geometry", "RestorePlan", "Ways", "choose", "cost_of", "plan_all"]
-
 MODES = ("auto", "direct", "exchange")
 _WORTH = 1.5  # exchange where direct reads would be this many times the leaf
 _LARGE_BYTES = 1 << 20  # smaller leaves are read by every process that holds a part of them

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from shoal.checkpoint.blocks.writer import Arena
+from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.joined_parts import Commit
+from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.saving.protocol import Save
 from shoal.checkpoint.saving.save import request_of
 from shoal.checkpoint.saving.state import read_state
@@ -20,8 +20,6 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.startup.membership import SAVES
 from shoal.runtime.system.interrupts import interrupts_heard
-
-__all__ = ["Saving", "start_save_with"]
 
 _LOG = logging.getLogger("shoal")
 

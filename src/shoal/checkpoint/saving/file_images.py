@@ -10,15 +10,13 @@ import jax
 import numpy as np
 
 from shoal.arrays.host.host_values import is_key, native
-from shoal.checkpoint.blocks.writer import FileImage, Piece
-from shoal.checkpoint.format.joined_parts import data_name
+from shoal.checkpoint.blocks.image import FileImage, Piece
+from shoal.checkpoint.format.records import data_name
 from shoal.checkpoint.planning.file_layout import PartPlan
 from shoal.checkpoint.planning.who_writes import Box, Own, bytes_of
 from shoal.checkpoint.saving.state import Array, Saved, State
 from shoal.checkpoint.tree import dtypes
 from shoal.collectives.leaves import words_of
-
-__all__ = ["images_of", "start_copies", "words_here"]
 
 
 def images_of(

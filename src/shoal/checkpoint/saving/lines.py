@@ -18,10 +18,8 @@ from shoal.arrays.host.host_values import native
 from shoal.checkpoint.saving.file_images import words_here
 from shoal.checkpoint.saving.state import Array, Saved, State
 from shoal.checkpoint.tree import dtypes
-from shoal.checkpoint.tree.flatten import to_json
+from shoal.checkpoint.tree.nodes import to_json
 from shoal.collectives.hashes import Flat, digest_of, hashing_pool
-
-__all__ = ["lines_of"]
 
 _SMALL_BYTES = 1 << 20
 _FEW = 8  # so many items are shown

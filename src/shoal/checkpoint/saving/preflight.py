@@ -8,13 +8,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal.checkpoint.disk import attempts, saved_steps
+from shoal.checkpoint.disk import committing, saved_steps, step_folder
 from shoal.checkpoint.disk.refusal import refused
-from shoal.checkpoint.disk.storage import PAGE_BYTES, Folder
+from shoal.checkpoint.disk.storage import Folder
+from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.checkpoint.planning.who_writes import Own, bytes_of
 from shoal.errors import StorageFull
-
-__all__ = ["bytes_needed", "check_folder", "check_space"]
 
 _ENTRY_BYTES = 100  # of a header, beside the name
 _SPARE = 1.05  # headers, indexes, and what else is written at the same time
@@ -35,9 +34,9 @@ def check_folder(folder: Folder) -> int:
       UsageError: it is a history of steps.
       StorageError: it is no folder and cannot become one, or nothing may be written to it.
     """
-    commit = attempts.committed(folder)
+    commit = step_folder.committed(folder)
     if commit is not None:
-        raise attempts.taken(folder, commit)
+        raise committing.taken(folder, commit)
     saved_steps.check_single(folder)
     _check_writable(folder.path)
     return folder.free_bytes()

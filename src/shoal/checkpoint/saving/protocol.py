@@ -26,17 +26,12 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from shoal.checkpoint.blocks.writer import Arena, FileImage, write_files
-from shoal.checkpoint.disk import attempts
-from shoal.checkpoint.format.joined_parts import (
-    Commit,
-    FileRecord,
-    Manifest,
-    Part,
-    data_name,
-    decode_commit,
-    encode_commit,
-)
+from shoal.checkpoint.blocks.arena import Arena
+from shoal.checkpoint.blocks.image import FileImage
+from shoal.checkpoint.blocks.writer import write_files
+from shoal.checkpoint.disk import committing, step_folder
+from shoal.checkpoint.format.json_files import decode_commit, encode_commit
+from shoal.checkpoint.format.records import Commit, FileRecord, Manifest, Part, data_name
 from shoal.checkpoint.planning.file_layout import lay_out
 from shoal.checkpoint.planning.who_writes import Own
 from shoal.checkpoint.saving import preflight, settling
@@ -60,12 +55,11 @@ from shoal.errors import (
 )
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group, group_in
-from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.preemption import saved_with
 from shoal.runtime.rules.outcomes import Self, listed
+from shoal.runtime.rules.point import Point
 from shoal.runtime.system import fault_points
-
-__all__ = ["Save"]
 
 MAX_FILE_BYTES = 16 << 30  # a larger box is a file by itself
 _SHOWN_HOSTS = 8
@@ -82,7 +76,7 @@ class Save:
         self._group = group or group_in(coordinator, request.asked, None)
         self._folder = request.folder
         self._me = Self(coordinator.process, coordinator.hosts)
-        self._attempt = attempts.new_attempt()  # the lead's counts
+        self._attempt = step_folder.new_attempt()  # the lead's counts
         self._lane = "main"
         self._phase = "agree"
         self._has_part = False
@@ -276,14 +270,14 @@ class Save:
             return
         fault_points.reach("save.open", process)
         owner = {"host": self._coordinator.hosts[process], "pid": os.getpid(), "began": time.time()}
-        attempts.begin(self._folder, manifest, owner)
+        committing.begin(self._folder, manifest, owner)
         fault_points.reach("save.opened", process)
 
     def _see(self) -> None:
-        if attempts.see(self._folder, self._attempt):
+        if step_folder.see(self._folder, self._attempt):
             return
         if self._is_lead:
-            raise attempts.ended(self._folder, self._attempt, self._phase)
+            raise committing.ended(self._folder, self._attempt, self._phase)
         raise self._not_shared((self._coordinator.process,))
 
     def _not_shared(self, who: Sequence[int]) -> NotShared:
@@ -303,9 +297,9 @@ class Save:
         try:
             hashes = write_files(self._folder, self._images, arena, beat.add)
         except OSError as error:
-            if attempts.see(self._folder, self._attempt):
+            if step_folder.see(self._folder, self._attempt):
                 raise
-            raise attempts.ended(self._folder, self._attempt, self._phase) from error
+            raise committing.ended(self._folder, self._attempt, self._phase) from error
         self._images = []
         fault_points.reach("save.written", process)
         files = tuple(
@@ -314,7 +308,7 @@ class Save:
         )
         blocks = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
         part = Part(self._attempt, place, files, plan.chunks, blocks)
-        attempts.write_part(self._folder, part)
+        committing.write_part(self._folder, part)
         self._has_part = True
         fault_points.reach("save.parted", process)
 
@@ -328,7 +322,7 @@ class Save:
 
     def _commit(self) -> None:
         try:
-            commit = attempts.commit(self._folder, self._attempt)
+            commit = committing.commit(self._folder, self._attempt)
         except Exception as error:
             found = settling.ended_by(self._scene, error)
             if found is None:

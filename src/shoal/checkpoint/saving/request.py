@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 
 from shoal import settings
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.format.joined_parts import Manifest
+from shoal.checkpoint.format.records import Manifest
 from shoal.checkpoint.saving.lines import shown
 from shoal.checkpoint.saving.state import State
 from shoal.errors import UsageError
 from shoal.runtime.rules.deadline import Allowance
-
-__all__ = ["Request", "Waits", "described"]
 
 
 class Waits(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shoal import settings
-from shoal.checkpoint.blocks.writer import Arena
+from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.disk.step_names import step_at
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.fields import check_json
@@ -24,8 +24,6 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_heard
-
-__all__ = ["request_of", "save", "save_with"]
 
 
 @collective("processes")

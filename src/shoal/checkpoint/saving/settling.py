@@ -8,9 +8,9 @@ import time
 from typing import NamedTuple
 
 from shoal import settings
-from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk import committing, step_folder
 from shoal.checkpoint.disk.step_folder import missing_parts
-from shoal.checkpoint.format.joined_parts import Commit
+from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.saving.request import Request
 from shoal.errors import (
     CheckpointError,
@@ -22,8 +22,6 @@ from shoal.errors import (
 )
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.outcomes import Self, listed
-
-__all__ = ["Scene", "abandon", "aborted", "ended_by", "settle"]
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S = 0.05
@@ -53,8 +51,8 @@ def settle(scene: Scene, phase: str, cause: ShoalError, *, has_part: bool) -> Co
         if not isinstance(cause, DeadlineError | DivergenceError):
             _wait_for_parts(scene, cause)
         try:
-            if attempts.is_complete(folder, scene.attempt):
-                return attempts.commit(folder, scene.attempt)
+            if step_folder.is_complete(folder, scene.attempt):
+                return committing.commit(folder, scene.attempt)
         except (CheckpointError, OSError) as error:
             problem = error
     commit = ended_by(scene, problem)
@@ -71,11 +69,11 @@ def ended_by(scene: Scene, problem: Exception | None) -> Commit | None:
         neither ended then nor looked at again: an fsync succeeds after one that failed.
     """
     doubt = problem if isinstance(problem, StorageError) else None
-    if doubt is None or not attempts.is_standing(scene.request.folder, scene.attempt):
+    if doubt is None or not committing.is_standing(scene.request.folder, scene.attempt):
         commit = abandon(scene)
         if doubt is None or commit is None:
             return commit
-    raise attempts.in_doubt(doubt) from doubt.__cause__
+    raise committing.in_doubt(doubt) from doubt.__cause__
 
 
 def _wait_for_parts(scene: Scene, cause: ShoalError) -> None:
@@ -87,7 +85,7 @@ def _wait_for_parts(scene: Scene, cause: ShoalError) -> None:
     patience_s = min(request.waits.left_s, settings.seconds("SHOAL_LOST_AFTER_S"))
     limit = time.monotonic() + patience_s
     pause = threading.Event()  # never set
-    while time.monotonic() < limit and attempts.see(request.folder, attempt):
+    while time.monotonic() < limit and step_folder.see(request.folder, attempt):
         try:
             places = missing_parts(request.folder, attempt, request.folder.names())
             missing = [members[place] for place in places]
@@ -105,11 +103,11 @@ def abandon(scene: Scene) -> Commit | None:
       StorageError: it is committed, but that may not survive a crash.
     """
     try:
-        return attempts.abandon(scene.request.folder, scene.attempt)
+        return committing.abandon(scene.request.folder, scene.attempt)
     except (ShoalError, OSError) as error:
         if isinstance(error, StorageError):
-            if attempts.is_standing(scene.request.folder, scene.attempt):
-                raise attempts.in_doubt(error) from error.__cause__
+            if committing.is_standing(scene.request.folder, scene.attempt):
+                raise committing.in_doubt(error) from error.__cause__
         _LOG.warning("%s: attempt %s: %s", scene.request.asked, scene.attempt, error)
         return None
 

@@ -22,25 +22,12 @@ from shoal.checkpoint.format.blobs import blob_of
 from shoal.checkpoint.format.records import IntArray, LeafRecord
 from shoal.checkpoint.format.where import in_memory
 from shoal.checkpoint.planning.who_writes import Box, Held, Own, own_boxes
-from shoal.checkpoint.tree import dtypes, flatten, names, plain_values
+from shoal.checkpoint.tree import dtypes, flatten, names, nodes, plain_values
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.checkpoint.tree.remedies import remedy
 from shoal.collectives import leaves as wire
 from shoal.errors import UsageError, WrongType, raise_all
-
-__all__ = [
-    "Array",
-    "Lies",
-    "PerProcess",
-    "Saved",
-    "Spread",
-    "State",
-    "among",
-    "held_of",
-    "own_of",
-    "read_state",
-]
 
 Array = np.ndarray[Any, Any]
 
@@ -74,7 +61,7 @@ class Saved(NamedTuple):
 class State(NamedTuple):
     """A tree."""
 
-    structure: flatten.Structure
+    structure: nodes.Structure
     leaves: tuple[Saved, ...]
     blobs: Mapping[int, Array]  # by the number of the leaf: this process's own values
 

@@ -11,8 +11,6 @@ from shoal import errors
 from shoal.errors import PeerFailedError, ShoalError
 from shoal.runtime.rules.outcomes import Self
 
-__all__ = ["tellers", "told", "untold"]
-
 _KNOWN: Mapping[str, type[ShoalError]] = {
     kind.__name__: kind
     for kind in (

@@ -14,8 +14,6 @@ from shoal.runtime.rules.outcomes import Self
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_heard
 
-__all__ = ["lead_says", "meet_lead"]
-
 
 @interrupts_heard
 def lead_says(

@@ -15,8 +15,6 @@ from shoal.checkpoint.disk.storage import Folder
 from shoal.errors import ShoalError
 from shoal.runtime.client.interface import Coordinator
 
-__all__ = ["Beat", "Telling"]
-
 _LOG = logging.getLogger("shoal")
 _BEAT_S = 4.0  # at most
 _BEATS = 5  # in the time after which others take an attempt for dead

@@ -21,8 +21,6 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.outcomes import Self
 from shoal.runtime.system.callsite import callsite
 
-__all__ = ["different_folders", "in_one_folder"]
-
 
 def in_one_folder(
     coordinator: Coordinator,

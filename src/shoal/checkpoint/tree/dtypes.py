@@ -14,17 +14,6 @@ from numpy.typing import NDArray
 
 from shoal.errors import UsageError, UsageTypeError, WrongType
 
-__all__ = [
-    "Storage",
-    "dtype_of",
-    "entry_shape",
-    "name_of",
-    "num_bytes",
-    "pack",
-    "storage_of",
-    "unpack",
-]
-
 Array = np.ndarray[Any, Any]
 Bytes = NDArray[np.uint8]
 

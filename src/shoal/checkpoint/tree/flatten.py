@@ -22,35 +22,8 @@ from shoal.checkpoint.tree.nodes import (
     OPAQUE,
     Branch,
     Structure,
-    as_dicts,
-    from_json,
-    names_of,
-    num_leaves,
-    paths_of,
-    prune,
-    to_json,
 )
 from shoal.errors import UsageError, raise_all
-
-__all__ = [
-    "OPAQUE",
-    "Branch",
-    "Level",
-    "Node",
-    "Nodes",
-    "Structure",
-    "as_dicts",
-    "flatten",
-    "from_json",
-    "loaded",
-    "names_of",
-    "num_leaves",
-    "paths_of",
-    "prune",
-    "to_json",
-    "type_name",
-    "unflatten",
-]
 
 
 class Level(NamedTuple):

@@ -8,9 +8,8 @@ from typing import Any
 import jax
 from jax import tree_util
 
-from shoal.checkpoint.tree.flatten import OPAQUE, Level, loaded
-
-__all__ = ["JaxNodes"]
+from shoal.checkpoint.tree.flatten import Level, loaded
+from shoal.checkpoint.tree.nodes import OPAQUE
 
 
 class JaxNodes:

@@ -23,20 +23,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from shoal.errors import UsageError, UsageTypeError, WrongType
 
-__all__ = [
-    "ROOT",
-    "Entry",
-    "Key",
-    "Path",
-    "component",
-    "entry",
-    "entry_of_process",
-    "key_of",
-    "name_of",
-    "parse_entry",
-    "path_of",
-]
-
 Key: TypeAlias = Any  # str, int, float, bool, bytes, None, or a tuple of these
 Path: TypeAlias = tuple[Key, ...]
 

@@ -14,22 +14,6 @@ from shoal.checkpoint.tree.names import ROOT, Key, Path, component, key_of
 from shoal.checkpoint.tree.plain_values import plain_json, plain_value, shown
 from shoal.errors import CorruptCheckpoint, UsageError
 
-__all__ = [
-    "DEEPEST",
-    "FACTORIES",
-    "KEYLESS",
-    "OPAQUE",
-    "Branch",
-    "Structure",
-    "as_dicts",
-    "from_json",
-    "names_of",
-    "num_leaves",
-    "paths_of",
-    "prune",
-    "to_json",
-]
-
 DEEPEST = 100  # nodes in nodes: far from the limits of JSON libraries, two levels a node
 _KINDS = ("dict", "list", "tuple", "namedtuple", "OrderedDict", "defaultdict", "node")
 KEYLESS = ("list", "tuple")

@@ -7,8 +7,6 @@ from typing import Any
 
 from shoal.colour import local
 
-__all__ = ["PerProcess"]
-
 
 @local
 @dataclass(frozen=True)

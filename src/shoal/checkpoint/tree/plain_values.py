@@ -17,18 +17,6 @@ from shoal.checkpoint.tree import dtypes
 from shoal.checkpoint.tree.remedies import remedy
 from shoal.errors import UsageError, WrongType, raise_all
 
-__all__ = [
-    "LARGE_BYTES",
-    "bulk_of",
-    "kind_of",
-    "plain_json",
-    "plain_value",
-    "shown",
-    "to_json",
-    "value_of",
-    "value_of_bulk",
-]
-
 LARGE_BYTES = 64 << 10  # longer str and bytes lie in data files
 _KINDS: Mapping[type, str] = {
     bool: "bool",

@@ -8,8 +8,6 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
-__all__ = ["remedy"]
-
 _KNOWN = "give arrays, numbers, str, bytes, PRNG keys, None or PerProcess(…)"
 _REGISTER = "jax.tree_util.register_dataclass"
 

@@ -7,14 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from shoal.checkpoint.blocks.compare import Pair, compare, shape_of
-from shoal.checkpoint.blocks.reader import Checkpoint, open_folder
+from shoal.checkpoint.disk.opening import Checkpoint, open_folder
 from shoal.checkpoint.tree.plain_values import value_of
 from shoal.cli.ckpt.paths import look_at, one_of
 from shoal.cli.tables import print_json, safe, short
 from shoal.errors import UsageError, nearest
 from shoal.plan.patterns import matches
-
-__all__ = ["diff"]
 
 _SHOWN = 50
 

@@ -9,15 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk import step_folder
 from shoal.checkpoint.disk.step_folder import KEEP
-from shoal.checkpoint.format.joined_parts import decode_manifest, manifest_name, part_name
+from shoal.checkpoint.format.json_files import decode_manifest
+from shoal.checkpoint.format.records import manifest_name, part_name
 from shoal.cli.ckpt.paths import Entry, look_at
 from shoal.cli.tables import print_json, print_lines, print_table, safe
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
-
-__all__ = ["ls"]
 
 _MOST_SHOWN = 6
 _SLACK_S = 1.0
@@ -51,7 +50,7 @@ def _facts(entry: Entry) -> dict[str, Any]:
         "pinned": KEEP in entry.folder.names(),
     }
     try:
-        state = attempts.state_of(entry.folder)
+        state = step_folder.state_of(entry.folder)
     except CorruptCheckpoint as error:
         return {**facts, "problem": str(error)}
     except UnsupportedCheckpoint as error:
@@ -73,7 +72,7 @@ def _facts(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _begun(entry: Entry, attempt: attempts.Attempt) -> dict[str, Any]:
+def _begun(entry: Entry, attempt: step_folder.Attempt) -> dict[str, Any]:
     """Return what is known of an attempt that is not committed, and what it waits for."""
     missing, count = None, None
     name = manifest_name(attempt.id)

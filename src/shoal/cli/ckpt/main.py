@@ -10,8 +10,6 @@ from shoal.cli.ckpt.show import show
 from shoal.cli.ckpt.tend import gc, recover
 from shoal.cli.ckpt.verify import verify
 
-__all__ = ["ckpt"]
-
 
 def ckpt() -> typer.Typer:
     """Look at checkpoints, check them, tidy up after a crash; PATH is a history or one of them.

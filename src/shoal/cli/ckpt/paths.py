@@ -7,13 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.checkpoint.disk.attempts import committed
-from shoal.checkpoint.disk.saved_steps import folders, step_of
+from shoal.checkpoint.disk.saved_steps import folders
+from shoal.checkpoint.disk.step_folder import committed
+from shoal.checkpoint.disk.step_names import step_of
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.errors import NotCommitted, UsageError
 from shoal.paths import local_path
-
-__all__ = ["Entry", "Place", "look_at", "one_of"]
 
 _OWN = re.compile(r"COMMIT|(PENDING|DELETING|data|manifest|part|index)-[0-9a-f]{12}.*")
 

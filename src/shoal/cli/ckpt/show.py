@@ -16,8 +16,6 @@ from shoal.draw.amounts import in_bytes
 from shoal.errors import UsageError, nearest
 from shoal.plan.patterns import matches
 
-__all__ = ["show"]
-
 
 def show(
     path: Annotated[str, typer.Argument(help="A checkpoint, or a history: its newest step.")],

@@ -7,13 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from shoal import settings
-from shoal.checkpoint.disk import attempts
+from shoal.checkpoint.disk import step_folder, sweep
 from shoal.cli.ckpt.paths import Entry, look_at
 from shoal.cli.tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import CorruptCheckpoint, NotCommitted, UnsupportedCheckpoint, UsageError
-
-__all__ = ["gc", "recover"]
 
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
@@ -38,8 +36,8 @@ def recover(
     for entry in place.entries:
         result = {"step": entry.step, "path": entry.folder.path}
         try:
-            before = attempts.committed(entry.folder)
-            after = attempts.recover(entry.folder)
+            before = step_folder.committed(entry.folder)
+            after = sweep.recover(entry.folder)
         except (CorruptCheckpoint, UnsupportedCheckpoint) as error:
             code = max(code, error.exit_code)
             state = "damaged" if isinstance(error, CorruptCheckpoint) else "unsupported"
@@ -108,14 +106,14 @@ def gc(
 
 def _behind_a_link(entry: Entry, older: float, *, is_dry: bool) -> dict[str, Any]:
     """Look at a step that lies elsewhere; whose it is tidies it."""
-    attempts.state_of(entry.folder)
+    step_folder.state_of(entry.folder)
     return {"link": True, "removed": [], "bytes": 0, "spared": []}
 
 
 def _collected(entry: Entry, older: float, *, is_dry: bool) -> dict[str, Any]:
     """Remove what is left in one folder, or say what would be; return what, as JSON."""
     folder = entry.folder
-    state = attempts.state_of(folder)
+    state = step_folder.state_of(folder)
     over = [
         one
         for one in state.attempts
@@ -125,7 +123,7 @@ def _collected(entry: Entry, older: float, *, is_dry: bool) -> dict[str, Any]:
     if is_dry:
         names = [name for one in over for name in one.names]
     else:
-        names = attempts.collect(folder, idle_s=older)
+        names = sweep.collect(folder, idle_s=older)
     spared = [one.id for one in state.attempts if one.idle_s < older]
     ahead = {one.id: one.ahead_s for one in state.attempts if one.is_ahead and one.id in spared}
     return {

@@ -20,13 +20,12 @@ from rich.progress import (
 )
 
 from shoal.checkpoint.blocks import reader
-from shoal.checkpoint.disk.attempts import committed
+from shoal.checkpoint.disk import opening
+from shoal.checkpoint.disk.step_folder import committed
 from shoal.cli.ckpt.paths import Entry, Place, look_at
 from shoal.cli.tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes
 from shoal.errors import CorruptCheckpoint, NotCommitted, StorageError, UnsupportedCheckpoint
-
-__all__ = ["verify"]
 
 
 def verify(
@@ -81,7 +80,7 @@ def _verified(entry: Entry) -> tuple[dict[str, Any], int]:
     facts = {"step": entry.step, "path": entry.folder.path, "bytes": 0, "files": 0, "took_s": 0.0}
     began = time.monotonic()
     try:
-        checkpoint = reader.open_folder(entry.folder)
+        checkpoint = opening.open_folder(entry.folder)
         facts |= {"bytes": checkpoint.commit.data_bytes, "files": checkpoint.commit.num_files}
         with _bar(entry.name, checkpoint.commit.data_bytes) as advance:
             problems = reader.verify(checkpoint, advance)

@@ -13,18 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = [
-    "CHUNKS",
-    "LARGE_BYTES",
-    "SMALL_BYTES",
-    "Buffer",
-    "Bytes",
-    "Outgoing",
-    "Run",
-    "aligned",
-    "runs",
-]
-
 Buffer = Any  # what has the buffer protocol, C-contiguous: bytes, a memoryview, an array
 ByteArray = np.ndarray[Any, np.dtype[np.uint8]]
 

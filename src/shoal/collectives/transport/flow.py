@@ -30,8 +30,6 @@ from shoal.runtime.rules.deadline import Allowance, ends_at, given_s, left_of
 from shoal.runtime.rules.outcomes import Self
 from shoal.runtime.system.failure_words import failure_of, headline_of
 
-__all__ = ["Flow"]
-
 _LOG = logging.getLogger("shoal")
 _LOOK_S = 0.05  # between two looks at who is alive
 _TURN_S = 0.1  # what it may take to meet at the deadline: all come then, and say who is late

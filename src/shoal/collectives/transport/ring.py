@@ -21,18 +21,6 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.jax_service import jax_runtime
 
-__all__ = [
-    "Hops",
-    "Ring",
-    "borrowed_ring",
-    "chain",
-    "give_ring_back",
-    "has_devices",
-    "rotation",
-    "tree",
-]
-
-
 Hops = tuple[tuple[int, int], ...]  # (from, to): who gives its chunk to whom, at the same time
 
 

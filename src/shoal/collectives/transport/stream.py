@@ -38,8 +38,6 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 
-__all__ = ["collect", "spread"]
-
 _End = Outgoing | Bytes | None  # what a process sends; or where it puts what comes, if it wants it
 _ROUND_BYTES = 8 << 20  # of all processes together, in one meeting
 

@@ -26,8 +26,6 @@ from shoal.runtime.agreement import Call
 from shoal.runtime.client.hello import host_id
 from shoal.runtime.system import fault_points
 
-__all__ = ["WINDOW_BYTES", "Passing", "Windows", "meet_at_windows"]
-
 _PIECE_BYTES = 4 << 20
 WINDOW_BYTES = 2 * _PIECE_BYTES
 _MARK_BYTES = 16

@@ -19,9 +19,9 @@ from shoal.compat.dtensor.device import DTensorDevice as DTensorDevice
 from shoal.compat.dtensor.device import _dtensor_device as _dtensor_device
 from shoal.compat.dtensor.device import _global_barrier as _global_barrier
 from shoal.compat.dtensor.device import reset_dtensor_device as reset_dtensor_device
-from shoal.compat.dtensor.layout import MATCH as MATCH
-from shoal.compat.dtensor.layout import UNSHARDED as UNSHARDED
 from shoal.compat.dtensor.layout import Layout as Layout
+from shoal.compat.dtensor.layout_checks import MATCH as MATCH
+from shoal.compat.dtensor.layout_checks import UNSHARDED as UNSHARDED
 from shoal.compat.dtensor.mesh import Mesh as Mesh
 from shoal.compat.dtensor.meshes import barrier as barrier
 from shoal.compat.dtensor.meshes import create_distributed_mesh as create_distributed_mesh

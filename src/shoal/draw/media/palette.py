@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["AXES", "FILLS", "axis_class", "fill_class", "style"]
-
 _HUES = ("#77AADD", "#EE8866", "#44BB99", "#EEDD88", "#FFAABB", "#99DDFF", "#BBCC33", "#C8B4E0")
 _TINTS = (0.28, 0.62, 0.0, 0.8)  # how much of the paper is mixed in
 FILLS = len(_HUES) * len(_TINTS)  # then they begin again

@@ -10,8 +10,6 @@ from typing import NamedTuple, TypeVar
 
 from rich.cells import cell_len
 
-__all__ = ["GAP", "Cell", "Panel", "Picture", "elide", "left_out"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ from shoal.draw.media.palette import fill_class
 from shoal.draw.media.picture import GAP, Cell, Panel, Picture, left_out
 from shoal.draw.media.svg import Canvas, rect, text, text_width
 
-__all__ = ["picture_svg"]
-
 _FONT, _LINE, _PAD = 12.0, 16.0, 10.0
 _LEAST = 44.0  # how wide a block is
 

@@ -10,8 +10,6 @@ from rich.cells import cell_len
 
 from shoal.draw.media.palette import style
 
-__all__ = ["Canvas", "number", "text_width"]
-
 _LETTER = 0.6  # of its size: no letter of a system's font is much wider on the average
 _MARGIN = 16.0
 

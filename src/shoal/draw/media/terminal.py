@@ -12,8 +12,6 @@ from rich.text import Text
 
 from shoal.draw.media.picture import Panel, Picture, left_out
 
-__all__ = ["colour_style", "plain", "render", "to_text"]
-
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
 
 

@@ -17,8 +17,6 @@ from shoal.draw.media.svg import number
 from shoal.draw.wiring.scene import Arrow, Place, Scene
 from shoal.plan.notation.words import quote
 
-__all__ = ["Slots", "arrow_svg", "sample_svg"]
-
 Point = tuple[float, float]
 
 _FAR = 6  # cells; a bow over more of them would cross too much

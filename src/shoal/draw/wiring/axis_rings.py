@@ -15,8 +15,6 @@ from shoal.errors import UsageError
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.mesh_text import short_runs
 
-__all__ = ["Standing", "Stands", "axes_of", "links_between", "stands", "ways_round"]
-
 IntArray = NDArray[np.int64]
 
 

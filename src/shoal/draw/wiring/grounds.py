@@ -18,8 +18,6 @@ from shoal.errors import UsageTypeError
 from shoal.plan.hardware.hosts import Flat, Hosts
 from shoal.plan.hardware.wiring import Slices, Topology, Torus
 
-__all__ = ["Ground", "grounds"]
-
 IntArray = NDArray[np.int64]
 Sizes = tuple[int, int, int]
 

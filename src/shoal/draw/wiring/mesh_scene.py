@@ -31,8 +31,6 @@ from shoal.plan.hardware.wiring import Slices, Topology, Torus
 from shoal.plan.mesh import Mesh, coords_of
 from shoal.plan.notation.words import quote
 
-__all__ = ["MOST_DEVICES", "Most", "draw_wires", "places_of"]
-
 MOST_DEVICES = 1 << 22  # of a topology that is drawn
 
 

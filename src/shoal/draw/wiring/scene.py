@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Arrow", "Axis", "Bundle", "Chip", "Device", "Host", "Link", "Panel", "Place", "Scene"]
-
 
 class Place(NamedTuple):
     """The middle of a device; columns are fractions where a chip has several."""

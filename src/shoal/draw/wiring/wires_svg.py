@@ -13,8 +13,6 @@ from shoal.draw.wiring.arrows_svg import Slots, arrow_svg, sample_svg
 from shoal.draw.wiring.scene import Arrow, Bundle, Chip, Link, Panel, Scene
 from shoal.plan.notation.words import quote
 
-__all__ = ["chip_title", "legend_of", "wires_svg"]
-
 _MOST_WIDTH = 1320.0
 
 

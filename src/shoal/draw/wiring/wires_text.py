@@ -23,8 +23,6 @@ from shoal.plan.hardware.wiring import Topology
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.words import quote
 
-__all__ = ["render_wires"]
-
 _LETTERS = string.ascii_letters + string.digits
 _MOST_WITH_IDS = 1024  # chips
 _MOST_CHIPS = 4096

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from shoal.plan.compiled.hlo_instructions import instructions_of
 
-__all__ = ["Flow", "Frame", "flow_of", "frames_of"]
-
 _MOVED = ("copy", "bitcast", "transpose", "reshape", "convert", "all-gather", "get-tuple-element")
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["Instruction", "instructions_of"]
-
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.-]+) = .*?\b([a-z][a-z0-9-]*)\((.*)$")
 _NAME = re.compile(r"%([\w.-]+)")
 

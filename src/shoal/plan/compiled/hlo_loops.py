@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from shoal.plan.compiled.hlo_instructions import Instruction
 
-__all__ = ["trips_of"]
-
 _PASSED_ON = ("copy", "bitcast", "convert")
 
 

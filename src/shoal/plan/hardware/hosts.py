@@ -11,8 +11,6 @@ from shoal.errors import raise_all
 from shoal.plan.hardware.wiring import PLAIN, Numbering, Topology
 from shoal.plan.hardware.wiring_checks import sizes_of
 
-__all__ = ["Flat", "Hosts"]
-
 IntArray = NDArray[np.int64]
 
 

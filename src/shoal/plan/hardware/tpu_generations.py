@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["GENERATIONS", "Generation", "generation_of_kind"]
-
 HOP_S = 1e-6
 
 

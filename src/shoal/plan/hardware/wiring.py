@@ -20,8 +20,6 @@ from shoal.errors import UsageError, raise_all
 from shoal.plan.hardware.tpu_generations import GENERATIONS, Generation
 from shoal.plan.hardware.wiring_checks import DIMS, frozen, sizes_of, stored, text_of
 
-__all__ = ["PLAIN", "Numbering", "Slices", "Topology", "Torus"]
-
 IntArray = NDArray[np.int64]
 
 

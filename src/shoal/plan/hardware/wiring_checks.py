@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from shoal.errors import WrongType
 
-__all__ = ["DIMS", "frozen", "sizes_of", "stored", "text_of"]
-
 IntArray = NDArray[np.int64]
 DIMS = "xyz"
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from shoal.errors import WrongType, nearest
 
-__all__ = ["check_axes", "check_axis_types", "check_ids", "check_name", "check_processes"]
-
 IntArray = NDArray[np.int64]
 
 _MOST_AXES = 64  # the dims of a NumPy array

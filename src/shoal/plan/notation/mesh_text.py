@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from shoal.plan.notation.words import Words, quote, repeats_to_text, runs_to_text
 
-__all__ = ["read", "short_runs", "show", "write"]
-
 IntArray = NDArray[np.int64]
 
 

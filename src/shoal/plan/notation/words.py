@@ -14,8 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from shoal.errors import UsageError
 
-__all__ = ["Words", "quote", "repeats_to_text", "runs_to_text"]
-
 _WORD = r"[A-Za-z_][A-Za-z0-9_.]*"
 _TOKEN = re.compile(rf'\s*("(?:[^"\\]|\\.)*"|{_WORD}|\d+|\.\.|[-+,=@|:()])', re.ASCII)
 

@@ -13,8 +13,6 @@ from shoal.errors import UsageError
 from shoal.plan.hardware.wiring import Topology
 from shoal.plan.orders import dtensor_order, jax_order, torch_xla_order
 
-__all__ = ["LIBRARIES", "Options"]
-
 IntArray = NDArray[np.int64]
 
 LIBRARIES = ("jax", "torch_xla", "dtensor")

@@ -19,8 +19,6 @@ from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.hardware.wiring import Topology, Torus
 from shoal.plan.hardware.wiring_checks import text_of
 
-__all__ = ["Rings", "order"]
-
 IntArray = NDArray[np.int64]
 _AXES = ("x", "y", "z", "core")
 

@@ -20,8 +20,6 @@ from shoal.plan.hardware.hosts import Hosts
 from shoal.plan.hardware.wiring import Slices, Topology, Torus
 from shoal.plan.hardware.wiring_checks import text_of
 
-__all__ = ["granules", "hybrid_order", "interleaved", "order", "torus_order"]
-
 IntArray = NDArray[np.int64]
 Sizes = Sequence[int]
 

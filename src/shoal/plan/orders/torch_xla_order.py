@@ -17,8 +17,6 @@ from shoal.plan.hardware.wiring import Slices, Topology, Torus
 from shoal.plan.hardware.wiring_checks import text_of
 from shoal.plan.orders import jax_order
 
-__all__ = ["order"]
-
 IntArray = NDArray[np.int64]
 
 

@@ -23,8 +23,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Side", "Walk", "best_walk", "hops", "shortest_hops"]
-
 IntArray = NDArray[np.int64]
 
 

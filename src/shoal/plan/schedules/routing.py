@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Grid", "Line", "Traffic", "box_values", "distance", "lines"]
-
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["NOTHING", "PASSES", "Stage"]
-
 # How often a collective passes its payload through the links as one all-gather does. A
 # reduce-scatter is an all-gather played backwards, an all-reduce the one and then the other
 # (Rabenseifner), a broadcast a scatter and then an all-gather (van de Geijn): Thakur, Rabenseifner

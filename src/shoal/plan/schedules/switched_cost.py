@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 from shoal.plan.hardware.links import Link
 from shoal.plan.schedules.stage import NOTHING, Stage
 
-__all__ = ["Members", "across_all_to_all", "across_gather", "across_permute", "host_all_to_all",
-           "host_gather", "host_permute"]  # fmt: skip
-
 IntArray = NDArray[np.int64]
 
 

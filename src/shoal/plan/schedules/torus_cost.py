@@ -35,8 +35,6 @@ from shoal.plan.schedules.ring import Side
 from shoal.plan.schedules.routing import Grid, Traffic, box_values, distance, lines
 from shoal.plan.schedules.stage import NOTHING, Stage
 
-__all__ = ["all_to_all", "box_gather", "gather", "permute"]
-
 IntArray = NDArray[np.int64]
 
 _MOST_PAIRS = 1 << 24  # of devices that are routed one by one

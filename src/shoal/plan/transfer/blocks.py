@@ -19,18 +19,6 @@ from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.edge_colours import edge_colours
 from shoal.plan.transfer.same_devices import positions
 
-__all__ = [
-    "Copies",
-    "Tiles",
-    "exchange_copies",
-    "exchange_rounds",
-    "grid_of",
-    "lacking",
-    "missing",
-    "tile_numbers",
-    "tiles_of",
-]
-
 IntArray = NDArray[np.int64]
 
 Block = tuple[int, ...]

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all
 from shoal.plan.layout import Layout
 
-__all__ = ["check_move", "terms_of"]
-
 _MOST_BYTES = 1 << 62  # so that the bytes of a device, and edges past a dim's end, fit in 64 bits
 
 

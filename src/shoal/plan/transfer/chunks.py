@@ -14,8 +14,6 @@ from typing import NamedTuple
 from shoal.plan.transfer.move_steps import Step, received_bytes
 from shoal.plan.transfer.same_devices import in_one_order
 
-__all__ = ["CHUNK_BYTES", "Chunks", "chunks_of"]
-
 CHUNK_BYTES = 64 << 20  # what a move may hold beside both shards
 _MOST_TIMES = 4  # as many chunks as are needed, for chunks of one size: more only cost time
 _PIECES = 4  # of an array's part, at the same time: cut out, on its way, received, put together

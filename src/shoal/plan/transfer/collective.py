@@ -38,8 +38,6 @@ from shoal.plan.transfer.layout_states import (
 )
 from shoal.plan.transfer.move_steps import Step, pairs
 
-__all__ = ["MOST_ROUNDS", "MOST_STATES", "Weigh", "by_bytes", "by_seconds", "shortest"]
-
 MOST_STATES = 3000  # a search through all of them takes about a second
 MOST_ROUNDS = 16  # messages of an exchange, one after the other
 _MESSAGE_BYTES = 256 << 10  # a message takes as long as a device needs to write so much

@@ -22,8 +22,6 @@ from shoal.plan.mesh import Mesh
 from shoal.plan.primes import prime_factors
 from shoal.plan.transfer.same_devices import in_one_order, positions
 
-__all__ = ["Basis", "bases", "count_states"]
-
 IntArray = NDArray[np.int64]
 Axes = dict[str, list[int]]  # axis → its digits, most significant first
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-__all__ = ["edge_colours"]
-
 
 def edge_colours(edges: Sequence[tuple[int, int]]) -> list[int]:
     """Return the round of each edge: as many rounds as the busiest device has sends, or receives.

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-__all__ = ["Edge", "Parcel", "waves"]
-
 
 class Edge(NamedTuple):
     """One send of one parcel."""

@@ -16,8 +16,6 @@ from typing import NamedTuple
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 
-__all__ = ["Edge", "State", "edges", "every", "layout_of_state", "members", "state_of", "tiles"]
-
 
 class State(NamedTuple):
     """A layout in numbers: digits are positions in the axes of a mesh."""

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.blocks import missing, tile_numbers, tiles_of
 
-__all__ = ["Step", "pairs", "received_bytes"]
-
 IntArray = NDArray[np.int64]
 
 

@@ -24,8 +24,6 @@ from shoal.plan.layout import Layout
 from shoal.plan.transfer.blocks import tiles_of
 from shoal.plan.transfer.point_to_point import PointToPoint
 
-__all__ = ["MOST_PERMUTES", "Permute", "Permutes", "num_permutes", "permutes_of", "side_of"]
-
 MOST_PERMUTES = 1024  # of one program, which is compiled for seconds then
 
 IntArray = NDArray[np.int64]

@@ -12,8 +12,6 @@ from shoal.plan.hardware.hosts import Hosts
 from shoal.plan.hardware.wiring import Slices, Topology
 from shoal.plan.mesh import Mesh
 
-__all__ = ["Places", "places"]
-
 IntArray = NDArray[np.int64]
 
 

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from shoal.plan.mesh import Mesh
 
-__all__ = ["in_one_order", "positions"]
-
 IntArray = NDArray[np.int64]
 
 

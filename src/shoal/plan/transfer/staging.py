@@ -17,8 +17,6 @@ from shoal.plan.layout import Layout
 from shoal.plan.transfer.chunks import CHUNK_BYTES
 from shoal.plan.transfer.plan import Transfer
 
-__all__ = ["Staging", "staging_of"]
-
 _PIECES = 4  # of a chunk's shards, at the same time: as it came, as it goes, two on the way
 
 Box = tuple[slice, ...]  # a range of places of each dim

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shoal.runtime.client.known_losses import Troubles
-from shoal.runtime.rules.meeting import Answer
+from shoal.runtime.rules.gathering import Answer
 from shoal.runtime.rules.outcomes import Self, error_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import TrailsDiffer
-
-__all__ = ["conclude"]
 
 
 def conclude(

@@ -12,8 +12,6 @@ from shoal.runtime.rules.gathering import Answer
 from shoal.runtime.rules.point import Point
 from shoal.runtime.wire.frames import Frame, split_payloads, text_field
 
-__all__ = ["answer_of", "arrival_header"]
-
 
 def arrival_header(point: Point, timeout_s: float, step: int | None, after: int) -> bytes:
     """Return the header of an arrival. No ticket: the answer is the next that comes. So a loop

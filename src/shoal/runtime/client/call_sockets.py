@@ -13,8 +13,6 @@ from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import Frame, pack_frame, split_address
 from shoal.runtime.wire.unix_socket import connect_near
 
-__all__ = ["Calls", "Over", "receive"]
-
 T = TypeVar("T")
 
 _VERDICT_S = 0.5  # a call's connection may end a moment before the one that says why

@@ -9,8 +9,6 @@ from shoal.errors import raise_all
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.point import group_of, group_offences, index_of
 
-__all__ = ["Group", "group_in"]
-
 
 @dataclass(frozen=True)
 class Group:

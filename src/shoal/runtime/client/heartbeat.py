@@ -28,8 +28,6 @@ from shoal.runtime.system.stacks import stacks
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import Frame, text_field, whole_field
 
-__all__ = ["Echo", "Rhythm", "Watched", "Watcher"]
-
 _LOG = logging.getLogger("shoal")
 
 

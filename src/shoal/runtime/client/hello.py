@@ -12,10 +12,10 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 from shoal.errors import InitializeError, UsageError
-from shoal.runtime.client.interface import MAX_PAYLOAD_BYTES
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.joining import PROTOCOL
 from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES
 from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import (
     Frame,
@@ -26,8 +26,6 @@ from shoal.runtime.wire.frames import (
     text_field,
     whole_field,
 )
-
-__all__ = ["Card", "Welcome", "host_id", "say_hello"]
 
 _LOG = logging.getLogger("shoal")
 _MARGIN_S = 1.0  # how much later than the deadline the meeting place may answer

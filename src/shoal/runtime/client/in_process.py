@@ -14,21 +14,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from shoal import settings
 from shoal.errors import ProcessLostError, UsageError
 from shoal.runtime.client.answers import conclude
-from shoal.runtime.client.interface import Member, Point, checked
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.lanes import Lanes, Scope
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.client.trail_search import compares_trails
-from shoal.runtime.rules.meeting import Answer, Meeting, Reply
+from shoal.runtime.rules.gathering import Answer, Reply
+from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Abandoned, beat_of
 from shoal.runtime.rules.outcomes import Self, waiting_line
-from shoal.runtime.rules.point import checked_processes
+from shoal.runtime.rules.point import Member, Point, checked, checked_processes
 from shoal.runtime.rules.stopping import Given, Rounds, Settled, Stop, Told
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.rules.trail_marks import LatestMarks
 from shoal.runtime.system.stacks import stacks
-
-__all__ = ["LocalCoordinator", "LocalJob"]
 
 _LOG = logging.getLogger("shoal")
 

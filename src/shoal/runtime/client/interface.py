@@ -13,11 +13,9 @@ from typing import Protocol
 
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.progress import Progress
-from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES, Member, Point, checked
+from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.rules.stopping import Given, Stop, Told
 from shoal.runtime.rules.trail import Trails
-
-__all__ = ["MAX_PAYLOAD_BYTES", "Coordinator", "Member", "Point", "checked"]
 
 
 class Coordinator(Protocol):

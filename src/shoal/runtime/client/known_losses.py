@@ -15,8 +15,6 @@ from typing import NamedTuple
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.rules.outcomes import Self, gone_error, service_error
 
-__all__ = ["Trouble", "Troubles"]
-
 
 class Trouble(NamedTuple):
     """Somebody that this process needs is gone."""

@@ -25,8 +25,6 @@ from shoal.runtime.rules.point import Point
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
 
-__all__ = ["Lanes", "Scope", "one_call"]
-
 T = TypeVar("T")
 
 _OTHERS = ()  # the processes of a call in which no other waits for this one

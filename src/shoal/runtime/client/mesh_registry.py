@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from shoal.plan.mesh import Mesh
 
-__all__ = ["Meshes", "Registered"]
-
 _MOST = 256  # a program that makes meshes without end does not keep them all
 
 

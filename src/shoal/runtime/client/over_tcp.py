@@ -28,12 +28,11 @@ from shoal.runtime.client.call_sockets import Calls, Over, receive
 from shoal.runtime.client.heartbeat import Rhythm, Watcher
 from shoal.runtime.client.hello import Card, Welcome, say_hello
 from shoal.runtime.client.hello import host_id as this_host
-from shoal.runtime.client.interface import Member, Point, checked
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.lanes import Lanes, Scope
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.client.trail_search import compares_trails
-from shoal.runtime.rules.meeting import Answer
+from shoal.runtime.rules.gathering import Answer
 from shoal.runtime.rules.messages import (
     Abandoned,
     abandoned_words,
@@ -42,13 +41,11 @@ from shoal.runtime.rules.messages import (
     told_words,
 )
 from shoal.runtime.rules.outcomes import Self, waiting_line
-from shoal.runtime.rules.point import checked_processes
+from shoal.runtime.rules.point import Member, Point, checked, checked_processes
 from shoal.runtime.rules.stopping import Given, Stop, Told
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import Frame, pack_frame, pack_text
-
-__all__ = ["TcpCoordinator", "join"]
 
 _LOG = logging.getLogger("shoal")
 _MARGIN_S = 2.0  # how much later than the deadline the answer, with stacks, may come

@@ -14,8 +14,6 @@ from typing import Any
 
 from shoal.runtime.rules.point import Point
 
-__all__ = ["STEPS", "Progress", "memory_bytes"]
-
 STEPS = 64  # how many of the last steps count for the median
 
 

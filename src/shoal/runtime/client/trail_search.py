@@ -14,7 +14,7 @@ from functools import wraps
 from typing import NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
-from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.first_difference import (
     DIGEST_BYTES,
     MAX_SPEAKERS,
@@ -23,9 +23,8 @@ from shoal.runtime.rules.first_difference import (
     find_line,
 )
 from shoal.runtime.rules.outcomes import Self, disagreement, listed
+from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailsDiffer
-
-__all__ = ["compares_trails", "raise_found"]
 
 Arrive = Callable[..., Mapping[int, bytes]]
 

@@ -30,9 +30,10 @@ from typing import Any, NoReturn
 
 from shoal import settings
 from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, ShoalError
-from shoal.runtime.client.interface import Coordinator, Member
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.known_losses import Trouble
 from shoal.runtime.exit.main_program import MainProgram
+from shoal.runtime.rules.point import Member
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.failure_words import (
     exit_of,
@@ -43,8 +44,6 @@ from shoal.runtime.system.failure_words import (
     stands,
     text_of,
 )
-
-__all__ = ["DEVICE_WORK", "ExitGuard", "flush", "gone_members", "pause_s"]
 
 DEVICE_WORK = "shoal's work on devices"  # what threads are called that do it
 _INTERRUPTED = 130  # 128 + SIGINT, as shells say it

@@ -25,8 +25,6 @@ from shoal.runtime.rules.outcomes import Self, indented
 from shoal.runtime.system.failure_words import headline_of
 from shoal.runtime.system.stacks import stacks
 
-__all__ = ["TICK_S", "Ending", "Patience", "main_frame"]
-
 TICK_S = 0.25  # how often a process in trouble is looked at
 _FLUSH_S = 2.0  # what Python buffers may take this long to be written: a lock may never be free
 

@@ -18,8 +18,6 @@ from types import FrameType
 from shoal.runtime.system.callsite import site_of
 from shoal.runtime.system.failure_words import is_of_program
 
-__all__ = ["MainProgram"]
-
 
 class MainProgram:
     """The program that runs now in the main thread."""

@@ -14,8 +14,6 @@ from shoal.errors import UsageError
 from shoal.runtime.wire.connection import connect
 from shoal.runtime.wire.frames import FrameError, pack_frame, split_address
 
-__all__ = ["announce"]
-
 _ANSWER_S = 2.0
 
 

@@ -24,13 +24,6 @@ from shoal.runtime.system.child_process import leave_signals_to_the_job
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, overruled, with_configured
 from shoal.runtime.wire.frames import address_text
 
-__all__ = [
-    "Attached", "JaxService", "attached", "backend_exists", "configure_devices", "connect",
-    "devices", "disconnect", "host_devices", "install", "is_idle", "is_starting", "leave",
-    "look_up", "main", "platforms", "processes_of", "publish", "serve_unmodified_scripts",
-    "virtual_devices",
-]  # fmt: skip
-
 _NEVER_S = 10**6  # heartbeats and registration: JAX must never decide that somebody is dead
 _SHUTDOWN_S = 5
 _ANSWER_S = 2.0  # a service that does not answer a question within this is not waited for

@@ -29,8 +29,6 @@ from shoal.runtime.jax_service.tcp_splice import Splices, find
 from shoal.runtime.system.child_process import leave_signals_to_the_job
 from shoal.runtime.wire.frames import number_field, pack_frame, split_address
 
-__all__ = ["main"]
-
 _LOOK_S = 2.0  # between two looks at the processes, at most
 _ENDED, _STOPPED = "ZX", "Tt"
 

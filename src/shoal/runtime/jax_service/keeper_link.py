@@ -10,12 +10,10 @@ import time
 from collections.abc import Mapping
 
 from shoal.errors import InitializeError
-from shoal.runtime.client.interface import Point
 from shoal.runtime.client.over_tcp import TcpCoordinator
+from shoal.runtime.rules.point import Point
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.child_process import Spawned
-
-__all__ = ["HostKeeper", "find_host_keeper", "leads_probably", "past_the_proxy"]
 
 _LOCAL_INDICES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 

@@ -19,8 +19,6 @@ from shoal.runtime.wire.frames import (
     text_field,
 )
 
-__all__ = ["ServiceLink"]
-
 _ANSWER_S = 10.0
 _SEND_S = 1.0
 _BEAT = pack_frame({"do": "beat"})

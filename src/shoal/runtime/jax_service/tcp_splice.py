@@ -23,8 +23,6 @@ from typing import Any
 
 from shoal.runtime.wire.frames import address_text
 
-__all__ = ["Splices", "find"]
-
 _CHUNK_BYTES = 1 << 16
 _PAUSE_S = 0.05  # between two knocks at a far end that does not listen yet
 

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-__all__ = ["SignalWatch", "is_default"]
-
 _OURS = 0x80  # in a byte of the pipe: our handler wrote it, not Python
 _END = 0  # no signal's number
 _JOIN_S = 1.0

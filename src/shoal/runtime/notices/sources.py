@@ -18,8 +18,6 @@ from shoal.paths import local_path
 from shoal.runtime.notices.signals import SignalWatch
 from shoal.runtime.rules.stopping import Given
 
-__all__ = ["FileNotice", "Sources"]
-
 _LOG = logging.getLogger("shoal")
 _WRITTEN_S = 0.05  # after which somebody who made a file has written his line
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["Allowance", "ends_at", "given_s", "left_of"]
-
 _LEAST_S = 0.001  # waits refuse what is not positive
 
 

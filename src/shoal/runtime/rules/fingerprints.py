@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from typing import NamedTuple
 
-__all__ = ["Fingerprint"]
-
 _SHOWN = 300  # characters of the lines that travel; of more, a digest
 
 

@@ -12,20 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import Protocol
 
-__all__ = [
-    "DIGEST_BYTES",
-    "ENDED",
-    "MAX_SPEAKERS",
-    "Items",
-    "Lines",
-    "Meet",
-    "Text",
-    "excerpts",
-    "find_first",
-    "find_line",
-    "first_difference",
-]
-
 DIGEST_BYTES = 8  # of a piece: a chance of 2^-64 to overlook what is known to differ
 MAX_SPEAKERS = 8  # so many versions are compared; who holds which is known without
 _PIECES = 64

@@ -8,25 +8,10 @@ from collections.abc import Callable, Collection, Container, Hashable, Iterator,
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from shoal.runtime.client.interface import Point
 from shoal.runtime.rules.first_difference import excerpts
+from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import trail_facts, trails_differ
 from shoal.runtime.rules.trail_marks import SharedMarks
-
-__all__ = [
-    "Answer",
-    "Gathering",
-    "Line",
-    "Reply",
-    "Wait",
-    "circle_facts",
-    "differ",
-    "find_circle",
-    "place_text",
-    "sides_facts",
-    "went_on",
-    "what_of",
-]
 
 To = TypeVar("To", bound=Hashable)
 

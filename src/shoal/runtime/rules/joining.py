@@ -12,11 +12,9 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from shoal.runtime.client.interface import Member
 from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.rules.point import Member
 from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
-
-__all__ = ["PROTOCOL", "Hello", "JoinReply", "Joining", "parse_hello"]
 
 PROTOCOL = 4
 _STANDS_S = 10.0  # a refusal is told to those who come within this time

@@ -20,10 +20,8 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Hashable, Iterator
 from typing import Generic, TypeVar
 
-from shoal.runtime.client.interface import Point
 from shoal.runtime.rules.gathering import Answer, Gathering, Line
-
-__all__ = ["Lines"]
+from shoal.runtime.rules.point import Point
 
 To = TypeVar("To", bound=Hashable)
 

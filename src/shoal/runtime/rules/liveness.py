@@ -16,8 +16,6 @@ from typing import Generic, NamedTuple, TypeVar
 
 from shoal import settings
 
-__all__ = ["Limits", "Liveness", "RunningClock", "Verdict"]
-
 Key = TypeVar("Key", bound=Hashable)
 
 _ENDED_S = 0.3  # until then the end of its connection says better how a process ended

@@ -8,8 +8,6 @@ from typing import Any
 from shoal.runtime.rules.gathering import Answer
 from shoal.runtime.system.failure_words import headline_of
 
-__all__ = ["Losses"]
-
 
 class Losses:
     """The processes that are gone, in the order in which they went, and the lost services.

@@ -18,7 +18,6 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from shoal.runtime.client.interface import Point
 from shoal.runtime.rules.deadline import given_s
 from shoal.runtime.rules.gathering import (
     Answer,
@@ -35,10 +34,9 @@ from shoal.runtime.rules.gathering import (
 from shoal.runtime.rules.lines import Lines
 from shoal.runtime.rules.member_record import Record
 from shoal.runtime.rules.messages import Abandoned
+from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.roster import Roster
 from shoal.runtime.rules.stack_requests import Asking, Question
-
-__all__ = ["Answer", "Meeting", "Reply"]
 
 To = TypeVar("To", bound=Hashable)
 

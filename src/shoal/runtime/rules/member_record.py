@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from shoal.runtime.client.interface import Member, Point
 from shoal.runtime.rules.gathering import Gathering, Wait, place_text
 from shoal.runtime.rules.messages import Abandoned, Beat
-
-__all__ = ["Record"]
+from shoal.runtime.rules.point import Member, Point
 
 To = TypeVar("To", bound=Hashable)
 

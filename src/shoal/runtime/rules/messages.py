@@ -6,29 +6,11 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from shoal.runtime.client.interface import Point
 from shoal.runtime.rules.deadline import Allowance
+from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import Given, Settled, Told
 from shoal.runtime.rules.trail_marks import TrailMarks
 from shoal.runtime.wire.frames import Frame, FrameError, number_field, text_field, whole_field
-
-__all__ = [
-    "Abandoned",
-    "Arrival",
-    "Beat",
-    "abandoned_of",
-    "abandoned_words",
-    "arrival_of",
-    "beat_of",
-    "given_of",
-    "given_words",
-    "processes_of",
-    "settled_of",
-    "step_text",
-    "told_of",
-    "told_words",
-    "trails_of",
-]
 
 _MOST_TEXT = 1000  # characters of a place
 

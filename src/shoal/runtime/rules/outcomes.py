@@ -22,18 +22,6 @@ from shoal.runtime.rules.point import Point
 from shoal.runtime.system.failure_words import fate_of, one_line, particulars_of
 from shoal.runtime.system.stacks import innermost
 
-__all__ = [
-    "HiddenDifference",
-    "Self",
-    "disagreement",
-    "error_of",
-    "gone_error",
-    "indented",
-    "listed",
-    "service_error",
-    "waiting_line",
-]
-
 _NAME_HINT = "if these are one call made at several places, give each of them the same name="
 _PATIENCE_HINT = "\nif they are only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S"
 _MOST_WORDS = 2000  # characters of a reason

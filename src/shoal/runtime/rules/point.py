@@ -9,17 +9,6 @@ from typing import NamedTuple
 
 from shoal.errors import UsageError, UsageTypeError, raise_all
 
-__all__ = [
-    "MAX_PAYLOAD_BYTES",
-    "Member",
-    "Point",
-    "checked",
-    "checked_processes",
-    "group_of",
-    "group_offences",
-    "index_of",
-]
-
 MAX_PAYLOAD_BYTES = 16 << 20  # of one process at one point; larger values travel between devices
 _MAX_TEXT = 32_768  # characters of all texts of a point
 

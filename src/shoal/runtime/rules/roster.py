@@ -10,8 +10,6 @@ from shoal.runtime.rules.member_record import Record
 from shoal.runtime.rules.messages import Beat
 from shoal.runtime.rules.point import Member
 
-__all__ = ["Roster"]
-
 To = TypeVar("To", bound=Hashable)
 
 

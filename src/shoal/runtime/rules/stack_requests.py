@@ -8,8 +8,6 @@ from typing import Generic, TypeVar
 
 from shoal.runtime.wire.frames import FrameError
 
-__all__ = ["Asking", "Question"]
-
 About = TypeVar("About")
 
 _MOST_CHARACTERS = 64 << 10  # of one answer

@@ -24,8 +24,6 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["REQUEUE", "Given", "Notice", "Rounds", "Settled", "Stop", "Told"]
-
 REQUEUE = 75  # EX_TEMPFAIL: the exit code of who was preempted and has saved
 
 

@@ -22,8 +22,6 @@ from shoal.errors import DivergenceError
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail_marks import Found, Lane, Marks, TrailMarks, exact_of, lanes_of
 
-__all__ = ["Entry", "Trail", "Trails", "TrailsDiffer", "trail_facts", "trails_differ"]
-
 _LOG = logging.getLogger("shoal")
 _MOST_ENTRIES = 1024  # of a trail are kept, so that the first difference can be named
 _MOST_BYTES = 1 << 20  # the same, of all their texts

@@ -12,17 +12,6 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Found",
-    "Lane",
-    "LatestMarks",
-    "Marks",
-    "SharedMarks",
-    "TrailMarks",
-    "exact_of",
-    "lanes_of",
-]
-
 _DIGEST_BYTES = 8  # of a mark: a chance of 2^-64 to overlook what differs
 _MOST_LANES = 8  # of which an arrival tells
 _MOST_TEXT = 1000  # characters of the name of a lane; a lane of a longer one is not compared

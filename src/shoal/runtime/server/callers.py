@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from shoal.runtime.rules.meeting import Answer, Meeting, Reply
+from shoal.runtime.rules.gathering import Answer, Reply
+from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import (
     Arrival,
     abandoned_of,
@@ -37,8 +38,6 @@ from shoal.runtime.wire.frames import (
     whole_field,
 )
 from shoal.runtime.wire.server_sockets import Connection
-
-__all__ = ["ECHO", "Keeper", "Lane", "Observer", "Process", "Service"]
 
 ECHO = pack_frame({"is": "beat"})
 _MAX_WORDS = 1000

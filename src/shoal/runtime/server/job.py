@@ -9,16 +9,15 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+from shoal.runtime.rules.gathering import Answer, Reply
 from shoal.runtime.rules.joining import Hello, Joining, JoinReply
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
-from shoal.runtime.rules.meeting import Answer, Meeting, Reply
+from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Beat, given_words, step_text
 from shoal.runtime.rules.stopping import Given, Rounds, Settled, Told
 from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
 from shoal.runtime.wire.frames import join_payloads, pack_answer, pack_frame
 from shoal.runtime.wire.server_sockets import Connection, Connections
-
-__all__ = ["Job", "Life"]
 
 _STACKS_GRACE_S = 0.5  # how long those who are late may take to say where they are
 _STACKS_S = 2.0  # the same, when somebody asks

@@ -48,8 +48,6 @@ from shoal.runtime.wire.keepalive import watch_link
 from shoal.runtime.wire.server_sockets import Connection, Connections, Listener
 from shoal.runtime.wire.unix_socket import listen_near
 
-__all__ = ["MeetingPlace", "main"]
-
 _LETTING_GO_S = 5.0  # how long an earlier job may take to give its address back
 
 

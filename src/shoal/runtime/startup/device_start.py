@@ -26,17 +26,16 @@ from shoal.errors import (
     PeerFailedError,
     ShoalError,
 )
-from shoal.runtime.client.interface import Coordinator, Member, Point
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.guard import DEVICE_WORK, pause_s
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.startup.peers_alive import MORE, check_living
 from shoal.runtime.system.accelerators import are_attached
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
-
-__all__ = ["Start", "start_devices"]
 
 _LOG = logging.getLogger("shoal")
 _NAME = "the start of the devices"

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["COUNT", "INDEX", "address", "completed", "jobs_of"]
-
 INDEX = "DTENSOR_CLIENT_ID"
 COUNT = "entries of DTENSOR_JOBS"  # as if it were a variable of its own
 _JOBS, _NUMBER = "DTENSOR_JOBS", "DTENSOR_NUM_CLIENTS"

@@ -11,8 +11,6 @@ from shoal.errors import InitializeError
 from shoal.runtime.startup.launchers import Arguments, Cluster, decide
 from shoal.runtime.startup.membership import find_cluster
 
-__all__ = ["Initialized"]
-
 # Which job, and as whom; not by whose word, or with which secret.
 _COMPARED = {
     "process": "process_id",

@@ -23,17 +23,6 @@ from shoal.errors import InitializeError, raise_all
 from shoal.runtime.startup import dtensor_jobs
 from shoal.runtime.wire.frames import address_text, split_address
 
-__all__ = [
-    "Arguments",
-    "Cluster",
-    "ShownJob",
-    "decide",
-    "first_host",
-    "is_loopback",
-    "numbers_of",
-    "shown_job",
-]
-
 Environment = Mapping[str, str]
 
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError
-from shoal.runtime.client.interface import Coordinator, Point
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.over_tcp import TcpCoordinator, join
 from shoal.runtime.exit.guard import pause_s
 from shoal.runtime.jax_service import jax_runtime
@@ -28,6 +28,7 @@ from shoal.runtime.jax_service.keeper_link import (
     past_the_proxy,
 )
 from shoal.runtime.rules.deadline import given_s, left_of
+from shoal.runtime.rules.point import Point
 from shoal.runtime.startup import services
 from shoal.runtime.startup.launchers import Arguments, Cluster, decide, is_loopback
 from shoal.runtime.startup.peers_alive import MORE, check_living
@@ -35,16 +36,6 @@ from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.wire.frames import address_text, split_address
-
-__all__ = [
-    "SAVES",
-    "become_member",
-    "check_in_time",
-    "find_cluster",
-    "is_connecting",
-    "wait_for_saves",
-    "wait_until_idle",
-]
 
 SAVES = "shoal-save"  # what threads are called that save; they meet others by themselves
 

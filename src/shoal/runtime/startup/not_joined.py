@@ -5,8 +5,6 @@ from __future__ import annotations
 from shoal.errors import InitializeError
 from shoal.runtime.startup.launchers import ShownJob
 
-__all__ = ["BY_JAX", "not_joined"]
-
 BY_JAX = "jax.distributed.initialize"
 
 

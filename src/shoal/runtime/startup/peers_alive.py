@@ -6,12 +6,11 @@ import socket
 import time
 
 from shoal.errors import DeadlineError, ProcessLostError
-from shoal.runtime.client.interface import Coordinator, Member
+from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.guard import gone_members
 from shoal.runtime.rules.deadline import given_s
+from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import fate_of
-
-__all__ = ["MORE", "check_living"]
 
 MORE = "give timeout_s= more, if it is only slow"
 

@@ -30,8 +30,6 @@ from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.system.child_process import Spawned, leave_signals_to_the_job
 from shoal.runtime.wire.frames import address_text
 
-__all__ = ["Services", "main", "release", "retire", "start"]
-
 _LINGER_MAX_S = 600.0
 _RETIRING_S = 3.0
 

@@ -18,8 +18,6 @@ from shoal.runtime.client.over_tcp import TcpCoordinator, join
 from shoal.runtime.rules.messages import given_words
 from shoal.runtime.rules.stopping import Given, Told
 
-__all__ = ["alone"]
-
 _LOG = logging.getLogger("shoal")
 _JOIN_S = 2.0
 
@@ -27,7 +25,7 @@ _JOIN_S = 2.0
 def alone() -> Coordinator:
     """Return the coordinator of a job of one process.
 
-    >>> from shoal.runtime.client.interface import Point
+    >>> from shoal.runtime.rules.point import Point
     >>> alone().arrive(Point("start"), b"hello", timeout_s=1)
     {0: b'hello'}
     """

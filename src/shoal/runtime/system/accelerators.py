@@ -7,8 +7,6 @@ import importlib.util
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["are_attached", "count_accelerators"]
-
 
 class _Accelerators(NamedTuple):
     """How one kind is counted: its plugin is installed, and what is visible or in /dev."""

@@ -7,8 +7,6 @@ import sys
 from functools import lru_cache
 from types import FrameType
 
-__all__ = ["callsite", "is_ours", "site_of"]
-
 _SHOAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _THROUGH = ("contextlib", "functools")  # a `with` or a decorator of ours puts these in between
 

@@ -14,8 +14,6 @@ from typing import IO, cast
 
 from shoal.runtime.system.environment import own_environment
 
-__all__ = ["Spawned", "leave_signals_to_the_job"]
-
 _CHECK_S = 0.2
 
 

@@ -12,14 +12,6 @@ from collections.abc import Mapping
 
 from shoal.runtime.system.cores import num_cores
 
-__all__ = [
-    "chosen_devices",
-    "cpu_threads",
-    "overruled",
-    "with_configured",
-    "without_devices",
-]
-
 _FLAG = "--xla_force_host_platform_device_count"
 _CONFIGURED = "jax_num_cpu_devices"  # JAX's configuration, where it is not its variable's
 _VARIABLES = ("SHOAL_VIRTUAL_DEVICES", _CONFIGURED, "JAX_NUM_CPU_DEVICES")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["own_environment"]
-
 
 def own_environment() -> dict[str, str]:
     """Return a copy, to start a process with.

@@ -14,20 +14,6 @@ from typing import NamedTuple
 
 from shoal.runtime.system.callsite import is_ours, site_of
 
-__all__ = [
-    "Failure",
-    "exit_of",
-    "exit_words",
-    "failure_of",
-    "fate_of",
-    "headline_of",
-    "is_of_program",
-    "one_line",
-    "particulars_of",
-    "stands",
-    "text_of",
-]
-
 _MAX_LINE = 800  # characters of a headline
 _MAX_SAID = 200  # of a message in it
 _MAX_PLACE = 160

@@ -25,8 +25,6 @@ from typing import ParamSpec, TypeVar
 
 from shoal.runtime.system.callsite import is_ours
 
-__all__ = ["HeardInterrupts", "interrupts_heard"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -11,8 +11,6 @@ import threading
 import traceback
 from typing import IO
 
-__all__ = ["MAX_BYTES", "innermost", "stacks"]
-
 MAX_BYTES = 64 << 10
 
 _HEAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+).*:$")

@@ -10,8 +10,6 @@ import time
 
 from shoal.runtime.wire.frames import MAX_HEADER_BYTES, Frame, FrameReader
 
-__all__ = ["Channel", "connect"]
-
 _MOMENT_S = 1e-4  # the least time-out of a socket: 0 would mean "do not wait", in other words
 _DAY_S = 86_400.0
 _LOOK_S = 100e-6  # how long to look for an answer before sleeping; others may run meanwhile

@@ -20,24 +20,6 @@ from typing import Any, NamedTuple, cast
 
 from shoal.errors import UsageError
 
-__all__ = [
-    "MAX_HEADER_BYTES",
-    "MAX_HELLO_BYTES",
-    "Frame",
-    "FrameError",
-    "FrameReader",
-    "address_text",
-    "join_payloads",
-    "number_field",
-    "pack_answer",
-    "pack_frame",
-    "pack_text",
-    "split_address",
-    "split_payloads",
-    "text_field",
-    "whole_field",
-]
-
 MAX_HELLO_BYTES = 16 << 10  # header of a stranger; a body it may not send
 MAX_HEADER_BYTES = 1 << 20
 

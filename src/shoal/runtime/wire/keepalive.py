@@ -6,8 +6,6 @@ import errno
 import math
 import socket
 
-__all__ = ["is_cut_off", "watch_link"]
-
 _CUT_OFF = (
     errno.ETIMEDOUT,
     errno.EHOSTUNREACH,

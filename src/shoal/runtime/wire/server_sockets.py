@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from shoal.runtime.client.interface import MAX_PAYLOAD_BYTES
+from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES
 from shoal.runtime.wire.frames import (
     MAX_HEADER_BYTES,
     MAX_HELLO_BYTES,
@@ -25,8 +25,6 @@ from shoal.runtime.wire.frames import (
     FrameReader,
 )
 from shoal.runtime.wire.keepalive import is_cut_off
-
-__all__ = ["STRANGER_S", "Connection", "Connections", "Listener"]
 
 STRANGER_S = 30.0  # a connection that has not been trusted by then is closed
 

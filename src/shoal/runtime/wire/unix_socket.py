@@ -12,8 +12,6 @@ import secrets
 import socket
 import sys
 
-__all__ = ["connect_near", "listen_near"]
-
 _BACKLOG = 4096
 
 
