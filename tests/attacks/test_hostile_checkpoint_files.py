@@ -237,7 +237,8 @@ def test_files_are_listed_by_process():
 OUTSIDE = (
     "../data", "/etc/passwd", "a/b", "..", ".", "", "COMMIT", "data\0", "data-0123456789ab",
     f"../{records.data_name(ATTEMPT, 0, 2)}", records.data_name("a" * 12, 0, 2),
-    records.data_name(ATTEMPT, 1, 2), records.data_name(ATTEMPT, 0, 2, 1), records.index_name(ATTEMPT),
+    records.data_name(ATTEMPT, 1, 2), records.data_name(ATTEMPT, 0, 2, 1),
+    records.index_name(ATTEMPT),
     records.data_name(ATTEMPT, 0, 2) + "\n", records.data_name(ATTEMPT, 0, 2).upper(),
 )  # fmt: skip
 

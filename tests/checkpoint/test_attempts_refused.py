@@ -65,7 +65,10 @@ Scenario = tuple[Callable[[LocalFolder], object], Callable[[LocalFolder], object
 SCENARIOS: dict[str, Scenario] = {
     "save": (lambda f: None, FIRST.save, ("", FIRST.attempt), (FIRST.attempt,)),
     "save again": (
-        FIRST.save, lambda f: committing.commit(f, FIRST.attempt), (FIRST.attempt,), (FIRST.attempt,)
+        FIRST.save,
+        lambda f: committing.commit(f, FIRST.attempt),
+        (FIRST.attempt,),
+        (FIRST.attempt,),
     ),
     "recover": (FIRST.prepare, sweep.recover, ("", FIRST.attempt), (FIRST.attempt,)),
     "collect": (

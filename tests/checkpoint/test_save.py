@@ -18,7 +18,7 @@ from safetensors import safe_open
 import shoal
 from checkpoint.kept import CLEAN, files_of, in_job, kept, messages, same_bits
 from shoal.checkpoint.blocks.arena import Arena
-from shoal.checkpoint.disk import attempts, step_folder
+from shoal.checkpoint.disk import step_folder
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import preflight
@@ -321,7 +321,7 @@ def test_a_path_that_is_not_shared_is_named(path, monkeypatch):
 
         return see(folder, attempt) and threading.current_thread().name != "blind"
 
-    monkeypatch.setattr(attempts, "see", blind)
+    monkeypatch.setattr(step_folder, "see", blind)
 
     def work(one):
         import threading

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from checkpoint.kept import CLEAN, files_of, in_job, kept, messages
-from shoal.checkpoint.disk import attempts, step_folder, sweep
+from shoal.checkpoint.disk import step_folder, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import settling
 from shoal.checkpoint.saving.protocol import Save
@@ -235,7 +235,7 @@ def test_who_still_writes_is_waited_for_when_another_died_after_its_part(path, m
         return looking
 
     monkeypatch.setattr(settling, "missing_parts", looks(step_folder.missing_parts))
-    monkeypatch.setattr(attempts, "is_complete", looks(step_folder.is_complete))
+    monkeypatch.setattr(step_folder, "is_complete", looks(step_folder.is_complete))
 
     def reach(name, where=None):
         if (name, where) == ("save.write", 1):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from meta.source import PACKAGE, Tree, docstring_nodes, module_name, parse, scopes
@@ -13,6 +14,7 @@ PRIVATE_JAX_FILE = "runtime/jax_service/jax_runtime.py"
 # A finder that waits for the user's program to import this; it imports nothing of JAX itself.
 WATCHED = {"launch/child.py": "jax._src.clusters"}
 # A door names what it opens only when asked: exports by name, commands by name.
+FOLDER_FILES = 20
 DOORS = ("__init__.py", "cli/main.py", PRIVATE_JAX_FILE)
 IMPORTERS = ("import_module", "__import__", "find_spec", "resolve_name")
 
@@ -42,6 +44,7 @@ FLOORS = {
     "collectives": _floor(4, 3, _ARRAYS),
     "checkpoint": _floor(5, 4, _ARRAYS + " obstore"),
     "interop": Floor(6, 5, None),
+    "launch": _floor(6, 2),
     "compat": _floor(6, 6, _ARRAYS),
     "draw": _floor(6, 5, "numpy rich"),
     "testing": _floor(7, 6, _ARRAYS + " hypothesis pyroute2 pytest rich"),
@@ -50,7 +53,10 @@ FLOORS = {
     "__main__": _floor(8, 7),
 }
 # Parts of a higher floor that know no more than `plan`: its floor, each other, ml_dtypes.
-HELD = ("checkpoint/format/", "checkpoint/rules/", "checkpoint/retention.py")
+HELD = (
+    "checkpoint/format/", "checkpoint/planning/", "checkpoint/retention.py", "checkpoint/tree/",
+)  # fmt: skip
+NOT_HELD = ("checkpoint/tree/jax_nodes.py",)  # trees that only JAX knows
 HELD_TO = ("errors", "settings", "colour", "plan")
 
 
@@ -144,9 +150,10 @@ def foreign_imports(tree: Tree) -> list[str]:
 
 def held_down(tree: Tree) -> list[str]:
     """Find imports that a file held to a lower floor may not have."""
-    held = {module_name(path) for path in tree if path.startswith(HELD)}
+    paths = sorted(path for path in tree if path.startswith(HELD) and path not in NOT_HELD)
+    held = {module_name(path) for path in paths}
     offences = []
-    for path in sorted(path for path in tree if path.startswith(HELD)):
+    for path in paths:
         for target, line, _ in imports(path, tree):
             top = target.split(".")[0]
             is_held = target in held or target.rpartition(".")[0] in held
@@ -201,10 +208,39 @@ def computed_imports(tree: Tree) -> list[str]:
 def cycles(tree: Tree) -> list[str]:
     """Find modules that import each other, directly or around a corner."""
     paths = {module_name(path): path for path in tree}
-    edges = {
-        name: sorted({i.target for i in imports(path, tree) if i.target in paths})
-        for name, path in paths.items()
-    }
+    return _circles(
+        {
+            name: sorted({i.target for i in imports(path, tree) if i.target in paths})
+            for name, path in paths.items()
+        }
+    )
+
+
+def folder_cycles(tree: Tree) -> list[str]:
+    """Find folders that import each other: a folder is what lies in it, its folders left out."""
+    paths = {module_name(path): path for path in tree}
+    edges: dict[str, set[str]] = {}
+    for path in tree:
+        here = path.rpartition("/")[0]
+        there = {
+            paths[i.target].rpartition("/")[0] for i in imports(path, tree) if i.target in paths
+        }
+        edges.setdefault(here, set()).update(there - {here, ""})
+    return _circles({here: sorted(there) for here, there in edges.items()})
+
+
+def crowded_folders(tree: Tree) -> list[str]:
+    """Find folders of more files than one looks through."""
+    files = Counter(path.rpartition("/")[0] for path in tree if not path.endswith("__init__.py"))
+    return [
+        f"{folder}: {count} files, at most {FOLDER_FILES}"
+        for folder, count in files.items()
+        if count > FOLDER_FILES
+    ]
+
+
+def _circles(edges: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return each circle that a walk along the edges finds."""
     offences: list[str] = []
     done: set[str] = set()
 
@@ -212,7 +248,7 @@ def cycles(tree: Tree) -> list[str]:
         if name in trail:
             offences.append(" -> ".join([*trail[trail.index(name) :], name]))
         elif name not in done:
-            for target in edges[name]:
+            for target in edges.get(name, ()):
                 visit(target, [*trail, name])
             done.add(name)
 

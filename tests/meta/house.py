@@ -21,9 +21,7 @@ QUOTES_JAX = {"runtime/jax_service/jax_runtime.py"}  # fills in JAX's own interf
 # The module-level state there is. Caches of pure functions are functools.cache.
 STATE_ALLOWED = {
     "runtime/process.py": {"_RECORD"},  # who this process is
-    "arrays/bridge/use_mesh.py": {
-        "_mesh"
-    },  # the mesh of the block that a thread or coroutine is in
+    "arrays/bridge/use_mesh.py": {"_mesh"},  # of the block that a thread or coroutine is in
 }
 QUOTED = "multihost_utils"  # a predecessor's name: its facade and what tests it bear it
 FACADE = re.compile(r"compat/\w+/__init__\.py")
@@ -120,6 +118,30 @@ def asserts(tree: Tree) -> list[str]:
         for node in ast.walk(parse(text))
         if isinstance(node, ast.Assert)
     ]
+
+
+def names_that_stand_twice(tree: Tree) -> list[str]:
+    """Find classes of one name in two files, and modules that are another's plural.
+
+    Facades have the names of their predecessors.
+    """
+    offences = []
+    homes: dict[str, list[str]] = {}
+    ours = {path: text for path, text in tree.items() if not path.startswith("compat/")}
+    for path, text in ours.items():
+        for node in parse(text).body:
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(path)
+    for name, paths in homes.items():
+        if len(paths) > 1:
+            offences.append(f"{name} is a class of {' and of '.join(paths)}")
+    stems = {path.rsplit("/")[-1].removesuffix(".py"): path for path in ours}
+    offences += [
+        f"{stems[stem + 's']}: {stem}s is the plural of {stems[stem]}"
+        for stem in stems
+        if stem + "s" in stems
+    ]
+    return offences
 
 
 def nameless_errors(tree: Tree) -> list[str]:

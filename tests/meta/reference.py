@@ -31,8 +31,10 @@ def public_modules() -> Iterator[tuple[str, dict[str, object]]]:
     door = {name: getattr(shoal, name) for name in sorted(getattr(shoal, "__all__", ()))}
     yield "shoal", door
     offered = {id(value) for value in door.values()}
-    for path in sorted((Path(shoal.__file__).parent / "plan").glob("[!_]*.py")):
-        module = importlib.import_module(f"shoal.plan.{path.stem}")
+    root = Path(shoal.__file__).parent
+    for path in sorted((root / "plan").rglob("[!_]*.py")):
+        name = path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
+        module = importlib.import_module(f"shoal.{name}")
         names = {name: getattr(module, name) for name in sorted(getattr(module, "__all__", ()))}
         coloured = {n: v for n, v in names.items() if colour_of(v) and id(v) not in offered}
         if coloured:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meta import floors
+from meta.floors import PRIVATE_JAX_FILE as JAX_FILE
 from meta.source import Tree, package_tree
 
 CHECKS = (
@@ -14,6 +15,8 @@ CHECKS = (
     floors.private_jax,
     floors.computed_imports,
     floors.cycles,
+    floors.folder_cycles,
+    floors.crowded_folders,
 )
 
 
@@ -53,8 +56,8 @@ BAD = (
      floors.foreign_imports, "errors.py:1: may not import numpy"),
     ("the launcher imports jax", {"runtime/a.py": "def f():\n    import jax"},
      floors.foreign_imports, "runtime/a.py:2: may not import jax"),
-    ("the JAX file imports it too early", {"runtime/jax_service/jax_runtime.py": "import jax"},
-     floors.foreign_imports, "runtime/jax_service/jax_runtime.py:1: imports jax outside a function"),
+    ("the JAX file imports it too early", {JAX_FILE: "import jax"},
+     floors.foreign_imports, f"{JAX_FILE}:1: imports jax outside a function"),
     ("the format imports jax", {"checkpoint/format/joined_parts.py": "def f():\n    import jax"},
      floors.held_down, "checkpoint/format/joined_parts.py:2: is held to the floor of plan: jax"),
     ("the format imports the disk",
@@ -64,27 +67,36 @@ BAD = (
      "checkpoint/format/joined_parts.py:1: is held to the floor of plan: "
      "shoal.checkpoint.disk.storage"),
     ("private jax", {"arrays/a.py": "import jax._src.mesh"},
-     floors.private_jax, "arrays/a.py:1: jax._src.mesh is for runtime/jax_service/jax_runtime.py alone"),
+     floors.private_jax, f"arrays/a.py:1: jax._src.mesh is for {JAX_FILE} alone"),
     ("private jax, from", {"arrays/a.py": "from jax import _src"},
-     floors.private_jax, "arrays/a.py:1: jax._src is for runtime/jax_service/jax_runtime.py alone"),
+     floors.private_jax, f"arrays/a.py:1: jax._src is for {JAX_FILE} alone"),
     ("private jax as an attribute", {"arrays/a.py": "import jax\nm = jax._src.mesh"},
-     floors.private_jax, "arrays/a.py:2: jax._src is for runtime/jax_service/jax_runtime.py alone"),
+     floors.private_jax, f"arrays/a.py:2: jax._src is for {JAX_FILE} alone"),
     ("private jax by getattr", {"arrays/a.py": "import jax\nm = getattr(jax, '_src')"},
-     floors.private_jax, "arrays/a.py:2: jax._src is for runtime/jax_service/jax_runtime.py alone"),
+     floors.private_jax, f"arrays/a.py:2: jax._src is for {JAX_FILE} alone"),
     ("private jax by string", {"arrays/a.py": "__import__('jax._src.mesh')"},
-     floors.private_jax, "arrays/a.py:1: jax._src.mesh is for runtime/jax_service/jax_runtime.py alone"),
+     floors.private_jax, f"arrays/a.py:1: jax._src.mesh is for {JAX_FILE} alone"),
     ("private jax in a program", {"cli/a.py": "P = 'import jax._src'"},
-     floors.private_jax, "cli/a.py:1: jax._src is for runtime/jax_service/jax_runtime.py alone"),
+     floors.private_jax, f"cli/a.py:1: jax._src is for {JAX_FILE} alone"),
     ("private jax where another is watched", {"launch/child.py": "NAME = 'jax._src.mesh'"},
-     floors.private_jax, "launch/child.py:1: jax._src is for runtime/jax_service/jax_runtime.py alone"),
+     floors.private_jax, f"launch/child.py:1: jax._src is for {JAX_FILE} alone"),
     ("jaxlib", {"arrays/a.py": "from jaxlib import _jax"},
-     floors.private_jax, "arrays/a.py:1: jaxlib is for runtime/jax_service/jax_runtime.py alone"),
+     floors.private_jax, f"arrays/a.py:1: jaxlib is for {JAX_FILE} alone"),
     ("a computed name", {"plan/a.py": "import importlib\nimportlib.import_module('shoal.' + x)"},
      floors.computed_imports, "plan/a.py:2: imports a module of a computed name"),
     ("a cycle around a corner",
      {"plan/a.py": "from shoal.plan import b", "plan/b.py": "def f():\n    import shoal.plan.c",
       "plan/c.py": "from .a import A"},
      floors.cycles, "shoal.plan.a -> shoal.plan.b -> shoal.plan.c -> shoal.plan.a"),
+    ("two folders in a circle",
+     {"plan/a/b.py": "from shoal.plan.c.d import D", "plan/c/d.py": "", "plan/a/f.py": "",
+      "plan/c/e.py": "def f():\n    import shoal.plan.a.f"},
+     floors.folder_cycles, "plan/a -> plan/c -> plan/a"),
+    ("a folder and one inside it",
+     {"plan/a.py": "import shoal.plan.c.d", "plan/b.py": "", "plan/c/d.py": "import shoal.plan.b"},
+     floors.folder_cycles, "plan -> plan/c -> plan"),
+    ("a crowded folder", {f"plan/file{number}.py": "" for number in range(21)},
+     floors.crowded_folders, "plan: 21 files, at most 20"),
 )  # fmt: skip
 
 
@@ -99,11 +111,11 @@ def test_a_good_tree_passes_every_check():
         "def __getattr__(name):\n    import importlib\n    return importlib.import_module(name)",
         "errors.py": "import math",
         "plan/mesh.py": "'''Not jax._src.'''\nimport numpy as np\nfrom shoal.errors import E",
-        "runtime/jax_service/jax_runtime.py": "def join():\n    import jax\n    from jax._src import mesh",
+        JAX_FILE: "def join():\n    import jax\n    from jax._src import mesh",
         "arrays/placing/put.py": "import jax\nfrom shoal.runtime import jax_runtime",
         "launch/child.py": "NAME = 'jax._src.clusters'",
         "cli/main.py": "import typer\nfrom shoal.plan.mesh import Mesh",
-        "checkpoint/format/joined_parts.py": "import numpy\nfrom shoal.checkpoint.format import names",
-        "checkpoint/tree/names.py": "from shoal.errors import UsageError",
+        "checkpoint/format/records.py": "import numpy\nfrom shoal.checkpoint.format import names",
+        "checkpoint/format/names.py": "from shoal.errors import UsageError",
     }
     assert [offence for check in CHECKS for offence in check(good)] == []

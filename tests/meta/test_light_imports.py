@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from meta.floors import FLOORS, place
+from meta.floors import FLOORS, NOT_HELD, place
 from meta.source import module_name, package_tree
 
 HEAVY = ("jax", "jaxlib", "torch", "tensorflow", "scipy", "sklearn")
@@ -56,15 +56,19 @@ def test_processes_can_meet_without_jax():
 
 
 def test_the_services_of_a_job_start_without_numpy():
-    names = ["meeting_place", "host_keeper", "services", "jax_runtime"]
+    names = ["server.meeting_place", "startup.services"]
+    names += [f"jax_service.{name}" for name in ("keeper", "jax_runtime")]
     modules = [f"shoal.runtime.{name}" for name in names]
     assert loaded_by(importing(["shoal", *modules]), (*HEAVY, "numpy")) == []
 
 
 def test_checkpoints_are_listed_and_read_without_jax():
-    parts = ("checkpoint/format/", "checkpoint/rules/", "checkpoint/disk/", "checkpoint/blocks/")
-    names = [module_name(path) for path in package_tree() if path.startswith(parts)]
-    names += [f"shoal.checkpoint.{name}" for name in ("history", "restore")]
+    parts = tuple(
+        f"checkpoint/{name}/" for name in ("blocks", "disk", "format", "planning", "tree")
+    )
+    paths = [path for path in package_tree() if path.startswith(parts) and path not in NOT_HELD]
+    names = [module_name(path) for path in paths]
+    names += ["shoal.checkpoint.history.checkpoints", "shoal.checkpoint.restoring.restore"]
     assert len(names) > 30
     assert loaded_by(importing(names), (*HEAVY, "rich", "typer")) == []
 

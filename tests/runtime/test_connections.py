@@ -7,8 +7,7 @@ import struct
 
 import pytest
 
-from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES
-from shoal.runtime.wire.frames import FrameError, pack_frame
+from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES, FrameError, pack_frame
 from shoal.runtime.wire.server_sockets import STRANGER_S, Connections
 
 

@@ -14,7 +14,8 @@ from shoal.errors import (
 )
 from shoal.runtime.barrier import barrier_with
 from shoal.runtime.rules.deadline import Allowance
-from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES, Point
+from shoal.runtime.rules.point import Point
+from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES
 
 LONG_S = 60.0  # a deadline that no test here waits for
 

@@ -187,7 +187,8 @@ def test_importing_has_no_side_effects(child_env):
     import signal, sys, threading
     state = lambda: (sys.excepthook, sys.exit, signal.getsignal(signal.SIGTERM))
     before = state()
-    import shoal.runtime.process, shoal.runtime.jax_service.jax_runtime, shoal.runtime.startup.services
+    import shoal.runtime.process, shoal.runtime.startup.services
+    import shoal.runtime.jax_service.jax_runtime
     assert state() == before
     assert threading.active_count() == 1
     assert not {"jax", "jaxlib"} & set(sys.modules)

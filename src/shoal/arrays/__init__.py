@@ -1,16 +1,14 @@
-"""Device arrays.
+"""Device arrays: how they come to be, how they move, and what pins them inside `jit`.
 
-* `make_mesh`, `use_mesh`: a mesh of this job's devices, and the default one of a block.
-* `sharding` (with `devices`): the bridge between our layouts and meshes and JAX's.
-* `layouts`, `host_values`: what users may give, checked leaf by leaf.
-* `tree_layouts`: one table of rules → a layout for every leaf of a tree.
-* `put` (with `upload`), `create`, `pack`, `relayout` (with `move`): how arrays come to be and move.
-* `constrain`, `tie`: layouts inside `jit`; `manual`, `enter_manual`: code that is one
-  device; `fence`: barriers; `linear`: a linear map that merges no dims.
-* `from_host_local`, `to_host_local` (`host_local`, `parts`, `part_primitives`): parts of processes.
-* `plan_relayout`, `planned_move`, `move_program`: moves as planned, and their price beforehand;
-  `constrain_via`: inside `jit`; `explain_program`: what a program moves unasked.
-* `across_devices`, `agreed_move`: moves to other devices of several processes, agreed beforehand.
-* `local_rows`, `feed`: host batches (`batch_sources`, `own_rows`), read ahead in a thread
-  (`prefetch`, `feed_steps`, `feed_wait`), which all processes agree on (`batch_verdict`).
+Here: `make_mesh` (with `device_order`) and `tree_layouts` (with `placed`): a mesh of this job's
+devices, and one table of rules for a whole tree. Each folder knows only those below it:
+
+* `feeding`: host batches, read ahead and agreed on. `host_local`: per-process arrays ⇄ global ones.
+* `traced`: what stands inside `jit`.
+* `placing`: arrays that begin: `put`, `create`, `pack`.
+* `moving`: `relayout` and its plans, and each way that a move can go.
+* `host`: values on the host, checked, hashed, uploaded.
+* `bridge`: meshes and layouts ⇄ JAX's devices and shardings.
+
+Does not know how values travel between processes outside of arrays (`collectives`).
 """

@@ -1,8 +1,8 @@
-"""The command `shoal`.
+"""The command `shoal`: typer and rich, one file for each command.
 
-* `main`: the table of commands. `mesh` and `layout` draw; `run` launches.
-* A launch: `run` checks the command line; `keeper` outlives it, and holds the `job`: `services` and
-  `processes` with their `environment`, watched by one `loop`, which shows their `output`; `report`
-  says who failed first; `descendants` finds what they left behind. Each process runs `child`.
-* A look at a job that runs: `watch` and `stacks`; their `observer` finds it and asks.
+`main` is the table of commands. `run` checks a command line and hands it to `shoal.launch`;
+`watch` and `stacks` look at a job that runs, which their `observer` finds; `mesh`, `layout` and
+`plan` draw; `ckpt` looks at checkpoints.
+
+Starts, computes and stores nothing itself: the floors below do.
 """

@@ -4,6 +4,8 @@
 * `broadcast`, `allgather`: one process's values given to all; all processes' side by side.
 * `same`, `program`: every process holds equal values, compiles the same program.
 * `drain`: every device of a mesh has finished what was issued before.
-* `stream`: values too large for one message, over one device of each process.
 * `live`: who is alive, agreed by all of them.
+* `transport`: values too large for one message.
+
+Knows processes and arrays; knows no file.
 """

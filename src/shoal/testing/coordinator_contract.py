@@ -31,9 +31,10 @@ from shoal.errors import (
     UsageError,
 )
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES, Member, Point
+from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.rules.stopping import Given, Notice
 from shoal.runtime.rules.trail import Entry
+from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES
 
 __all__ = ["PATIENCE_S", "CoordinatorContract", "MakeStage", "Stage", "meet", "run_together"]
 

@@ -21,7 +21,7 @@ _WRITTEN = (
     "reduce_scatter", "pbroadcast", "psum_invariant", "all_gather_invariant", "all_gather_reduced",
     "ragged_all_to_all",
 )  # fmt: skip
-_OWN_FOLDER = str(Path(__file__).parents[1])
+_OWN_FOLDER = str(Path(__file__).parents[2])
 _ADVICE = {
     "gathered": "the compiler gathers the whole array and cuts it again; at this line "
     "constrain(x, layout, via=plan_relayout(x, layout)) moves no more than it must",

@@ -1,4 +1,4 @@
-"""An attempt from its beginning to COMMIT, or to its end. See `attempts`."""
+"""An attempt from its beginning to COMMIT, or to its end. See `disk`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left to do in the folder of a step: recover, collect, delete. See `attempts`."""
+"""What is left to do in the folder of a step: recover, collect, delete. See `disk`."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""What the files of a checkpoint say: manifest, index, part, COMMIT.
-
-`docs/checkpoint-format.md` is the norm; this file reads and writes it. Whatever is read may come
-from an enemy: nothing is believed before it was checked, and no code runs.
-
-* `records`: what there is to say; names of files. All of it can be imported from here.
-* `json_files`: manifest and COMMIT. `table_files`: part and index.
-* `tiling`: do the chunks fill every leaf?
-"""
+"""The parts of all processes → the index of a checkpoint; what the header of a data file says."""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""A restore: what is wanted, which way it comes, and onto which devices."""
+"""A restore: what is wanted, which way it comes, and onto which devices.
+
+Knows one committed step; writes nothing.
+"""

@@ -3,7 +3,10 @@
 * `plan`: the plan of a move, by whichever way moves less.
 * `regions` (with `checks`): what must move, exactly: each box, who holds it, who needs it.
 * `bounds` (with `places`): the least bytes that any plan must move, and the least memory.
-* `collective` (with `digits`, `states`, `blocks`): the cheapest collectives, and their `steps`.
+* `collective` (with `digits`, `layout_states`, `blocks`): the cheapest collectives, and their
+  `move_steps`.
 * `point_to_point` (with `fan_out`, `edge_colours`): single sends in rounds, at the bound;
   `permutes`: the same as permutes of equal blocks, which one program can run.
+
+Knows layouts and hardware; does not know how a plan is carried out.
 """

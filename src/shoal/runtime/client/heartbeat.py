@@ -16,9 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from shoal.runtime.client.known_losses import Troubles
+from shoal.runtime.client.known_losses import TICK_S, Troubles
 from shoal.runtime.client.progress import Progress
-from shoal.runtime.exit.hang import TICK_S
 from shoal.runtime.rules.messages import given_of, settled_of
 from shoal.runtime.rules.outcomes import Self
 from shoal.runtime.rules.stopping import Stop, Told

@@ -15,9 +15,9 @@ from shoal.errors import InitializeError, UsageError
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.joining import PROTOCOL
 from shoal.runtime.rules.outcomes import listed
-from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES
 from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import (
+    MAX_PAYLOAD_BYTES,
     Frame,
     FrameError,
     number_field,

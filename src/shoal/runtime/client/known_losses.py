@@ -15,6 +15,8 @@ from typing import NamedTuple
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.rules.outcomes import Self, gone_error, service_error
 
+TICK_S = 0.25  # how often a process in trouble is looked at
+
 
 class Trouble(NamedTuple):
     """Somebody that this process needs is gone."""

@@ -18,14 +18,13 @@ from collections.abc import Hashable
 
 from shoal import settings
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.client.known_losses import Trouble, Troubles
+from shoal.runtime.client.known_losses import TICK_S, Trouble, Troubles
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.exit.guard import flush
 from shoal.runtime.rules.outcomes import Self, indented
 from shoal.runtime.system.failure_words import headline_of
 from shoal.runtime.system.stacks import stacks
 
-TICK_S = 0.25  # how often a process in trouble is looked at
 _FLUSH_S = 2.0  # what Python buffers may take this long to be written: a lock may never be free
 
 

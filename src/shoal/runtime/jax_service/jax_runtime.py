@@ -5,7 +5,8 @@ Nothing here ever *waits* upon it: its client cannot be interrupted, and what it
 ends the process in C++. Hence `recoverable` and heartbeats that never time out; who is alive is
 the meeting place's to know. JAX is imported inside functions only.
 
-``python -m shoal.runtime.jax_service.jax_runtime --processes N`` runs the service and prints its address.
+``python -m shoal.runtime.jax_service.jax_runtime --processes N`` runs the service and prints its
+address.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 ::
 
-    python -P -m shoal.runtime.jax_service.keeper      reads its orders, one line of JSON, from stdin
+    python -P -m shoal.runtime.jax_service.keeper    reads its orders, one line of JSON, from stdin
 
 The lowest process of each host starts one. It tells the meeting place which processes of the host
 are stopped (a stopped process is as silent as a busy one), and it is the near end of JAX's service

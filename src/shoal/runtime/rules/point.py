@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from shoal.errors import UsageError, UsageTypeError, raise_all
+from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES
 
-MAX_PAYLOAD_BYTES = 16 << 20  # of one process at one point; larger values travel between devices
 _MAX_TEXT = 32_768  # characters of all texts of a point
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from functools import lru_cache
+from pathlib import Path
 from types import FrameType
 
-_SHOAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_SHOAL = str(Path(__file__).absolute().parents[2]) + os.sep
 _THROUGH = ("contextlib", "functools")  # a `with` or a decorator of ours puts these in between
 
 

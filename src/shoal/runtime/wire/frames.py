@@ -22,6 +22,7 @@ from shoal.errors import UsageError
 
 MAX_HELLO_BYTES = 16 << 10  # header of a stranger; a body it may not send
 MAX_HEADER_BYTES = 1 << 20
+MAX_PAYLOAD_BYTES = 16 << 20  # of one process at one point; larger values travel between devices
 
 _REMEMBERED_BYTES = 1 << 10
 _SMALL_BYTES = 1 << 13

@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from shoal.runtime.rules.point import MAX_PAYLOAD_BYTES
 from shoal.runtime.wire.frames import (
     MAX_HEADER_BYTES,
     MAX_HELLO_BYTES,
+    MAX_PAYLOAD_BYTES,
     Frame,
     FrameError,
     FrameReader,
