@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plan.devices import as_jax, generated, row
+from plan.described_devices import as_jax, generated, row
 from shoal.arrays.device_order import Wish, order_offences, ordered
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from checkpoint import written
+from checkpoint import hand_written
 from shoal.checkpoint.blocks.reader import verify
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.format.fields import Fields
@@ -34,15 +34,15 @@ TREE = {
 
 def meddled(path, monkeypatch, change):
     """Write a checkpoint with headers that were changed before anything was hashed."""
-    lay_out = written.lay_out
+    lay_out = hand_written.lay_out
 
     def changed(*arguments, **options):
         plan = lay_out(*arguments, **options)
         files = tuple(dataclasses.replace(one, header=change(one.header)) for one in plan.files)
         return dataclasses.replace(plan, files=files)
 
-    monkeypatch.setattr(written, "lay_out", changed)
-    written.write(path, TREE, written.grid(2, 2), processes=2)
+    monkeypatch.setattr(hand_written, "lay_out", changed)
+    hand_written.write(path, TREE, hand_written.grid(2, 2), processes=2)
 
 
 def test_what_agrees_is_whole(tmp_path, monkeypatch):
@@ -73,7 +73,7 @@ def replaced(old, new):
         (replaced(b"[30,50]", b"[50,30]"), r"is F32\[50, 30\] .* index it is F32\[30, 50\]"),
         (longer, r"'b#0' is BF16\[3\] at bytes 20,224 to .* it is BF16\[3\] at bytes 16,128 to"),
         (odd, "its header has 4,104 bytes, no multiple of 4096"),
-        (replaced(written.ATTEMPT.encode(), b"f" * 12), "is not of attempt 00000000000a"),
+        (replaced(hand_written.ATTEMPT.encode(), b"f" * 12), "is not of attempt 00000000000a"),
         (replaced(b'"w#', b'"v#'), "lacks the entry 'w#0,0', which the index has there"),
         (replaced(b'"own#p', b'"own#q'), "lacks the entry 'own#p0'"),
         (replaced(b'"__metadata__"', b'"__metadatA__"'), "entry '__metadatA__' that is none"),
@@ -92,7 +92,7 @@ def test_what_a_header_says_otherwise_is_told(tmp_path, monkeypatch, change, wor
 
 def test_two_leaves_that_changed_places_are_told(tmp_path, monkeypatch):
     """Of one dtype and size: every hash is right, and other readers would mix them up."""
-    lay_out = written.lay_out
+    lay_out = hand_written.lay_out
 
     def changed(*arguments, **options):
         plan = lay_out(*arguments, **options)
@@ -102,8 +102,8 @@ def test_two_leaves_that_changed_places_are_told(tmp_path, monkeypatch):
         files = (dataclasses.replace(file, header=b"".join(pieces)),)
         return dataclasses.replace(plan, files=files)
 
-    monkeypatch.setattr(written, "lay_out", changed)
-    written.write(tmp_path, {"p": np.zeros(4), "q": np.ones(4)})
+    monkeypatch.setattr(hand_written, "lay_out", changed)
+    hand_written.write(tmp_path, {"p": np.zeros(4), "q": np.ones(4)})
     assert restore(tmp_path)["q"].tolist() == [1.0] * 4, "the index counts"
     (told,) = verify(open_checkpoint(tmp_path))
     assert "says that 'p' is F64[4] at bytes 4,128 to 4,160" in told
@@ -127,7 +127,7 @@ def sealed(path, old, new):
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "1E+999", "NaN", "Infinity", "-Infinity"])
 def test_what_is_no_number_of_json_is_no_metric(tmp_path, number):
-    written.write(tmp_path, {"w": np.ones(3)})
+    hand_written.write(tmp_path, {"w": np.ones(3)})
     data = sealed(tmp_path, b'"metrics": {}', b'"metrics": {"loss": %s}' % number.encode())
     with pytest.raises(CorruptCheckpoint, match="COMMIT is not the JSON that it should be"):
         decode_commit(data)
@@ -138,7 +138,7 @@ def test_what_is_no_number_of_json_is_no_metric(tmp_path, number):
 
 @pytest.mark.parametrize("number", ["1e308", "-1.5", "5e-324", "1e-999", "0.0"])
 def test_large_and_small_numbers_are_metrics(tmp_path, number):
-    written.write(tmp_path, {"w": np.ones(3)})
+    hand_written.write(tmp_path, {"w": np.ones(3)})
     data = sealed(tmp_path, b'"metrics": {}', b'"metrics": {"loss": %s}' % number.encode())
     assert decode_commit(data).metrics == {"loss": json.loads(number)}
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import SingleDeviceSharding
 
-from checkpoint import written
+from checkpoint import hand_written
 from shoal.checkpoint.blocks.reader import Want, read, verify
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.format.records import BLOCK_BYTES
@@ -31,7 +31,7 @@ TREE = {
 @pytest.fixture(scope="module")
 def good(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("good") / "saved"
-    written.write(path, TREE, written.grid(3, 2), processes=2, step=1)
+    hand_written.write(path, TREE, hand_written.grid(3, 2), processes=2, step=1)
     return path
 
 
@@ -206,7 +206,7 @@ def test_files_that_changed_places(bad):
 def test_files_of_another_checkpoint(bad, prefix, tmp_path):
     """All are of the same attempt by name, tree and size: only the values differ."""
     other = {**TREE, "w": TREE["w"] + 1, "b": {"c": TREE["b"]["c"], "n": 4}}
-    written.write(tmp_path / "other", other, written.grid(3, 2), processes=2, step=2)
+    hand_written.write(tmp_path / "other", other, hand_written.grid(3, 2), processes=2, step=2)
     for file in (tmp_path / "other").glob(f"{prefix}*"):
         shutil.copy(file, bad / file.name)
     with pytest.raises(CorruptCheckpoint):
@@ -258,15 +258,15 @@ def test_a_commit_that_vouches_for_files_elsewhere(bad):
 @pytest.mark.parametrize("impl", ["nonsense", "rbg"])
 def test_keys_of_a_kind_that_nobody_knows(tmp_path, monkeypatch, impl):
     """Sealed by its author: all hashes are right."""
-    real = written.LeafRecord
+    real = hand_written.LeafRecord
 
     def key(name, kind, dtype="", shape=(), **more):
         if kind == "array":
             return real(name, "key", dtype, shape[:-1], (2,), impl, **more)
         return real(name, kind, dtype, shape, **more)
 
-    monkeypatch.setattr(written, "LeafRecord", key)
-    written.write(tmp_path / "keys", {"k": np.zeros((3, 2), np.uint32)})
+    monkeypatch.setattr(hand_written, "LeafRecord", key)
+    hand_written.write(tmp_path / "keys", {"k": np.zeros((3, 2), np.uint32)})
     for target in (None, SingleDeviceSharding(jax.devices()[0])):
         with pytest.raises(UnsupportedCheckpoint, match="k: this JAX makes no key"):
             restore(tmp_path / "keys", target)

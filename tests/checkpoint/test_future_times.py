@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from checkpoint import saves
-from cli import checkpoints
+from checkpoint import file_level_saves
+from cli import sample_checkpoints
 from shoal.checkpoint.disk import step_folder, sweep
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
@@ -30,7 +30,7 @@ def alone():
 
 @pytest.fixture
 def run(tmp_path):
-    return checkpoints.run_of_two(tmp_path / "run")
+    return sample_checkpoints.run_of_two(tmp_path / "run")
 
 
 def set_ahead(run, attempt, step=25, ahead_s=DAY_S):
@@ -44,7 +44,7 @@ def ckpt(*arguments):
 
 
 def test_ls_says_that_the_time_is_to_come(run):
-    attempt = checkpoints.begun(run)
+    attempt = sample_checkpoints.begun(run)
     set_ahead(run, attempt)
     told = ckpt("ls", run)
     assert f"attempt {attempt} by h7 (pid 123), its time lies 24.0 h in the future, waits" in told
@@ -62,12 +62,12 @@ def test_a_step_saved_in_the_future_is_said_to_be(tmp_path, monkeypatch):
     later = time.time_ns() + int(3 * 3600e9)
     with monkeypatch.context() as patched:
         patched.setattr("shoal.checkpoint.saving.request.time.time_ns", lambda: later)
-        checkpoints.save(tmp_path / "one", {"w": np.ones(3)})
+        sample_checkpoints.save(tmp_path / "one", {"w": np.ones(3)})
     assert "3.0 h ahead" in ckpt("ls", tmp_path / "one")
 
 
 def test_an_attempt_of_the_future_ends_a_lease_after_it_was_seen(run, alone, caplog):
-    attempt = checkpoints.begun(run)
+    attempt = sample_checkpoints.begun(run)
     path = set_ahead(run, attempt)
     with caplog.at_level(logging.WARNING, "shoal"):
         Checkpoints(run, lease_s=5.0, coordinator=alone)
@@ -80,7 +80,7 @@ def test_an_attempt_of_the_future_ends_a_lease_after_it_was_seen(run, alone, cap
 
 
 def test_gc_says_what_it_does_with_it(run):
-    attempt = checkpoints.begun(run)
+    attempt = sample_checkpoints.begun(run)
     path = set_ahead(run, attempt)
     told = ckpt("gc", run, "--dry-run")
     assert f"attempt {attempt} is spared: its time lies 24.0 h in the future, and" in told
@@ -95,14 +95,14 @@ def test_gc_says_what_it_does_with_it(run):
 def test_of_two_complete_attempts_the_one_with_a_time_of_the_past_counts(tmp_path):
     folder = LocalFolder(tmp_path / step_name(5))
     for number in (1, 2):
-        saves.Save(f"{number}" * 12, value=number).prepare(folder)
+        file_level_saves.Save(f"{number}" * 12, value=number).prepare(folder)
     set_ahead(tmp_path, "1" * 12, step=5)
     set_ahead(tmp_path, "2" * 12, step=5, ahead_s=-600)
     assert sweep.recover(folder).attempt == "2" * 12
 
 
 def test_clocks_that_differ_by_little_are_no_matter(run):
-    attempt = checkpoints.begun(run)
+    attempt = sample_checkpoints.begun(run)
     set_ahead(run, attempt, ahead_s=0.3)
     (one,) = step_folder.state_of(LocalFolder(run / step_name(25))).attempts
     assert not one.is_ahead

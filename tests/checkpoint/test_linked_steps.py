@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from checkpoint import saves
-from cli import checkpoints
+from checkpoint import file_level_saves
+from cli import sample_checkpoints
 from shoal.checkpoint.blocks.reader import verify
 from shoal.checkpoint.disk import committing, step_folder
 from shoal.checkpoint.disk.opening import open_checkpoint
@@ -29,7 +29,7 @@ def alone():
 @pytest.fixture
 def archive(tmp_path):
     """An archive of two steps, and a run whose steps are links to it."""
-    archive = checkpoints.run_of_two(tmp_path / "archive")
+    archive = sample_checkpoints.run_of_two(tmp_path / "archive")
     (tmp_path / "run").mkdir()
     for step in (10, 20):
         (tmp_path / "run" / step_name(step)).symlink_to(archive / step_name(step))
@@ -76,7 +76,7 @@ def test_a_link_that_is_damaged_goes_and_what_it_leads_to_stays(archive, tmp_pat
 
 def test_what_was_begun_behind_a_link_is_not_ended(archive, tmp_path, alone):
     run = tmp_path / "run"
-    attempt = checkpoints.begun(archive, 25)
+    attempt = sample_checkpoints.begun(archive, 25)
     (run / step_name(25)).symlink_to(archive / step_name(25))
     with Checkpoints(run, keep=1, lease_s=1e-9, coordinator=alone) as ckpts:
         ckpts.save(30, {"w": np.ones(3)})
@@ -91,7 +91,7 @@ def test_an_attempt_that_ends_behind_a_link_leaves_the_link(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "here").symlink_to("there")
     folder = LocalFolder(tmp_path / "here")
-    one = saves.Save("1" * 12)
+    one = file_level_saves.Save("1" * 12)
     one.begin(folder)
     assert committing.abandon(folder, one.attempt) is None
     assert (tmp_path / "here").is_symlink()

@@ -9,8 +9,8 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
-from checkpoint import saves
-from cli import checkpoints
+from checkpoint import file_level_saves
+from cli import sample_checkpoints
 from shoal.checkpoint.disk import sweep
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
@@ -43,7 +43,7 @@ def link(run):
 
 @pytest.fixture(params=[copy, move, link])
 def run(request, tmp_path):
-    run = checkpoints.run_of_two(tmp_path / "run")
+    run = sample_checkpoints.run_of_two(tmp_path / "run")
     request.param(run)
     return run
 
@@ -116,18 +116,18 @@ def test_a_run_that_comes_to_that_step_destroys_nothing_that_is_whole(run, alone
 
 
 def test_elsewhere_a_copy_is_as_good_as_what_was_copied(tmp_path, alone):
-    run = checkpoints.run_of_two(tmp_path / "run")
+    run = sample_checkpoints.run_of_two(tmp_path / "run")
     shutil.copytree(run / step_name(10), tmp_path / "best")
     shutil.copytree(run / step_name(10), tmp_path / "other" / step_name(10))
     for path in (tmp_path / "best", tmp_path / "other" / step_name(10)):
         assert restore_with(alone, path)["step"] == 10
-    checkpoints.save(run / step_name(30), checkpoints.tree(30))  # it says no step
+    sample_checkpoints.save(run / step_name(30), sample_checkpoints.tree(30))  # it says no step
     assert Checkpoints(run, coordinator=alone).latest() == 30
 
 
 def test_a_copied_attempt_is_not_committed_under_another_step(tmp_path):
     run = tmp_path / "run"
-    saves.Save("0" * 12, step=10).prepare(LocalFolder(run / step_name(10)))
+    file_level_saves.Save("0" * 12, step=10).prepare(LocalFolder(run / step_name(10)))
     copy(run)
     assert sweep.recover(LocalFolder(run / step_name(40))) is None
     assert sweep.recover(LocalFolder(run / step_name(10))).step == 10

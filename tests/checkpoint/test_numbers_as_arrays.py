@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from checkpoint import written
+from checkpoint import hand_written
 from shoal.arrays.bridge.sharding import sharding
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.planning.casting import as_array, is_lossless, policy_for
@@ -39,7 +39,7 @@ TREE = {
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     where = tmp_path_factory.mktemp("numbers") / "saved"
-    written.write(where, TREE)
+    hand_written.write(where, TREE)
     return where
 
 

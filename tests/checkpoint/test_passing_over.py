@@ -7,8 +7,8 @@ import logging
 import numpy as np
 import pytest
 
-from cli.checkpoints import flip
-from collectives.jobs import run_all
+from cli.sample_checkpoints import flip
+from collectives.thread_jobs import run_all
 from shoal.checkpoint.disk import committing, sweep
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.disk.storage import LocalFolder
@@ -171,12 +171,12 @@ def test_a_deletion_of_what_says_nothing_is_finished_after_a_crash(
 
 
 def test_an_attempt_that_is_written_survives_the_deletion_of_what_says_nothing(tmp_path):
-    from checkpoint import saves
+    from checkpoint import file_level_saves
 
     folder = LocalFolder(tmp_path / step_name(5))
-    living = saves.Save("1" * 12)
+    living = file_level_saves.Save("1" * 12)
     living.begin(folder)
-    other = saves.Save("2" * 12).prepare(folder)
+    other = file_level_saves.Save("2" * 12).prepare(folder)
     committing.commit(folder, other.attempt)
     (tmp_path / step_name(5) / "COMMIT").write_text("{}")
     sweep.delete_damaged(folder)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from checkpoint import written
+from checkpoint import hand_written
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.sharding import sharding
 from shoal.checkpoint.history.checkpoints import Checkpoints
@@ -37,7 +37,7 @@ ARRAYS = ("params/w", "params/b", "opt/0/mu")
 def path(tmp_path_factory):
     tree = TREE
     where = tmp_path_factory.mktemp("wanted") / "saved"
-    written.write(where, tree, written.grid(2))
+    hand_written.write(where, tree, hand_written.grid(2))
     return where
 
 

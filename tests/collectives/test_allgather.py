@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from collectives.trees import DTYPES, arrays, bits_of
 from shoal.collectives import wire
 from shoal.collectives.allgather import allgather, allgather_with

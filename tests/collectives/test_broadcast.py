@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from collectives.trees import bits_of, trees
 from shoal.collectives.broadcast import broadcast, broadcast_with
 from shoal.errors import DivergenceError, PeerFailedError, UsageError, UsageTypeError

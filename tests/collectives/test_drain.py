@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shoal
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.collectives import drain as module
 from shoal.collectives.drain import drain, drain_with

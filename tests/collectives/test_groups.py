@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.allgather import allgather_with
 from shoal.collectives.broadcast import broadcast_with
 from shoal.collectives.live import live_with

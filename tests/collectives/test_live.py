@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.live import live, live_with
 from shoal.errors import (
     DeadlineError,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.live import live_with
 from shoal.collectives.live_block import LiveBlock
 from shoal.errors import (

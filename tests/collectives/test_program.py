@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.program import assert_same_program, assert_same_program_with
 from shoal.errors import DivergenceError, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob

@@ -9,7 +9,7 @@ import pytest
 
 from collectives import random_programs as programs
 from collectives.random_programs import Ended, Gone, program_of
-from collectives.stage import Hung, Stage
+from collectives.stepped_threads import Hung, Stage
 from shoal.collectives import arguments
 from shoal.collectives.transport import flow
 from shoal.errors import ShoalError

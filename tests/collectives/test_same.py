@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from collectives.trees import bits_of, trees
 from shoal.collectives.hashes import Flat, digest_of
 from shoal.collectives.leaves import leaf_of

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.hashes import Flat, digest_of, hashing_pool
 from shoal.collectives.same import assert_same, assert_same_with
 from shoal.errors import DivergenceError

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.broadcast import broadcast_with
 from shoal.errors import PeerFailedError, UsageError
 from shoal.runtime.barrier import barrier_with

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draw.wired import NAMESPACE, SAMPLE, elements, scene_of, texts_outside
+from draw.wired_topologies import NAMESPACE, SAMPLE, elements, scene_of, texts_outside
 from shoal.draw.bars import Bar, bars_svg, render_bars
 from shoal.draw.layout import draw_layout
 from shoal.draw.media.picture_svg import picture_svg

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from arrays.grids import placements
+from arrays.device_grids import placements
 from shoal.draw.media.picture_svg import picture_svg
 from shoal.draw.media.terminal import to_text
 from shoal.draw.page import picture_page

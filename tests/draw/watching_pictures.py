@@ -1,6 +1,6 @@
 """The pictures of docs/watching.md, from docs/watching.json: a job as `shoal watch --json` saw it.
 
-`python tests/draw/watching.py` rewrites them; a test compares.
+`python tests/draw/watching_pictures.py` rewrites them; a test compares.
 """
 
 from __future__ import annotations

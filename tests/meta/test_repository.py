@@ -56,7 +56,7 @@ def test_changelog_fragments_are_well_formed():
         "open('/ro" "ot/x')",
         "fixes iss" "ue #2",
         "Iss" "ue 12 says",
-        "as DES" "IGN §4 says",
+        "as DES" "IGN 4 says",
         "pip install --index" "-url x",
         "https://py" "pi.org/simple",
         "# TO" "DO later",

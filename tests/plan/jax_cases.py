@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plan.devices import generated, row
+from plan.described_devices import generated, row
 from shoal.errors import UsageError
 
 CASES = [

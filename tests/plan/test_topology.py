@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan.devices import as_jax, generated, row
+from plan.described_devices import as_jax, generated, row
 from plan.jax_cases import CASES, devices_of
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.hardware.tpu_generations import GENERATIONS

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shoal
-from checkpoint.kept import CLEAN, files_of, kept, same_bits
+from checkpoint.saved_contents import CLEAN, files_of, kept, same_bits
 from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.saving.background import start_save_with

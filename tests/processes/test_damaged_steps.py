@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import shoal
-from cli.checkpoints import flip
+from cli.sample_checkpoints import flip
 from shoal.testing.cluster import Cluster
 
 KINDS = ("COMMIT", "manifest-*", "index-*", "data-*-00000-of-*", "data-*-00001-of-*")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from processes import leaving
-from runtime.metadata import Metadata
+from runtime.metadata_server import Metadata
 from shoal.testing.cluster import Cluster
 
 PLAN = list(itertools.product(["SIGTERM", "file", "gce"], [1, 7], [0, 2]))

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import shoal
-from checkpoint.kept import kept, same_bits
+from checkpoint.saved_contents import kept, same_bits
 from shoal.testing.cluster import Cluster
 
 VALUES = np.arange(1 << 20, dtype=np.float32).reshape(1024, 1024)

@@ -9,7 +9,7 @@ from email.utils import format_datetime
 
 import pytest
 
-from runtime.metadata import Metadata
+from runtime.metadata_server import Metadata
 from shoal.runtime import clouds
 
 

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from runtime.bare import LIMITS, Place
+from runtime.bare_sockets import LIMITS, Place
 from shoal.errors import (
     DeadlineError,
     PeerFailedError,

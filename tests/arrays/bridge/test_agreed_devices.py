@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from collectives.jobs import run_all
-from plan.devices import as_jax, generated
+from collectives.thread_jobs import run_all
+from plan.described_devices import as_jax, generated
 from shoal.arrays.bridge.agreed_devices import View, agree_on_devices
 from shoal.arrays.device_order import Wish, ordered
 from shoal.errors import DivergenceError

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from arrays.grids import grids, placements
+from arrays.device_grids import grids, placements
 from shoal.arrays.bridge import devices as bridge
 from shoal.arrays.bridge.devices import jax_mesh, mesh_of, twins, twins_needed
 from shoal.arrays.bridge.sharding import layout_of, sharding

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from arrays.grids import grids
+from arrays.device_grids import grids
 from shoal.arrays.bridge.sharding import layout_of
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.feeding.own_rows import Split, checked_batch

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
-from arrays.grids import grids
+from arrays.device_grids import grids
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.feeding.local_rows import local_rows

@@ -43,7 +43,7 @@ def test_the_call_its_place_its_leaves_and_their_values(left):
     entry = left(leaf(rows, BOTH, "x", None), leaf(3, path="['n']"),
                  options=("same=True",), values=True)  # fmt: skip
     assert entry.place.startswith("put at ")
-    assert "arrays/test_leave_trail.py:" in entry.site
+    assert "arrays/host/test_leave_trail.py:" in entry.site
     assert entry.spec == (
         "same=True",
         f"mesh: {BOTH.text}",

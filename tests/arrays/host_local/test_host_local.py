@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from jax.sharding import PartitionSpec as P
 
-from arrays.grids import placements
+from arrays.device_grids import placements
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.sharding import layout_of, sharding
 from shoal.arrays.bridge.use_mesh import use_mesh

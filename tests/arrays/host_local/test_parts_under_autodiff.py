@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arrays.grids import placements
+from arrays.device_grids import placements
 from shoal.arrays.bridge.sharding import layout_of, sharding
 from shoal.arrays.host_local.host_local import from_host_local, to_host_local
 from shoal.arrays.moving.relayout import relayout

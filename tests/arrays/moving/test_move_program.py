@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from arrays.moved import as_it_lies, run, whole
+from arrays.planned_moves import as_it_lies, run, whole
 from plan.transfer.collectives_by_hand import all_layouts
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.moving.move_program import stages

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from arrays.moved import run
+from arrays.planned_moves import run
 from plan.transfer.collectives_by_hand import all_layouts, least_bytes
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.moving.plan_relayout import plan_relayout

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arrays.grids import grids
+from arrays.device_grids import grids
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.sharding import layout_of, sharding
 from shoal.arrays.moving.relayout import relayout

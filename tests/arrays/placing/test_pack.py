@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from arrays.grids import placements
+from arrays.device_grids import placements
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.placing.pack import pack, unpack

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arrays.grids import placements
+from arrays.device_grids import placements
 from shoal.arrays.bridge.sharding import layout_of, sharding
 from shoal.arrays.host.upload import upload
 from shoal.arrays.placing.put import put

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from jax.lax import psum
 from jax.test_util import check_grads
 
-from arrays.grids import placements
+from arrays.device_grids import placements
 from shoal.arrays.traced.constrain import constrain
 from shoal.arrays.traced.fence import fence
 from shoal.arrays.traced.linear import linear

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from arrays.grids import placements
+from arrays.device_grids import placements
 from shoal.arrays.bridge.sharding import layout_of
 from shoal.arrays.placing.put import put
 from shoal.arrays.traced.enter_manual import enter_manual, leave_manual

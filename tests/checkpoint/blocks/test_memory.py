@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from checkpoint import written
+from checkpoint import hand_written
 from shoal.checkpoint.blocks.memory import extra_bytes, uncollected
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.restoring.filling import Job, fill, on_host
@@ -44,7 +44,7 @@ def test_the_bound_is_the_callers_or_some_of_what_is_free():
 
 def test_memory_that_is_not_kept_is_given_up_before_more_is_read(tmp_path):
     tree = {name: name.encode() * 800_000 for name in "abcd"}
-    written.write(tmp_path / "saved", tree)
+    hand_written.write(tmp_path / "saved", tree)
     checkpoint = open_checkpoint(tmp_path / "saved")
     wishes = [Wish(number, None, None) for number in range(4)]
     fillings = [on_host(checkpoint, wish, Job(0, 1)) for wish in wishes]

@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkpoint import written
+from checkpoint import hand_written
 from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.blocks.block_hashes import digests
 from shoal.checkpoint.blocks.reader import Want, read, verify
@@ -33,7 +33,7 @@ SLOW = settings(max_examples=60, suppress_health_check=[HealthCheck.function_sco
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     path = tmp_path_factory.mktemp("reader") / "saved"
-    written.write(path, TREE, written.grid(3, 2), processes=2, max_file_bytes=1 << 21)
+    hand_written.write(path, TREE, hand_written.grid(3, 2), processes=2, max_file_bytes=1 << 21)
     found = open_checkpoint(path)
     assert len(found.index.files) > 2
     return found
@@ -139,7 +139,7 @@ def test_the_first_error_ends_the_reading(checkpoint, monkeypatch):
 
 
 def test_verify_reads_every_byte_and_tells_of_all_that_is_wrong(tmp_path):
-    written.write(tmp_path / "saved", TREE, written.grid(3), processes=2)
+    hand_written.write(tmp_path / "saved", TREE, hand_written.grid(3), processes=2)
     checkpoint = open_checkpoint(tmp_path / "saved")
     told = []
     assert verify(checkpoint, told.append) == []

@@ -87,6 +87,6 @@ def interrupt_everywhere() -> None:
 
 def test_an_interrupt_anywhere_waits_for_those_that_work(child_env):
     """In a process of its own: of threads that it kept from starting `threading` keeps a list."""
-    code = "from checkpoint.test_threads import interrupt_everywhere as run; run()"
-    env = child_env | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    code = "from checkpoint.blocks.test_threads import interrupt_everywhere as run; run()"
+    env = child_env | {"PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=env, timeout=60, check=True)

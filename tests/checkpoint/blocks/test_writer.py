@@ -17,7 +17,7 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.forgetting import Disk
+from checkpoint.forgetful_file_system import Disk
 from checkpoint.interrupts import Interrupt
 from shoal.checkpoint.blocks import arena as arenas
 from shoal.checkpoint.blocks import writer

@@ -9,8 +9,8 @@ import os
 import numpy as np
 import pytest
 
-from checkpoint.forgetting import Disk
-from checkpoint.saves import OWNER, Save, names_of, value_of
+from checkpoint.file_level_saves import OWNER, Save, names_of, value_of
+from checkpoint.forgetful_file_system import Disk
 from shoal.checkpoint.disk import committing, step_folder, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format import records, table_files

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.forgetting import Crash, Disk, crash
-from checkpoint.saves import Save, names_of, value_of
+from checkpoint.file_level_saves import Save, names_of, value_of
+from checkpoint.forgetful_file_system import Crash, Disk, crash
 from shoal.checkpoint.disk import committing, step_folder, sweep
 
 FIRST, SECOND = Save("00000000000a", value=7), Save("00000000000b", value=9)

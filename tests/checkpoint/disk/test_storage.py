@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from checkpoint.forgetting import Disk
+from checkpoint.forgetful_file_system import Disk
 from shoal.checkpoint.blocks.arena import pages
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import PAGE_BYTES

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.saves import Save, names_of, value_of
+from checkpoint.file_level_saves import Save, names_of, value_of
 from shoal.checkpoint.disk import committing, step_folder, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.format.records import Commit

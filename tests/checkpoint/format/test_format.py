@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.samples import ATTEMPT, blob, checkpoint, manifest
+from checkpoint.sample_checkpoint import ATTEMPT, blob, checkpoint, manifest
 from shoal.checkpoint.format import json_files, records, table_files, tiling
 from shoal.checkpoint.tree import flatten, nodes
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError

@@ -360,7 +360,9 @@ def test_who_waits_for_a_save_is_seen_to_wait(tmp_path, alone, monkeypatch):
         ckpts.wait()
     ((is_waiting, place),) = seen
     assert is_waiting
-    assert place.startswith("'the end of the save of step 7' (tests/checkpoint/test_history.py:")
+    assert place.startswith(
+        "'the end of the save of step 7' (tests/checkpoint/history/test_checkpoints.py:"
+    )
     assert not alone.progress.is_waiting
 
 

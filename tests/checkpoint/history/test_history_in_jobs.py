@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from checkpoint import training
-from cli import checkpoints
+from checkpoint import training_loop
+from cli import sample_checkpoints
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.runtime.client.in_process import LocalJob
@@ -27,27 +27,29 @@ def python(program, *arguments, env, code=0):
 
 def undisturbed():
     value = np.int32(0)
-    for step in range(training.STEPS):
+    for step in range(training_loop.STEPS):
         value = (value * np.int64(3) + step).astype(np.int32)
     return int(value)
 
 
 def test_a_job_that_is_told_to_leave_goes_on_on_another_mesh(child_env, tmp_path):
     with Cluster(2, start_method="fork", devices=4, env=child_env) as job:
-        first, second = job.run(training.train, str(tmp_path / "run"), 13)
+        first, second = job.run(training_loop.train, str(tmp_path / "run"), 13)
     assert first == second
     began, stopped, saved, _, code = first
     assert (began, saved[-1], code) == (0, stopped, 75)
     assert 13 <= stopped <= 20, "the save of step 19 is one at which they meet"
     with Cluster(1, devices=8, env=child_env) as job:
-        ((began, stopped, saved, values, code),) = job.run(training.train, str(tmp_path / "run"))
+        ((began, stopped, saved, values, code),) = job.run(
+            training_loop.train, str(tmp_path / "run")
+        )
     assert (began, stopped, saved, code) == (first[1] + 1, 29, [max(19, first[1]), 29], 0)
     assert values == {"w": [[undisturbed()] * 6] * 8, "seen": [undisturbed()] * 3}
 
 
 def test_who_is_killed_while_it_saves_costs_that_save_alone(child_env, tmp_path):
     with Cluster(3, start_method="fork", env=child_env, faults="save.write@2#2:kill") as job:
-        job.start(training.lose_one, str(tmp_path))
+        job.start(training_loop.lose_one, str(tmp_path))
         ended = job.wait(only=[0, 1])
     assert [one.value for one in ended] == [["SaveAborted", 71, (2,), [1], [0, 1]]] * 2
     with Checkpoints(tmp_path, coordinator=LocalJob(1).coordinators[0]) as ckpts:
@@ -60,7 +62,7 @@ def test_who_is_killed_while_old_steps_go_loses_nothing(point, child_env, tmp_pa
     env = {**child_env, "SHOAL_FAULTS": f"{point}:kill", "PYTHONPATH": "tests"}
     if point == "retain.before":
         env["SHOAL_FAULTS"] = "retain.before#2:kill"
-    python([training.__file__], tmp_path, env=env, code=-9)
+    python([training_loop.__file__], tmp_path, env=env, code=-9)
     alone = LocalJob(1).coordinators[0]
     with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
         expected = (1, 2) if point == "retain.before" else (2,)
@@ -82,7 +84,7 @@ ckpts.pin(10)
 
 
 def test_a_history_is_listed_and_restored_without_jax(child_env, tmp_path):
-    run = checkpoints.run_of_two(tmp_path / "run")
+    run = sample_checkpoints.run_of_two(tmp_path / "run")
     (tmp_path / "jax.py").write_text("raise ImportError('there is no JAX')")
     env = {**child_env, "PYTHONPATH": str(tmp_path)}
     assert python(["-c", WITHOUT_JAX], run, env=env) == "21 306.0 bfloat16 10\n"

@@ -8,9 +8,9 @@ import threading
 import numpy as np
 import pytest
 
-from checkpoint.test_save_ended import Clock
-from cli import checkpoints
-from collectives.jobs import run_all
+from checkpoint.saving.test_save_ended import Clock
+from cli import sample_checkpoints
+from collectives.thread_jobs import run_all
 from shoal.checkpoint.history import saver
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import restore_with
@@ -175,7 +175,7 @@ def test_a_step_of_a_newer_shoal_stays_and_stops_nothing(tmp_path, alone):
     with Checkpoints(tmp_path, keep=1, coordinator=alone) as ckpts:
         ckpts.save(1, state(1))
         ckpts.wait()
-        checkpoints.from_the_future(tmp_path / "step_000000000001")
+        sample_checkpoints.from_the_future(tmp_path / "step_000000000001")
         for step in (2, 3):
             ckpts.save(step, state(step))
         ckpts.wait()

@@ -9,8 +9,8 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from cli import checkpoints
-from collectives.jobs import run_all
+from cli import sample_checkpoints
+from collectives.thread_jobs import run_all
 from shoal.checkpoint.blocks.reader import verify
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.history import saver as saving
@@ -254,9 +254,9 @@ def test_the_loop_of_the_documents_survives_preemption(tmp_path):
 
 
 def test_an_attempt_that_is_complete_is_recovered_and_a_stale_one_ends(tmp_path, child_env):
-    run = checkpoints.run_of_two(tmp_path / "run")
-    stale = checkpoints.begun(run, 25)
-    checkpoints.killed_before_commit(run / "step_000000000030", child_env)
+    run = sample_checkpoints.run_of_two(tmp_path / "run")
+    stale = sample_checkpoints.begun(run, 25)
+    sample_checkpoints.killed_before_commit(run / "step_000000000030", child_env)
     alone = LocalJob(1).coordinators[0]
     Checkpoints(run, recover=False, coordinator=alone)
     assert (run / "step_000000000025" / f"PENDING-{stale}").exists()
@@ -270,10 +270,10 @@ def test_an_attempt_that_is_complete_is_recovered_and_a_stale_one_ends(tmp_path,
 
 @pytest.mark.parametrize(("lease_s", "stays"), [(60.0, True), (1e-9, False)])
 def test_what_is_stale_goes_with_the_old_steps_and_who_writes_is_spared(tmp_path, lease_s, stays):
-    run = checkpoints.run_of_two(tmp_path / "run")
+    run = sample_checkpoints.run_of_two(tmp_path / "run")
     alone = LocalJob(1).coordinators[0]
     with Checkpoints(run, keep=1, lease_s=lease_s, coordinator=alone) as ckpts:
-        checkpoints.begun(run, 25)
+        sample_checkpoints.begun(run, 25)
         ckpts.save(30, state(30))
     assert ckpts.all_steps() == (30,)
     assert (run / "step_000000000025").exists() is stays

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.errors import PeerFailedError, SaveAborted, UsageError
 from shoal.runtime.barrier import barrier_with

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from jax.sharding import PartitionSpec
 
-from arrays.grids import placements
-from checkpoint import written
+from arrays.device_grids import placements
+from checkpoint import hand_written
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.placing.put import put
 from shoal.checkpoint.blocks.memory import empty
@@ -64,7 +64,7 @@ def test_any_placement_is_restored_and_exchanged(tmp_path, placement):
     value = values_of(shape)
     path = tmp_path / str(abs(hash((layout, shape))))
     if not path.exists():
-        written.write(path, {"a": value}, written.grid(2, 3))
+        hand_written.write(path, {"a": value}, hand_written.grid(2, 3))
     place = sharding(layout)
     same(restore(path, layout)["a"], value)
     checkpoint = open_checkpoint(path)
@@ -153,7 +153,7 @@ def rows(tmp_path_factory):
         "odd": np.zeros((1001, 1003), np.float32),
         "small": np.zeros((8, 8), np.float32),
     }
-    written.write(path, tree, written.grid(8), processes=4)
+    hand_written.write(path, tree, hand_written.grid(8), processes=4)
     return open_checkpoint(path)
 
 

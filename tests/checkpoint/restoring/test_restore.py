@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from checkpoint import written
+from checkpoint import hand_written
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.bridge.use_mesh import use_mesh
 from shoal.arrays.placing.put import put
@@ -54,7 +54,7 @@ TREE = {
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     where = tmp_path_factory.mktemp("restore") / "saved"
-    written.write(where, TREE, written.grid(3, 3))
+    hand_written.write(where, TREE, hand_written.grid(3, 3))
     return where
 
 
@@ -257,7 +257,7 @@ def test_packed_and_odd_dtypes_in_any_layout(name, tmp_path):
     if dtype.itemsize == 1:
         bits = bits[..., :4] % (4 if name.endswith("2") else 16)
     array = np.ascontiguousarray(bits).view(dtype)
-    written.write(tmp_path / "odd", {"a": array}, written.grid(3, 2), processes=2)
+    hand_written.write(tmp_path / "odd", {"a": array}, hand_written.grid(3, 2), processes=2)
     assert same(restore(tmp_path / "odd")["a"], array)
     if name in NARROW:
         back = restore(tmp_path / "odd", Layout(MESH, "x", "y", None))["a"]
@@ -269,12 +269,12 @@ def test_packed_and_odd_dtypes_in_any_layout(name, tmp_path):
 
 
 def test_values_of_processes_need_as_many_or_a_merge(tmp_path):
-    written.write(tmp_path / "own", {"rows": PerProcess([{"at": 3}, {"at": 5}])}, processes=2)
+    hand_written.write(tmp_path / "own", {"rows": PerProcess([{"at": 3}, {"at": 5}])}, processes=2)
     with pytest.raises(UsageError, match="of each of 2 processes, and there are 1 now"):
         restore(tmp_path / "own")
     back = restore(tmp_path / "own", merge=lambda values: max(one["at"] for one in values))
     assert back == {"rows": PerProcess(5)}
-    written.write(tmp_path / "one", {"rows": PerProcess([{"at": 3}])})
+    hand_written.write(tmp_path / "one", {"rows": PerProcess([{"at": 3}])})
     assert restore(tmp_path / "one") == {"rows": PerProcess({"at": 3})}
 
 
@@ -328,7 +328,7 @@ def test_without_jax_everything_comes_back_to_the_host(path):
 
 
 def test_an_error_while_reading_returns_nothing(path, tmp_path):
-    written.write(tmp_path / "bad", {"a": np.zeros(300_000), "b": np.ones(3)})
+    hand_written.write(tmp_path / "bad", {"a": np.zeros(300_000), "b": np.ones(3)})
     (file,) = (tmp_path / "bad").glob("data-*")
     content = bytearray(file.read_bytes())
     content[-1_000_000] ^= 1
@@ -388,12 +388,12 @@ LITTLE = (
 
 @pytest.mark.parametrize("tree", LITTLE, ids=str)
 def test_little_or_nothing(tree, tmp_path):
-    written.write(tmp_path / "little", tree)
+    hand_written.write(tmp_path / "little", tree)
     back = restore(tmp_path / "little")
     assert type(back) is type(tree)
     assert str(back) == str(tree)
     assert str(plan_restore(tmp_path / "little")).startswith(str(tmp_path))
     back = restore(tmp_path / "little", lambda name, leaf: None)
     assert str(back) == str(tree)
-    written.write(tmp_path / "more", [1, {"below": tree}])
+    hand_written.write(tmp_path / "more", [1, {"below": tree}])
     assert str(restore(tmp_path / "more")) == str([1, {"below": tree}])

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from checkpoint import written
+from checkpoint import hand_written
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.placing.put import put
 from shoal.checkpoint.restoring.restore import plan_restore, restore
@@ -68,7 +68,7 @@ def test_every_layout_to_every_other(saved, grid):
 
 @pytest.mark.parametrize("cuts", [(3, 5), (1, 7), (16, 1), (5,)], ids=str)
 def test_chunks_that_are_cut_unevenly(cuts, tmp_path):
-    written.write(tmp_path / "saved", values(), written.grid(*cuts), processes=2)
+    hand_written.write(tmp_path / "saved", values(), hand_written.grid(*cuts), processes=2)
     for grid in GRIDS:
         for layout in layouts(grid):
             for name, array in restore(tmp_path / "saved", layout).items():

@@ -7,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from checkpoint import written
-from collectives.jobs import run_all
+from checkpoint import hand_written
+from collectives.thread_jobs import run_all
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.restoring.restore import restore_with
 from shoal.errors import (
@@ -36,7 +36,7 @@ class Mounted(LocalFolder):
 def saved(tmp_path):
     """The files that each of three processes sees."""
     path = tmp_path / "0"
-    written.write(path, TREE, written.grid(3), step=4)
+    hand_written.write(path, TREE, hand_written.grid(3), step=4)
     others = [shutil.copytree(path, tmp_path / str(number)) for number in (1, 2)]
     return [path, *others]
 
@@ -82,7 +82,7 @@ def test_a_path_where_nobody_sees_anything(saved):
 
 def test_a_path_where_one_sees_another_save(saved):
     shutil.rmtree(saved[2])
-    written.write(saved[2], TREE, step=5, attempt="00000000000b")
+    hand_written.write(saved[2], TREE, step=5, attempt="00000000000b")
     found = all_are(restore_all(saved), DivergenceError, "see different checkpoints")
     assert set(found[0].sides.values()) == {(0, 1), (2,)}
 
@@ -144,11 +144,11 @@ def test_targets_and_options_must_agree(saved):
 
 
 def test_values_of_other_processes(tmp_path):
-    own = written.PerProcess([{"at": number} for number in range(3)])
-    written.write(tmp_path / "own", {"own": own}, processes=3)
+    own = hand_written.PerProcess([{"at": number} for number in range(3)])
+    hand_written.write(tmp_path / "own", {"own": own}, processes=3)
     paths = [tmp_path / "own"] * 3
     assert [back["own"].value["at"] for back in restore_all(paths)] == [0, 1, 2]
-    written.write(tmp_path / "two", {"own": written.PerProcess([1, 2])}, processes=2)
+    hand_written.write(tmp_path / "two", {"own": hand_written.PerProcess([1, 2])}, processes=2)
     found = restore_all([tmp_path / "two"] * 3)
     all_are(found, UsageError, "of each of 2 processes, and there are 3 now")
     found = restore_all([tmp_path / "two"] * 3, merge=[sum, sum, sum])

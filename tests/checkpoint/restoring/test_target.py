@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from checkpoint import written
+from checkpoint import hand_written
 from shoal.arrays.bridge.devices import jax_mesh
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.restoring import protocol
@@ -29,7 +29,7 @@ TREE = {
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     where = tmp_path_factory.mktemp("target") / "saved"
-    written.write(where, TREE, written.grid(2))
+    hand_written.write(where, TREE, hand_written.grid(2))
     return where
 
 

@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from checkpoint.kept import CLEAN, files_of, in_job, kept, same_bits
-from collectives.jobs import PATIENCE_S
+from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, same_bits
+from collectives.thread_jobs import PATIENCE_S
 from shoal.checkpoint.disk.opening import open_checkpoint
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.history.checkpoints import Checkpoints

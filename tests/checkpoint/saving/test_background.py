@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from checkpoint.kept import CLEAN, files_of, in_job, kept, same_bits
+from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, same_bits
 from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.saving.background import start_save_with
 from shoal.errors import DeadlineError, SaveAborted, StepAlreadyCommitted, StorageError

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from safetensors import safe_open
 
 import shoal
-from checkpoint.kept import CLEAN, files_of, in_job, kept, messages, same_bits
+from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, messages, same_bits
 from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.disk import step_folder
 from shoal.checkpoint.disk.opening import open_checkpoint

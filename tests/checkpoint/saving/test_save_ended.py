@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from checkpoint.kept import CLEAN, files_of, in_job, kept, messages
+from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, messages
 from shoal.checkpoint.disk import step_folder, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import settling

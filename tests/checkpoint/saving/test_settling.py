@@ -7,8 +7,8 @@ import errno
 import numpy as np
 import pytest
 
-from checkpoint.kept import files_of, in_job, kept, messages
-from checkpoint.saves import Save, value_of
+from checkpoint.file_level_saves import Save, value_of
+from checkpoint.saved_contents import files_of, in_job, kept, messages
 from shoal.checkpoint.disk import committing, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import settling

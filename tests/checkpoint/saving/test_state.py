@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from checkpoint.kept import same_bits
+from checkpoint.saved_contents import same_bits
 from shoal.checkpoint.saving import file_images
 from shoal.checkpoint.saving.lines import lines_of
 from shoal.checkpoint.saving.state import held_of, own_of, read_state

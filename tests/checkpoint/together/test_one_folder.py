@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from collectives.jobs import run_all
+from collectives.thread_jobs import run_all
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.checkpoint.restoring.restore import restore_with
 from shoal.checkpoint.saving.save import save_with

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 import shoal
-from cli import checkpoints
-from collectives.jobs import run_all
+from cli import sample_checkpoints
+from collectives.thread_jobs import run_all
 from shoal.checkpoint.disk.step_folder import KEEP
 from shoal.checkpoint.disk.step_names import step_name
 from shoal.checkpoint.saving.save import save_with
@@ -39,7 +39,7 @@ def as_json(*arguments, code=0):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    return checkpoints.run_of_two(tmp_path_factory.mktemp("saved") / "run")
+    return sample_checkpoints.run_of_two(tmp_path_factory.mktemp("saved") / "run")
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_ls_lists_what_is_committed(saved):
 
 def test_ls_takes_one_checkpoint(saved, tmp_path):
     assert [one["step"] for one in as_json("ls", saved / step_name(20))] == [20]
-    checkpoints.save(tmp_path / "model", {"w": np.ones(3)})
+    sample_checkpoints.save(tmp_path / "model", {"w": np.ones(3)})
     assert ckpt("ls", tmp_path / "model").splitlines()[1].split()[:2] == ["-", "committed"]
 
 
@@ -109,7 +109,7 @@ def test_json_is_json_whatever_a_metric_is(tmp_path):
 
 
 def test_a_step_of_a_newer_shoal_is_told_and_the_others_are_looked_at(run):
-    checkpoints.from_the_future(run / step_name(10))
+    sample_checkpoints.from_the_future(run / step_name(10))
     assert [one["state"] for one in as_json("ls", run)] == ["unsupported", "committed"]
     assert [len(one["problems"]) for one in as_json("verify", run, code=1)] == [1, 0]
     states = [one["state"] for one in as_json("recover", run, code=1)]
@@ -125,7 +125,7 @@ def test_what_is_wrong_is_told_in_lines(run):
 
 
 def test_ls_says_what_an_attempt_waits_for(run):
-    attempt = checkpoints.begun(run)
+    attempt = sample_checkpoints.begun(run)
     (run / step_name(10) / KEEP).touch()
     told = ckpt("ls", run)
     assert re.search(rf"step 25: attempt {attempt} by h7 \(pid 123\), touched .* ago, waits", told)
@@ -152,7 +152,7 @@ def test_show_shows_the_leaves(saved):
 def test_verify_reads_every_byte(run):
     assert "are whole" in ckpt("verify", run)
     path = data_of(run / step_name(20))
-    checkpoints.flip(path)
+    sample_checkpoints.flip(path)
     told = ckpt("verify", run, code=76)
     assert "step 10: " in told
     assert path.name in told
@@ -163,7 +163,7 @@ def test_verify_reads_every_byte(run):
 @pytest.mark.parametrize("name", ["COMMIT", "manifest-*", "index-*"])
 def test_what_is_damaged_is_said_and_76(run, name):
     (path,) = (run / step_name(20)).glob(name)
-    checkpoints.flip(path, 20)
+    sample_checkpoints.flip(path, 20)
     (whole, damaged) = as_json("verify", run, code=76)
     assert (len(whole["problems"]), len(damaged["problems"])) == (0, 1)
     if name == "COMMIT":
@@ -178,7 +178,7 @@ def test_a_missing_file_is_damage(run):
 
 
 def test_diff_of_equal_ones(saved, tmp_path):
-    checkpoints.save(tmp_path / "again", checkpoints.tree(20))
+    sample_checkpoints.save(tmp_path / "again", sample_checkpoints.tree(20))
     assert ckpt("diff", saved, tmp_path / "again") == "equal, bit by bit\n"
     assert as_json("diff", saved, tmp_path / "again") == {"equal": True, "differences": []}
 
@@ -201,8 +201,8 @@ def test_diff_sees_every_bit_and_all_that_is_missing(tmp_path):
     right = {"zero": np.array([-0.0, 1.0]), "nan": np.array([np.nan]), "s": np.ones((3, 1))}
     right |= {"new": None, "t": 0.5}
     left |= {"t": 1}
-    checkpoints.save(tmp_path / "a", left)
-    checkpoints.save(tmp_path / "b", right)
+    sample_checkpoints.save(tmp_path / "a", left)
+    sample_checkpoints.save(tmp_path / "b", right)
     found = as_json("diff", tmp_path / "a", tmp_path / "b", code=1)["differences"]
     assert {one["leaf"]: one["kind"] for one in found} == {
         "zero": "values",
@@ -220,8 +220,8 @@ def test_diff_compares_large_leaves_in_bands(tmp_path, monkeypatch):
     changed = values.copy()
     changed[17, 3] = -1
     changed[29, 9] = 0
-    checkpoints.save(tmp_path / "a", values)
-    checkpoints.save(tmp_path / "b", changed)
+    sample_checkpoints.save(tmp_path / "a", values)
+    sample_checkpoints.save(tmp_path / "b", changed)
     (one,) = as_json("diff", tmp_path / "a", tmp_path / "b", code=1)["differences"]
     assert (one["at"], one["count"], one["first"], one["second"]) == ([17, 3], 2, "173", "-1")
     assert one["max_abs"] == 299
@@ -250,7 +250,7 @@ def test_processes_own_values_are_shown_and_compared(tmp_path):
 
 def test_recover_commits_what_is_complete(run, child_env):
     path = run / step_name(30)
-    checkpoints.killed_before_commit(path, child_env)
+    sample_checkpoints.killed_before_commit(path, child_env)
     assert "is complete: `shoal ckpt recover` commits it" in ckpt("ls", run)
     states = [one["state"] for one in as_json("recover", run)]
     assert states == ["committed", "committed", "recovered"]
@@ -259,12 +259,12 @@ def test_recover_commits_what_is_complete(run, child_env):
 
 
 def test_nothing_to_recover_is_1(run):
-    checkpoints.begun(run)
+    sample_checkpoints.begun(run)
     assert "nothing complete" in ckpt("recover", run / step_name(25), code=1)
 
 
 def test_gc_removes_what_is_stale_and_spares_what_is_not(run):
-    attempt = checkpoints.begun(run)
+    attempt = sample_checkpoints.begun(run)
     before = sorted((run / step_name(25)).iterdir())
     assert f"attempt {attempt} is spared" in ckpt("gc", run)
     assert "2 files" in ckpt("gc", run, "--older", 0, "--dry-run")
@@ -302,7 +302,7 @@ def test_wrong_usage(arguments, words, saved):
 
 
 def test_a_step_that_is_not_committed_is_not_shown(run):
-    checkpoints.begun(run)
+    sample_checkpoints.begun(run)
     with pytest.raises(NotCommitted):
         ckpt("show", run, "--step", 25)
     with pytest.raises(NotCommitted):

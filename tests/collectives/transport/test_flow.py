@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.transport import flow as module
 from shoal.collectives.transport.flow import Flow
 from shoal.errors import DeadlineError

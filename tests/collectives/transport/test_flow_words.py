@@ -14,7 +14,7 @@ from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.rules.deadline import Allowance
 from shoal.testing.coordinator_contract import PATIENCE_S, run_together
 
-FILE = "tests/collectives/test_flow_words.py"
+FILE = "tests/collectives/transport/test_flow_words.py"
 
 
 def test_a_failure_of_the_runtime_is_one_line_of_the_message_and_kept_whole():
@@ -33,9 +33,7 @@ def test_a_failure_of_the_runtime_is_one_line_of_the_message_and_kept_whole():
     assert type(own) is RuntimeError
     assert type(peer) is PeerFailedError
     told = re.sub(r"py:[0-9]+ .*", "py:N", str(peer).partition(": process 1 ")[2])
-    assert (
-        told == "failed: RuntimeError: INTERNAL: no memory (tests/collectives/test_flow_words.py:N"
-    )
+    assert told == f"failed: RuntimeError: INTERNAL: no memory ({FILE}:N"
     assert "process 0 failed: forged" in peer.failed[1]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.transport import stream, windows
 from shoal.collectives.transport.chunks import CHUNKS, LARGE_BYTES, SMALL_BYTES, Bytes, runs
 from shoal.collectives.transport.ring import chain, rotation, tree
@@ -180,4 +180,4 @@ def test_who_leaves_or_comes_late_is_named(way):
     with pytest.raises(DeadlineError) as told:
         spread(LocalJob(2).coordinators[0], 0, [b"abc"], 3, timeout_s=0.05, name="params")
     assert told.value.missing == (1,)
-    assert "collectives/test_stream.py:" in str(told.value)
+    assert "collectives/transport/test_stream.py:" in str(told.value)

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from collectives.jobs import PATIENCE_S, run_all
+from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.transport import chunks, windows
 from shoal.collectives.transport.flow import Flow
 from shoal.collectives.transport.stream import spread

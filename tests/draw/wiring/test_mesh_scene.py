@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draw.wired import LARGE, SAMPLE, scene_of
+from draw.wired_topologies import LARGE, SAMPLE, scene_of
 from shoal.draw.wiring.mesh_scene import Most, draw_wires
 from shoal.errors import UsageError
 from shoal.plan.mesh import Mesh

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from draw.wired import (
+from draw.wired_topologies import (
     LARGE,
     NAMESPACE,
     SAMPLE,

@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from draw.wired import LARGE, SAMPLE
+from draw.wired_topologies import LARGE, SAMPLE
 from shoal.draw.media.terminal import plain
 from shoal.draw.wiring.wires_text import render_wires
 from shoal.plan.placement import place

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from plan.devices import as_jax, generated
+from plan.described_devices import as_jax, generated
 from plan.jax_cases import check, devices_of, of, shapes_of
 from shoal.errors import UsageError
 from shoal.plan.orders import jax_order

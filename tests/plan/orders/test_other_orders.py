@@ -17,7 +17,7 @@ from shoal.plan.topology import parse
 
 CASES = [
     json.loads(line)
-    for line in (Path(__file__).parent / "cases/torch_xla_mesh.jsonl").read_text().splitlines()
+    for line in (Path(__file__).parents[1] / "cases/torch_xla_mesh.jsonl").read_text().splitlines()
 ]
 
 

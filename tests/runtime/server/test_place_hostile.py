@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.bare import BEAT, TOKEN, Place
+from runtime.bare_sockets import BEAT, TOKEN, Place
 from shoal.runtime.rules.joining import PROTOCOL
 from shoal.runtime.rules.point import Point
 from shoal.runtime.wire.frames import pack_frame

@@ -17,7 +17,7 @@ from shoal.runtime.system.failure_words import (
     particulars_of,
 )
 
-FILE = "tests/runtime/test_failure_words.py"
+FILE = "tests/runtime/system/test_failure_words.py"
 
 
 class Unsayable(Exception):
