@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plan.described_devices import as_jax, generated, row
-from shoal.arrays.device_order import Wish, order_offences, ordered
+from shoal.arrays.device_order import OrderWish, order_offences, ordered
 from shoal.errors import UsageError, UsageTypeError
 from shoal.plan.mesh import Mesh
 from shoal.plan.placement import Rings, place
@@ -29,7 +29,7 @@ def hosts(platform, counts):
 def made(rows, axes, wish=None, *, given=False, **named):
     named.setdefault("kind", rows[0]["platform"])
     pairs = list(axes.items())
-    return ordered(pairs, as_jax(rows), wish or Wish(), given=given, **named)
+    return ordered(pairs, as_jax(rows), wish or OrderWish(), given=given, **named)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def made(rows, axes, wish=None, *, given=False, **named):
     ],
 )  # fmt: skip
 def test_tpus_are_placed_as_planned(rows, axes, asked):
-    order = made(rows, axes, Wish(**asked), name="pod", axis_types="explicit")
+    order = made(rows, axes, OrderWish(**asked), name="pod", axis_types="explicit")
     planned = place(from_devices(rows), axes, **asked)
     assert (order.mesh.device_ids == planned.device_ids).all()
     owners = {one["id"]: one["process"] for one in rows}
@@ -72,7 +72,7 @@ def test_hosts_stand_process_after_process(platform, counts):
 
 def test_across_counts_processes_where_there_are_no_slices():
     rows = hosts("gpu", (4, 4))
-    mesh = made(rows, {"data": 4, "model": 2}, Wish(across={"model": 2})).mesh
+    mesh = made(rows, {"data": 4, "model": 2}, OrderWish(across={"model": 2})).mesh
     assert mesh.processes.tolist() == [[0, 1]] * 4
 
 
@@ -83,11 +83,11 @@ def test_what_the_caller_lists_stands_as_listed_unless_a_placement_is_asked_for(
     planned = place(from_devices(V5P), axes).device_ids.ravel().tolist()
     assert ids != planned
     for wish, wanted in (
-        (Wish(), ids),
-        (Wish(order="given"), ids),
-        (Wish(order="wires"), planned),
-        (Wish(allow_split_physical_axes=True), planned),
-        (Wish(order="wires", allow_split_physical_axes=True), planned),
+        (OrderWish(), ids),
+        (OrderWish(order="given"), ids),
+        (OrderWish(order="wires"), planned),
+        (OrderWish(allow_split_physical_axes=True), planned),
+        (OrderWish(order="wires", allow_split_physical_axes=True), planned),
     ):
         got = made(listed, axes, wish, given=True).mesh.device_ids.ravel().tolist()
         assert got == wanted
@@ -95,7 +95,7 @@ def test_what_the_caller_lists_stands_as_listed_unless_a_placement_is_asked_for(
 
 def test_a_part_of_a_pod_is_a_topology_of_its_own():
     part = [one for one in V5P if one["coords"][2] == 1]
-    order = made(part, {"a": 16}, Wish(order="wires"), given=True)
+    order = made(part, {"a": 16}, OrderWish(order="wires"), given=True)
     assert order.topology.text == "v5p:4x4x1"
     assert (order.mesh.device_ids == place(from_devices(part), {"a": 16}).device_ids).all()
 
@@ -104,7 +104,7 @@ def test_a_part_of_a_slice_has_not_the_links_of_the_whole():
     tall = generated(4, 4, 8, "TPU v5p")
     half = [one for one in tall if one["coords"][2] < 4]
     for present, wanted in ((tall, "v5p:4x4x4 wrap=xy"), (hosts("cpu", (64,)), "v5p:4x4x4")):
-        order = made(half, {"a": 64}, Wish(order="wires"), given=True, present=as_jax(present))
+        order = made(half, {"a": 64}, OrderWish(order="wires"), given=True, present=as_jax(present))
         assert order.topology.text == wanted
 
 
@@ -115,20 +115,33 @@ def test_why_is_said():
     assert "data has hops of 0 links at most, over 2 slices" in why
     assert why.endswith("model has hops of 1 link at most")
     assert "process after process" in made(hosts("cpu", (4, 4)), {"a": 8}).why
-    assert "compatible_with='jax' asks for" in made(V5P, {"a": 64}, Wish(compatible_with="jax")).why
+    assert (
+        "compatible_with='jax' asks for"
+        in made(V5P, {"a": 64}, OrderWish(compatible_with="jax")).why
+    )
     assert "given by devices=" in made(V5P, {"a": 64}, given=True).why
 
 
 @pytest.mark.parametrize(
     ("rows", "axes", "wish", "message"),
     [
-        (SLICES, {"a": 32}, Wish(across={"b": 2}), "make_mesh: across: no axis 'b'"),
-        (SLICES, {"a": 32}, Wish(across={"a": 4}), "make_mesh: across: .* has 2 slices"),
-        (SLICES, {"a": 32}, Wish(across="a"), "make_mesh: "),
-        (V5P, {"a": 8, "b": 8}, Wish(allow_split_physical_axes=False), "make_mesh: 8x8 on v5p"),
-        (V5P, {"a": 64}, Wish(compatible_with="jacks"), "make_mesh: compatible_with='jacks'"),
-        ([*V5P, V5P[0]], {"a": 65}, Wish(), "(?s)make_mesh: .*ids come twice"),
-        (V5P[:-1] + hosts("cpu", (1,)), {"a": 64}, Wish(), "(?s)make_mesh: .*have no coordinates"),
+        (SLICES, {"a": 32}, OrderWish(across={"b": 2}), "make_mesh: across: no axis 'b'"),
+        (SLICES, {"a": 32}, OrderWish(across={"a": 4}), "make_mesh: across: .* has 2 slices"),
+        (SLICES, {"a": 32}, OrderWish(across="a"), "make_mesh: "),
+        (
+            V5P,
+            {"a": 8, "b": 8},
+            OrderWish(allow_split_physical_axes=False),
+            "make_mesh: 8x8 on v5p",
+        ),
+        (V5P, {"a": 64}, OrderWish(compatible_with="jacks"), "make_mesh: compatible_with='jacks'"),
+        ([*V5P, V5P[0]], {"a": 65}, OrderWish(), "(?s)make_mesh: .*ids come twice"),
+        (
+            V5P[:-1] + hosts("cpu", (1,)),
+            {"a": 64},
+            OrderWish(),
+            "(?s)make_mesh: .*have no coordinates",
+        ),
     ],
 )
 def test_errors_of_the_planner_are_said_of_the_call(rows, axes, wish, message):
@@ -139,18 +152,18 @@ def test_errors_of_the_planner_are_said_of_the_call(rows, axes, wish, message):
 
 
 def test_orders_that_cannot_be():
-    assert "must be 'wires' or 'given'" in order_offences(Wish("best"), is_listed=True)[0]
-    assert "needs a list of devices=" in order_offences(Wish("given"), is_listed=False)[0]
-    told = order_offences(Wish("given", across={"a": 2}), is_listed=True)
+    assert "must be 'wires' or 'given'" in order_offences(OrderWish("best"), is_listed=True)[0]
+    assert "needs a list of devices=" in order_offences(OrderWish("given"), is_listed=False)[0]
+    told = order_offences(OrderWish("given", across={"a": 2}), is_listed=True)
     assert told == ["order='given' leaves nothing for across to choose"]
-    for wish in (Wish(), Wish("wires"), Wish("wires", {"a": 2})):
+    for wish in (OrderWish(), OrderWish("wires"), OrderWish("wires", {"a": 2})):
         assert order_offences(wish, is_listed=False) == []
-    assert order_offences(Wish("given"), is_listed=True) == []
+    assert order_offences(OrderWish("given"), is_listed=True) == []
 
 
 def test_a_device_that_is_none():
     with pytest.raises(UsageTypeError, match=r"is no device"):
-        ordered([("a", 1)], [type("Odd", (), {"id": None, "process_index": 0})()], Wish(),
+        ordered([("a", 1)], [type("Odd", (), {"id": None, "process_index": 0})()], OrderWish(),
                 given=False)  # fmt: skip
 
 

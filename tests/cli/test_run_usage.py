@@ -12,7 +12,7 @@ import pytest
 
 from shoal import __version__, settings
 from shoal.cli import run as command
-from shoal.cli.run import Request, check
+from shoal.cli.run import RunRequest, check
 from shoal.errors import UsageError
 from shoal.launch.environment import Addresses, variables
 from shoal.runtime.system import cpu_devices
@@ -35,7 +35,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 def refusal(*program: str, **options: object) -> str:
     with pytest.raises(UsageError) as caught:
-        check(Request(program, **options))
+        check(RunRequest(program, **options))
     assert caught.value.exit_code == 2
     return str(caught.value)
 
@@ -57,13 +57,13 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
 
 
 def test_what_is_right_passes():
-    assert check(Request(("train.py",))) == (1, None, frozenset({0}))
-    checked = check(Request(("train.py", "--x"), False, "4", "2", "3, 0"))
+    assert check(RunRequest(("train.py",))) == (1, None, frozenset({0}))
+    checked = check(RunRequest(("train.py", "--x"), False, "4", "2", "3, 0"))
     assert checked == (4, 2, frozenset({0, 3}))
     for program in ("launch", "application"):
-        check(Request((program,)))
-    check(Request(("train",), module=True))
-    check(Request(("json.tool",), module=True))
+        check(RunRequest((program,)))
+    check(RunRequest(("train",), module=True))
+    check(RunRequest(("json.tool",), module=True))
 
 
 def test_all_offenders_are_named_at_once():

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import observer as observing
-from shoal.cli.observer import Observer, Place, find
+from shoal.cli.observer import Observer, ServerAddress, find
 from shoal.cli.stacks import _program_first, read_processes
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, UsageError
 
@@ -36,7 +36,7 @@ class Server:
             stdout=subprocess.PIPE,
         )
         self.address = json.loads(self.popen.stdout.readline())["address"]
-        self.place = Place(self.address, TOKEN)
+        self.place = ServerAddress(self.address, TOKEN)
 
     def close(self) -> None:
         """Let it end by itself; if it cannot, kill it."""
@@ -233,7 +233,7 @@ def test_something_else_that_listens_is_no_meeting_place():
         thread = threading.Thread(target=answer)
         thread.start()
         with pytest.raises(InitializeError, match="is no meeting place of this shoal"):
-            Observer("watch", Place(f"127.0.0.1:{other.getsockname()[1]}", ""))
+            Observer("watch", ServerAddress(f"127.0.0.1:{other.getsockname()[1]}", ""))
         thread.join()
 
 

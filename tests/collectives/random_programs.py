@@ -18,7 +18,7 @@ from shoal.collectives.same import assert_same_with
 from shoal.errors import ShoalError
 from shoal.runtime.barrier import barrier_with
 from shoal.runtime.preemption import rearm_with
-from shoal.runtime.rules.trail import Entry
+from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.system.fault_points import InjectedError
 
 KINDS = ("barrier", "barrier", "live", "broadcast", "large", "allgather", "many", "same", "rearm",
@@ -187,7 +187,7 @@ def perform(coordinator, operation, at, faults, *, large=100_000):
 def _entry(at, faults):
     """Return what a call of put leaves in the trail."""
     values = f"{at} of another opinion" if any(f.kind == "values" for f in faults) else f"{at}"
-    return Entry("put", "train.py:1 (main)", ("w: float32[8]",), values)
+    return TrailEntry("put", "train.py:1 (main)", ("w: float32[8]",), values)
 
 
 def _disturbed(operation, faults):

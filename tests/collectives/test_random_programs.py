@@ -138,7 +138,7 @@ def test_all_answer_by_the_deadline_all_or_none_and_the_next_point_works(play, p
     ("owner", "name", "before"),
     [
         (lines, "_passes", lambda gathering, point, after_loss: point.survivors),
-        (lines.Lines, "join", lambda self, gatherings, answered: None),
+        (lines.OpenGatherings, "join", lambda self, gatherings, answered: None),
         (lanes.Lanes, "_flush", lambda self, lane: self._counts.pop(lane)),
     ],
     ids=["late to live", "other groups", "interrupts"],

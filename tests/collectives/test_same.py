@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from collectives.thread_jobs import PATIENCE_S, run_all
 from collectives.trees import bits_of, trees
-from shoal.collectives.hashes import Flat, digest_of
+from shoal.collectives.hashes import FlatItems, digest_of
 from shoal.collectives.leaves import leaf_of
-from shoal.collectives.replicas import Part
+from shoal.collectives.replicas import SharedPart
 from shoal.collectives.same import _judge, _Shared, assert_same, assert_same_with
 from shoal.collectives.versions import groups_of, rows_of
 from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
@@ -254,8 +254,8 @@ def test_holders_are_known_by_jaxs_numbers_of_processes():
 
     def go(coordinator):
         value = np.arange(4.0) * (coordinator.process + 1)
-        items = Flat((4,), value.dtype, [((0,), value)])
-        part = Part(leaf, whole, (1, 2), lambda: items)  # in JAX's numbers: our 0 and 1
+        items = FlatItems((4,), value.dtype, [((0,), value)])
+        part = SharedPart(leaf, whole, (1, 2), lambda: items)  # in JAX's numbers: our 0 and 1
         shared = [_Shared((1, 2), [part], (digest_of(items),))]
 
         def meet(payload):

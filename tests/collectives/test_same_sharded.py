@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from collectives.thread_jobs import PATIENCE_S, run_all
-from shoal.collectives.hashes import Flat, digest_of, hashing_pool
+from shoal.collectives.hashes import FlatItems, digest_of, hashing_pool
 from shoal.collectives.same import assert_same, assert_same_with
 from shoal.errors import DivergenceError
 from shoal.runtime.client.in_process import LocalJob
@@ -121,8 +121,8 @@ def test_any_stretch_of_pieces_in_any_order_is_read(data):
         dtype = data.draw(st.sampled_from(["<u2", ">u2"]))
         where = [start if n == dim else 0 for n in range(len(starts))]
         pieces.append((where, np.asarray(part, dtype=dtype, order=order)))
-    flat = Flat(shape, values.dtype, data.draw(st.permutations(pieces)))
-    whole = Flat(shape, values.dtype, [(starts, values)])
+    flat = FlatItems(shape, values.dtype, data.draw(st.permutations(pieces)))
+    whole = FlatItems(shape, values.dtype, [(starts, values)])
     low = data.draw(st.integers(0, values.size))
     high = data.draw(st.integers(low, values.size))
     expected = values.ravel()[low:high].tobytes()
@@ -132,7 +132,7 @@ def test_any_stretch_of_pieces_in_any_order_is_read(data):
 
 def test_threads_do_not_change_a_digest_and_nothing_is_copied():
     values = np.arange(5 << 20, dtype="u4")
-    flat = Flat(values.shape, values.dtype, [((0,), values)])
+    flat = FlatItems(values.shape, values.dtype, [((0,), values)])
     with hashing_pool() as pool:
         assert digest_of(flat, pool) == digest_of(flat)
     assert np.shares_memory(flat.read(7, 1 << 22), values)

@@ -14,7 +14,7 @@ from hypothesis import given
 
 from collectives.trees import DTYPES, bits_of, leaves, trees
 from shoal.collectives import wire
-from shoal.collectives.leaves import ANY, Leaf
+from shoal.collectives.leaves import ANY, LeafSpec
 from shoal.errors import ShoalError, UsageError, UsageTypeError
 
 Pair = collections.namedtuple("Pair", "left right")
@@ -230,7 +230,7 @@ def test_data_of_another_tree_is_refused():
 
 
 def test_a_leaf_whose_rows_differ():
-    leaf = Leaf("x", "array", np.dtype("f4"), (ANY, 4))
+    leaf = LeafSpec("x", "array", np.dtype("f4"), (ANY, 4))
     assert leaf.line == "x: float32[*,4]"
     assert leaf.is_open
     assert leaf.num_bytes(3) == 48

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import shoal
 from shoal.compat import dtensor
 from shoal.compat.dtensor import DTensorCheckpoint, DVariable, Layout
-from shoal.compat.dtensor.slices import Part, part_of, whole_of
+from shoal.compat.dtensor.slices import SliceOf, part_of, whole_of
 
 U = dtensor.UNSHARDED
 
@@ -159,7 +159,7 @@ def test_any_cut_of_an_array_is_put_together(rows, columns, data):
         for b, e in ((0, at[0]), (at[0], rows))
         for d, f in ((0, at[1]), (at[1], columns))
     ]
-    parts = [Part(whole.shape, begins, sizes) for begins, sizes in boxes]
+    parts = [SliceOf(whole.shape, begins, sizes) for begins, sizes in boxes]
     pieces = [whole[b : b + h, d : d + w] for (b, d), (h, w) in boxes]
     np.testing.assert_array_equal(whole_of("a", parts, pieces), whole)
     if min(boxes[0][1]) > 0:

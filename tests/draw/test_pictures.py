@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.draw.describe import describe
 from shoal.draw.layout import draw_layout
-from shoal.draw.media.picture import GAP, Cell, Panel, Picture, elide
+from shoal.draw.media.picture import GAP, Cell, CellTable, Picture, elide
 from shoal.draw.media.terminal import plain, render, to_text
 from shoal.draw.mesh import draw_mesh
 from shoal.errors import UsageError
@@ -132,7 +132,7 @@ def test_scalars_rows_and_pending_sums():
 )
 def test_columns_that_do_not_fit_are_left_out_and_counted(columns, label, corner, width):
     corner = corner if label else ""  # without labels there is no corner
-    panel = Panel("", corner, columns, [(label, [Cell(name.upper()) for name in columns])])
+    panel = CellTable("", corner, columns, [(label, [Cell(name.upper()) for name in columns])])
     text = plain(render(Picture("", [panel], []), width), 1000)
     table = [line for line in text.splitlines() if line[:1] in tuple("┌│├└")]
     assert max(map(len, table), default=0) <= width

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.draw.media.terminal import plain
-from shoal.draw.roll import ORDERS, Roll, Service, render_roll, rows_of
+from shoal.draw.roll import ORDERS, Roll, ServiceRow, render_roll, rows_of
 from shoal.runtime.rules.point import Member
 
 EPOCH, LOAD = "'epoch' (train.py:31 (main))", "'load' (data.py:10 (batches))"
@@ -136,8 +136,8 @@ def test_the_table_of_a_small_job():
         Member(2, "host0", "failed", said, since_s=9.0),
     )
     services = (
-        Service("JAX's service", "host0", "lost", "its connection closed (killed?)"),
-        Service("another", "", "here", "serves"),
+        ServiceRow("JAX's service", "host0", "lost", "its connection closed (killed?)"),
+        ServiceRow("another", "", "here", "serves"),
     )
     text = plain(render_roll(Roll("a:1", members, services), most_rows=20), 200)
     assert text == TABLE

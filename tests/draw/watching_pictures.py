@@ -14,7 +14,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from shoal.draw.media.terminal import plain
-from shoal.draw.roll import Roll, Service, render_roll
+from shoal.draw.roll import Roll, ServiceRow, render_roll
 from shoal.runtime.rules.point import Member
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -26,7 +26,7 @@ def recorded() -> Roll:
     """Return the job that was recorded."""
     told = json.loads((DOCS / "watching.json").read_text(encoding="utf-8"))
     members = [{name: row[name] for name in Member._fields} for row in told["processes"]]
-    services = tuple(Service(**row) for row in told["services"])
+    services = tuple(ServiceRow(**row) for row in told["services"])
     return Roll(told["address"], tuple(Member(**row) for row in members), services)
 
 

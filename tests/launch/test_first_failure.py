@@ -7,7 +7,7 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.launch.news import Gone, HostKeeper, News
+from shoal.launch.news import Gone, KeeperNews, News
 from shoal.launch.report import (
     Ending,
     dead_host_keeper,
@@ -116,7 +116,7 @@ def test_what_the_others_lost_is_the_root_whatever_its_code_and_theirs():
 
 def test_a_dead_keeper_is_blamed_for_what_jax_aborts_and_for_nothing_else():
     aborted = [Ending(p, -6, 5.0, gone=Gone("lost", "its connection closed", 4.0)) for p in (0, 1)]
-    keeper = HostKeeper(77, "vm", (0, 1), gone_s=3.0, code=-9)
+    keeper = KeeperNews(77, "vm", (0, 1), gone_s=3.0, code=-9)
     sentence = describe_host_keeper(keeper, aborted[0], aborted, 1.0)[1]
     assert sentence == (
         "the keeper of host vm (pid 77), through which its processes reach JAX's service, was "

@@ -10,7 +10,7 @@ import pytest
 from shoal.launch import outliving
 from shoal.launch.news import News
 from shoal.launch.outliving import Outliving
-from shoal.launch.processes import Process, Processes
+from shoal.launch.processes import ChildProcess, Processes
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ class Watched:
         self.processes, self.news = Processes(), News(count)
         for index in range(count):
             popen = SimpleNamespace(pid=100 + index)
-            self.processes.all.append(Process(index, popen, None, None))
+            self.processes.all.append(ChildProcess(index, popen, None, None))
             self.news.hear({"joined": index})
         self.outliving = Outliving(self.processes, self.news, warn_after_s=10, lost_after_s=5)
 

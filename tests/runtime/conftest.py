@@ -16,7 +16,7 @@ from shoal.errors import UsageError
 from shoal.runtime.client.call_sockets import Over
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.over_tcp import join
-from shoal.testing.coordinator_contract import PATIENCE_S, Stage, run_together
+from shoal.testing.coordinator_contract import PATIENCE_S, KillableJob, run_together
 
 
 def vanish(coordinator):
@@ -25,7 +25,7 @@ def vanish(coordinator):
     coordinator._watcher.stop()
 
 
-class Job(Stage):
+class Job(KillableJob):
     """N coordinators of ours, and the power to kill one."""
 
     def until_known(self, process, gone):

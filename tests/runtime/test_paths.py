@@ -86,7 +86,7 @@ def cli(*arguments):
 
 def log_dir(path):
     (Path.cwd().parent / "train.py").write_text("")
-    request = run_command.Request(("../train.py",), log_dir=os.fspath(path))
+    request = run_command.RunRequest(("../train.py",), log_dir=os.fspath(path))
     run_command.check(request)
     with open_log_dir(request.log_dir, ["shoal"]) as folder:
         return folder

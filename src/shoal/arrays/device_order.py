@@ -16,7 +16,7 @@ from shoal.plan.topology import Topology, from_devices
 T = TypeVar("T")
 
 
-class Wish(NamedTuple):
+class OrderWish(NamedTuple):
     """What the caller of `make_mesh` said of the order; None: nothing."""
 
     order: str | None = None  # "wires" or "given"
@@ -38,7 +38,7 @@ class Order(NamedTuple):
 
     mesh: Mesh
     topology: Topology | None  # None: the order is the caller's
-    wish: Wish
+    wish: OrderWish
 
     @property
     def why(self) -> str:
@@ -66,7 +66,7 @@ class Order(NamedTuple):
 def ordered(
     pairs: Sequence[tuple[str, int]],
     devices: Sequence[Any],
-    wish: Wish,
+    wish: OrderWish,
     *,
     given: bool,
     present: Sequence[Any] = (),
@@ -116,7 +116,7 @@ def _as_make_mesh(call: Callable[[], T]) -> T:
         raise type(error)(message, offences=error.offences) from None
 
 
-def order_offences(wish: Wish, *, is_listed: bool) -> list[str]:
+def order_offences(wish: OrderWish, *, is_listed: bool) -> list[str]:
     """Return what is wrong with `order`, by itself and beside the other arguments."""
     flags = ("allow_split_physical_axes", "contiguous_submeshes")
     given = {name: value for name in flags if (value := getattr(wish, name)) is not None}

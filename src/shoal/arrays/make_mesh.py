@@ -16,7 +16,7 @@ import jax
 from shoal import settings
 from shoal.arrays.bridge.agreed_devices import View, agree_on_devices, owners_of
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.device_order import Order, Wish, order_offences, ordered
+from shoal.arrays.device_order import Order, OrderWish, order_offences, ordered
 from shoal.arrays.host.leave_trail import lane_offences
 from shoal.colour import collective
 from shoal.errors import (
@@ -31,7 +31,7 @@ from shoal.plan.mesh import Mesh
 from shoal.plan.placement import Rings
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.process import coordinator, device_start, has_joined, registered
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.startup.device_start import start_devices
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system.callsite import callsite
@@ -115,7 +115,7 @@ def make_mesh(
       >>> shoal.make_mesh({"data": -1, "model": 1}).axis_names
       ('data', 'model')
     """
-    wish = Wish(
+    wish = OrderWish(
         order, across, weights, compatible_with, allow_split_physical_axes, contiguous_submeshes,
         rings,
     )  # fmt: skip
@@ -130,7 +130,7 @@ def make_mesh(
         if meets:
             _agree(here, found, chosen, group, lane)
     if _LOG.isEnabledFor(logging.DEBUG):
-        me = Self(here.process, here.hosts)
+        me = ThisProcess(here.process, here.hosts)
         _LOG.debug("%s: make_mesh (%s): %r: %s", me, callsite(), chosen.mesh, chosen.why)
     return registered(chosen.mesh)
 
@@ -195,7 +195,7 @@ def _lane_offences(lane: object) -> list[str]:
     return ["lane must be text"] if lane is None else lane_offences(lane)
 
 
-def _ordered(axes: object, found: _Found, wish: Wish, **named: Any) -> Order:
+def _ordered(axes: object, found: _Found, wish: OrderWish, **named: Any) -> Order:
     """Return the mesh; what is wrong with it is refused here, not at the first array."""
     pairs = _pairs(axes)
     raise_all("make_mesh", order_offences(wish, is_listed=found.is_listed))
@@ -233,7 +233,7 @@ def _agree(
     )
 
 
-def _options(wish: Wish, mesh: Mesh) -> list[str]:
+def _options(wish: OrderWish, mesh: Mesh) -> list[str]:
     """Return what else must be equal."""
     named = {name: value for name, value in wish._asdict().items() if value is not None}
     for name in ("across", "weights"):  # the order of their entries means nothing, nor int or float

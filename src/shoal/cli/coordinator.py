@@ -78,7 +78,7 @@ _Keep = Annotated[
 ]
 
 
-class _Ended(Exception):
+class _Signalled(Exception):
     """A signal has come."""
 
 
@@ -114,7 +114,7 @@ def coordinator(
             request = _serve(request)
             if not keep:
                 return
-    except _Ended as ended:
+    except _Signalled as ended:
         raise typer.Exit(128 + int(ended.args[0])) from None
 
 
@@ -122,7 +122,7 @@ coordinator.__doc__ = _HELP
 
 
 def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    raise _Ended(number)
+    raise _Signalled(number)
 
 
 def _checked(processes: str, bind: str, port: str, jax_port: str) -> tuple[int, str, int, int]:

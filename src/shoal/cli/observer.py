@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from shoal import settings
-from shoal.draw.roll import Roll, Service
+from shoal.draw.roll import Roll, ServiceRow
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError, UsageError
 from shoal.paths import local_path
 from shoal.runtime.rules.point import Member
@@ -29,22 +29,22 @@ _FILE = "job.json"
 _MOST_ASKED = 1000  # processes in one question, whose size is limited
 
 
-class Place(NamedTuple):
+class ServerAddress(NamedTuple):
     """A meeting place, and the secret that it asks for."""
 
     address: str
     token: str
 
 
-class _Record(NamedTuple):
+class _JobFile(NamedTuple):
     """What a `job.json` says."""
 
     path: str
-    place: Place
+    place: ServerAddress
     launcher: int  # its pid
 
 
-def find(asked: str, where: str | None, token: str | None) -> Place:
+def find(asked: str, where: str | None, token: str | None) -> ServerAddress:
     """Return the meeting place that is meant.
 
     Args:
@@ -71,7 +71,7 @@ def find(asked: str, where: str | None, token: str | None) -> Place:
     elif os.path.exists(where):
         place = _read(asked, where).place
     else:
-        place = Place(_address(asked, where), secret)
+        place = ServerAddress(_address(asked, where), secret)
     return place if token is None else place._replace(token=token)
 
 
@@ -84,7 +84,7 @@ def _address(asked: str, where: str) -> str:
     return where
 
 
-def _only_job(asked: str) -> Place:
+def _only_job(asked: str) -> ServerAddress:
     """Return the job of this user that runs here, if there is one."""
     records = {}
     temporary = os.path.join(glob.escape(tempfile.gettempdir()), "shoal-run-*")
@@ -103,7 +103,7 @@ def _only_job(asked: str) -> Place:
     raise UsageError(f"{asked}: {len(paths)} jobs run here; say which:{listed}")
 
 
-def _running(path: str) -> _Record | None:
+def _running(path: str) -> _JobFile | None:
     """Return what a file says if it is ours and its job runs."""
     try:
         if os.stat(path).st_uid != os.getuid():
@@ -122,24 +122,24 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _read(asked: str, path: str) -> _Record:
+def _read(asked: str, path: str) -> _JobFile:
     try:
         with open(path, encoding="utf-8") as file:
             told = json.load(file)
-        place = Place(str(told["meeting_place"]), str(told["token"]))
+        place = ServerAddress(str(told["meeting_place"]), str(told["token"]))
         launcher = int(told["launcher"])
     except OSError as error:
         raise UsageError(f"{asked}: {path!r}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         told = "does not say where a job meets: it is no job.json of shoal run"
         raise UsageError(f"{asked}: {path!r} {told}") from None
-    return _Record(os.path.abspath(path), place, launcher)
+    return _JobFile(os.path.abspath(path), place, launcher)
 
 
 class Observer:
     """A connection to a meeting place that looks, one small question at a time."""
 
-    def __init__(self, asked: str, place: Place, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, asked: str, place: ServerAddress, *, answer_s: float = ANSWER_S) -> None:
         """Connect.
 
         Raises:
@@ -259,7 +259,7 @@ class Observer:
         told = self._body(frame)
         try:
             members = tuple(Member(*row) for row in told["members"])
-            services = tuple(Service(*row) for row in told.get("services", ()))
+            services = tuple(ServiceRow(*row) for row in told.get("services", ()))
         except (KeyError, TypeError) as error:
             raise self._strange(error) from None
         return Roll(self.place.address, members, services)
@@ -288,7 +288,7 @@ class Observer:
         return f"{self._asked}: the meeting place at {self.place.address}"
 
 
-def _connected(asked: str, place: Place, limit: float) -> Channel:
+def _connected(asked: str, place: ServerAddress, limit: float) -> Channel:
     try:
         address = split_address(place.address)
         return connect(address, limit, max_body_bytes=_MAX_ANSWER_BYTES)

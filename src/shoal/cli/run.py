@@ -63,7 +63,7 @@ Exit code:
 """
 
 
-class Request(NamedTuple):
+class RunRequest(NamedTuple):
     """The command line, as it was typed."""
 
     program: tuple[str, ...]
@@ -133,7 +133,7 @@ def run(
     """Run a Python program as N processes on this machine, joined as one job."""
     if sys.platform == "win32":
         raise UsageError("run: it needs Linux or macOS; on Windows use it inside WSL")
-    request = Request(tuple(program or ()), module, processes, devices, only, log_dir, prefix)
+    request = RunRequest(tuple(program or ()), module, processes, devices, only, log_dir, prefix)
     raise typer.Exit(_launch(request))
 
 
@@ -144,7 +144,7 @@ run.__doc__ = _HELP.format(
 )
 
 
-def check(request: Request) -> _Checked:
+def check(request: RunRequest) -> _Checked:
     """Return the numbers of the command line.
 
     Raises:
@@ -168,10 +168,10 @@ def check(request: Request) -> _Checked:
     return _Checked(processes or 1, devices, shown)
 
 
-def _launch(request: Request) -> int:
+def _launch(request: RunRequest) -> int:
     """Check, run, and tidy up; return the exit code."""
     from shoal.launch.ignored_signals import ignored_words
-    from shoal.launch.job import Job, Order
+    from shoal.launch.job import Job, JobOrder
     from shoal.launch.keeper import run_kept
     from shoal.launch.log_dir import open_log_dir
 
@@ -187,7 +187,7 @@ def _launch(request: Request) -> int:
     warn_after_s = settings.seconds("SHOAL_WARN_AFTER_S")
     lost_after_s = settings.seconds("SHOAL_LOST_AFTER_S")
     with open_log_dir(request.log_dir, ["shoal", *sys.argv[1:]]) as log_dir:
-        order = Order(
+        order = JobOrder(
             (("-m",) if request.module else ()) + request.program,
             *checked,
             log_dir,

@@ -19,7 +19,7 @@ from shoal.runtime.agreement import Call
 from shoal.runtime.client.group import group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
-from shoal.runtime.rules.outcomes import Self, disagreement
+from shoal.runtime.rules.outcomes import ThisProcess, disagreement
 from shoal.runtime.system.callsite import callsite
 
 _INLINE, _LARGE = b"i", b"l"
@@ -150,7 +150,7 @@ def _found(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -
     sides = {"is_source=True": sources, "is_source=False": others}
     told = "several processes are the source" if sources else "no process is the source"
     raise disagreement(
-        f"{Self(coordinator.process, coordinator.hosts)}: broadcast ({call.site}): {told}",
+        f"{ThisProcess(coordinator.process, coordinator.hosts)}: broadcast ({call.site}): {told}",
         [(words, processes) for words, processes in sides.items() if processes],
         "give is_source=True on exactly one process",
     )

@@ -20,7 +20,7 @@ from shoal.collectives.leaves import (
     ANY,
     Array,
     Buffer,
-    Leaf,
+    LeafSpec,
     buffer_of,
     is_global,
     key_of,
@@ -39,7 +39,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 class Column:
     """Arrays and scalars: a new dim 0, one entry for each process."""
 
-    def __init__(self, leaf: Leaf) -> None:
+    def __init__(self, leaf: LeafSpec) -> None:
         self.leaf = leaf
 
     def packed(self, value: Any) -> tuple[list[int], list[Buffer]]:
@@ -102,7 +102,7 @@ class Parts(Column):
     A process tells how many regions it gives, and of each the begin and end in each dim.
     """
 
-    def __init__(self, leaf: Leaf, givers: frozenset[int] | None = None) -> None:
+    def __init__(self, leaf: LeafSpec, givers: frozenset[int] | None = None) -> None:
         super().__init__(leaf)
         self._givers = givers  # JAX's numbers of the processes that take part; None: all
 
@@ -160,7 +160,9 @@ class Parts(Column):
         return [_bytes_of(region[index]) for index in np.ndindex(region.shape[:outer])]
 
 
-def column_of(leaf: Leaf, value: Any, tiled: bool, givers: frozenset[int] | None = None) -> Column:
+def column_of(
+    leaf: LeafSpec, value: Any, tiled: bool, givers: frozenset[int] | None = None
+) -> Column:
     """Return the column that a leaf is in.
 
     Args:

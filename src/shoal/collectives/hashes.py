@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from shoal.collectives.leaves import Array, Leaf, buffer_of
+from shoal.collectives.leaves import Array, LeafSpec, buffer_of
 from shoal.plan.boxes import Box, boxes
-from shoal.runtime.rules.first_difference import Items
+from shoal.runtime.rules.first_difference import ItemsInOrder
 from shoal.runtime.system.cores import num_cores
 
 _BLOCK_BYTES = 4 << 20
@@ -25,8 +25,8 @@ _THREADS = 4  # so many saturate the memory of a host, or nearly
 _AROUND = 40  # characters of a text that a message shows before and after
 
 
-class Flat:
-    """An array as one run of items in C order, any stretch of which can be read. `Items`.
+class FlatItems:
+    """An array as one run of items in C order, any stretch of which can be read. `ItemsInOrder`.
 
     Args:
       shape: of the whole.
@@ -79,8 +79,8 @@ class Flat:
         return f"{bits.view(self.dtype)[0]!s}\t{_hex(bits.tobytes())}"
 
 
-class Run:
-    """Text or bytes; what is shown is what stands around an item. `Items`."""
+class TextItems:
+    """Text or bytes; what is shown is what stands around an item. `ItemsInOrder`."""
 
     def __init__(self, value: str | bytes) -> None:
         self._value = value
@@ -104,7 +104,7 @@ class Run:
 
 
 class One:
-    """A value that is looked at as a whole. `Items`."""
+    """A value that is looked at as a whole. `ItemsInOrder`."""
 
     def __init__(self, value: object, bits: bytes) -> None:
         self._value, self._bits = value, bits
@@ -125,7 +125,7 @@ class One:
 
 
 class Digests:
-    """The digests of several values. `Items`."""
+    """The digests of several values. `ItemsInOrder`."""
 
     def __init__(self, digests: Sequence[bytes]) -> None:
         self._digests = digests
@@ -142,16 +142,16 @@ class Digests:
         return self._digests[index].hex()
 
 
-def items_of(leaf: Leaf, value: Any) -> Items:
+def items_of(leaf: LeafSpec, value: Any) -> ItemsInOrder:
     """Return the items of a Python value."""
     if isinstance(value, str | bytes):
-        return Run(value)
+        return TextItems(value)
     return One(value, bytes(buffer_of(leaf, value)))
 
 
-def digest_of(items: Items, pool: ThreadPoolExecutor | None = None) -> bytes:
+def digest_of(items: ItemsInOrder, pool: ThreadPoolExecutor | None = None) -> bytes:
     """Return 16 bytes that are equal if the bits are, and differ if they differ."""
-    if not isinstance(items, Flat):
+    if not isinstance(items, FlatItems):
         return _joined([items.digest(0, len(items)), b"%d" % len(items)])
     step = max(1, _BLOCK_BYTES // items.dtype.itemsize)
     starts = range(0, len(items), step)

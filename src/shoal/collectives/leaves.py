@@ -42,7 +42,7 @@ _ELSEWHERE = (
 )
 
 
-class Leaf(NamedTuple):
+class LeafSpec(NamedTuple):
     """One leaf, without its data."""
 
     path: str  # "['params']['w']", or "the value"
@@ -83,11 +83,11 @@ class Leaf(NamedTuple):
         return items * math.prod(self.words) * self.dtype.itemsize
 
 
-def leaf_of(path: str, value: Any) -> Leaf | str:
+def leaf_of(path: str, value: Any) -> LeafSpec | str:
     """Return the leaf that a value is, or what is wrong with it, in words."""
     kind = _PLAIN.get(type(value))
     if kind:
-        return Leaf(path, kind)
+        return LeafSpec(path, kind)
     if isinstance(value, np.ndarray | np.generic):
         return _of_numpy(path, value)
     if isinstance(value, jax.core.Tracer):
@@ -97,16 +97,16 @@ def leaf_of(path: str, value: Any) -> Leaf | str:
             return f"{path}: {why}"
         if jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key):
             impl, words, dtype = _key(value.dtype)
-            return Leaf(path, "key", dtype, value.shape, words, impl)
+            return LeafSpec(path, "key", dtype, value.shape, words, impl)
         if value.dtype in _dtypes():
-            return Leaf(path, "array", value.dtype, value.shape)
+            return LeafSpec(path, "array", value.dtype, value.shape)
         return WrongType(f"{path}: has dtype {value.dtype}, which does not travel")
     return WrongType(
         f"{path}: is a {type(value).__name__}; give arrays, numbers, str, bytes, PRNG keys or None"
     )
 
 
-def buffer_of(leaf: Leaf, value: Any) -> Buffer:
+def buffer_of(leaf: LeafSpec, value: Any) -> Buffer:
     """Return the bits of a leaf, without a copy where they lie together in memory."""
     if leaf.dtype is not None:
         words = np.ascontiguousarray(native(host_view(value)))
@@ -124,7 +124,7 @@ def buffer_of(leaf: Leaf, value: Any) -> Buffer:
     return value or b""
 
 
-def value_of(leaf: Leaf, bits: Array) -> Any:
+def value_of(leaf: LeafSpec, bits: Array) -> Any:
     """Return the value whose bits these are; an array of NumPy shares their memory."""
     if leaf.dtype is not None:
         words = bits.view(leaf.dtype).reshape(leaf.shape + leaf.words)
@@ -188,14 +188,14 @@ def host_view(value: Any) -> Array:
     return whole
 
 
-def _of_numpy(path: str, value: Any) -> Leaf | str:
+def _of_numpy(path: str, value: Any) -> LeafSpec | str:
     if isinstance(value, np.ma.MaskedArray):
         return WrongType(f"{path}: is a masked array, and the mask would be lost; fill it first")
     dtype = value.dtype if value.dtype.isnative else value.dtype.newbyteorder("=")
     if dtype not in _dtypes():
         return WrongType(f"{path}: has dtype {value.dtype}, which does not travel")
     kind = "array" if isinstance(value, np.ndarray) else "scalar"
-    return Leaf(path, kind, dtype, value.shape)
+    return LeafSpec(path, kind, dtype, value.shape)
 
 
 @lru_cache(maxsize=64)

@@ -11,7 +11,7 @@ from shoal.collectives.arguments import Deadline, deadline_of
 from shoal.collectives.live import live_with
 from shoal.errors import DivergenceError, PeerFailedError, ProcessLostError
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import Self, gone_error, listed
+from shoal.runtime.rules.outcomes import ThisProcess, gone_error, listed
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
@@ -59,7 +59,7 @@ class LiveBlock:
     ) -> None:
         words = "" if error is None else failure_of(error, callsite()).text
         told = self._meet(words.encode(errors="replace"))
-        me = Self(self._coordinator.process, self._coordinator.hosts)
+        me = ThisProcess(self._coordinator.process, self._coordinator.hosts)
         what = f"{me}: {self._name} ({callsite()}) has failed"
         if lost := [process for process in self._living if process not in told]:
             names = f"{listed(lost)} died or left inside"

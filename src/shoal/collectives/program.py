@@ -16,7 +16,7 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.rules.first_difference import find_line
-from shoal.runtime.rules.outcomes import Self, disagreement
+from shoal.runtime.rules.outcomes import ThisProcess, disagreement
 from shoal.runtime.system.callsite import callsite
 
 _WIDTH = 120  # characters of the line before the first that differs
@@ -114,7 +114,7 @@ def _difference(
     def meet(payload: bytes) -> Mapping[int, bytes]:
         return agree(coordinator, again, payload, timeout_s=deadline.left_s)
 
-    me = Self(coordinator.process, coordinator.hosts)
+    me = ThisProcess(coordinator.process, coordinator.hosts)
     asked = "assert_same_program" + (f" {call.name!r}" if call.name else "")
     heading = f"{me}: {asked} ({call.site}): programs differ"
     found = find_line(meet, lines if coordinator.process in speakers else None, speakers)

@@ -11,11 +11,11 @@ import jax
 import numpy as np
 import xxhash
 
-from shoal.collectives.hashes import Flat, digest_of, items_of
-from shoal.collectives.leaves import Leaf, words_of
+from shoal.collectives.hashes import FlatItems, digest_of, items_of
+from shoal.collectives.leaves import LeafSpec, words_of
 from shoal.errors import raise_all
 from shoal.plan.boxes import Box
-from shoal.runtime.rules.first_difference import Items
+from shoal.runtime.rules.first_difference import ItemsInOrder
 
 Holders: TypeAlias = tuple[int, ...] | None  # JAX's indices of processes; None: all of the job
 
@@ -23,13 +23,13 @@ Holders: TypeAlias = tuple[int, ...] | None  # JAX's indices of processes; None:
 _ITEMS = 1 << 20  # compared at once where replicas differ
 
 
-class Part(NamedTuple):
+class SharedPart(NamedTuple):
     """A leaf, or a region of a sharded one, that some processes hold."""
 
-    leaf: Leaf
+    leaf: LeafSpec
     box: Box | None  # None: the whole
     holders: Holders
-    open: Callable[[], Items] | None  # None: not here
+    open: Callable[[], ItemsInOrder] | None  # None: not here
 
     def place(self, index: int) -> str:
         """Return where an item is, as one writes it: `['w'][2, 3]`."""
@@ -44,17 +44,17 @@ class Part(NamedTuple):
         return f"{path}{where}" if where else self.leaf.path
 
 
-class Placed(NamedTuple):
+class Compared(NamedTuple):
     """What is compared of a leaf."""
 
     line: str  # says how it lies on devices, if other processes hold some of them; else empty
-    parts: list[Part]
+    parts: list[SharedPart]
     words: str  # what differs between replicas of this process, or empty
 
 
 def parts_of(
-    leaves: Sequence[Leaf], values: Sequence[Any], asked: str, pool: ThreadPoolExecutor
-) -> list[Placed]:
+    leaves: Sequence[LeafSpec], values: Sequence[Any], asked: str, pool: ThreadPoolExecutor
+) -> list[Compared]:
     """Return the parts of each leaf, in the same order on all processes.
 
     Raises:
@@ -69,25 +69,25 @@ def parts_of(
     return [_placed(leaf, value, pool) for leaf, value in zip(leaves, values, strict=True)]
 
 
-def _placed(leaf: Leaf, value: Any, pool: ThreadPoolExecutor) -> Placed:
+def _placed(leaf: LeafSpec, value: Any, pool: ThreadPoolExecutor) -> Compared:
     dtype = leaf.dtype
     if dtype is None:
-        return Placed("", [Part(leaf, None, None, lambda: items_of(leaf, value))], "")
+        return Compared("", [SharedPart(leaf, None, None, lambda: items_of(leaf, value))], "")
     if not isinstance(value, jax.Array):
         host = np.asarray(value)
-        whole = Flat(host.shape, dtype, [((0,) * host.ndim, host)])
-        return Placed("", [Part(leaf, None, None, lambda: whole)], "")
+        whole = FlatItems(host.shape, dtype, [((0,) * host.ndim, host)])
+        return Compared("", [SharedPart(leaf, None, None, lambda: whole)], "")
     shards = [_Shard(_box(one.index, leaf), one) for one in value.addressable_shards]
     told = _local_difference(leaf, shards, pool)
     here = {shard.box: shard for shard in shards}
     if value.is_fully_addressable:
-        return Placed("", [Part(leaf, None, None, lambda: _whole(leaf, here))], told)
+        return Compared("", [SharedPart(leaf, None, None, lambda: _whole(leaf, here))], told)
     regions = _regions(value.sharding, leaf._replace(path=""))
     parts = [
-        Part(leaf, box, holders, here[box].read if box in here else None)
+        SharedPart(leaf, box, holders, here[box].read if box in here else None)
         for box, holders in regions
     ]
-    return Placed(f"{leaf.path}: spread as {_told(value.sharding, regions)}", parts, told)
+    return Compared(f"{leaf.path}: spread as {_told(value.sharding, regions)}", parts, told)
 
 
 class _Shard(NamedTuple):
@@ -96,22 +96,22 @@ class _Shard(NamedTuple):
     box: Box
     shard: Any  # JAX's
 
-    def read(self) -> Flat:
+    def read(self) -> FlatItems:
         """Return its words as items."""
         array = words_of(self.shard.data)
-        return Flat(array.shape, array.dtype, [((0,) * array.ndim, array)])
+        return FlatItems(array.shape, array.dtype, [((0,) * array.ndim, array)])
 
 
-def _whole(leaf: Leaf, here: Mapping[Box, _Shard]) -> Flat:
+def _whole(leaf: LeafSpec, here: Mapping[Box, _Shard]) -> FlatItems:
     """Read an array of this process's own devices, however it is cut."""
     pieces = [
         ([first for first, _ in box], words_of(shard.shard.data)) for box, shard in here.items()
     ]
     dtype = pieces[0][1].dtype
-    return Flat((*leaf.shape, *leaf.words), dtype, pieces)
+    return FlatItems((*leaf.shape, *leaf.words), dtype, pieces)
 
 
-def _local_difference(leaf: Leaf, shards: Sequence[_Shard], pool: ThreadPoolExecutor) -> str:
+def _local_difference(leaf: LeafSpec, shards: Sequence[_Shard], pool: ThreadPoolExecutor) -> str:
     """Compare the replicas that devices of this process hold; return the first difference."""
     if len({shard.box for shard in shards}) == len(shards):
         return ""
@@ -121,7 +121,7 @@ def _local_difference(leaf: Leaf, shards: Sequence[_Shard], pool: ThreadPoolExec
         other, expected = firsts.setdefault(shard.box, (shard, digest))
         if digest != expected:
             index = _first_item(other.read(), shard.read())
-            place = Part(leaf, shard.box, None, None).place(index)
+            place = SharedPart(leaf, shard.box, None, None).place(index)
             return f"{place}: {_held(other, index)}, {_held(shard, index)}"
     return ""
 
@@ -131,7 +131,7 @@ def _held(shard: _Shard, index: int) -> str:
     return f"device {shard.shard.device.id} holds {value} ({bits})"
 
 
-def _first_item(one: Flat, other: Flat) -> int:
+def _first_item(one: FlatItems, other: FlatItems) -> int:
     for low in range(0, len(one), _ITEMS):
         here, there = one.read(low, low + _ITEMS), other.read(low, low + _ITEMS)
         if (apart := np.flatnonzero(here != there)).size:
@@ -139,7 +139,7 @@ def _first_item(one: Flat, other: Flat) -> int:
     return 0  # what differed a moment ago has been changed
 
 
-def _box(index: tuple[slice, ...], leaf: Leaf) -> Box:
+def _box(index: tuple[slice, ...], leaf: LeafSpec) -> Box:
     """Return a region of a leaf's words; JAX's index of a key may leave out their dims."""
     sizes = (*leaf.shape, *leaf.words)
     cuts = (*index, *[slice(None)] * (len(sizes) - len(index)))
@@ -154,7 +154,7 @@ def _told(sharding: Any, regions: Any) -> str:
 
 
 @lru_cache(maxsize=512)
-def _regions(sharding: Any, leaf: Leaf) -> tuple[tuple[Box, tuple[int, ...]], ...]:
+def _regions(sharding: Any, leaf: LeafSpec) -> tuple[tuple[Box, tuple[int, ...]], ...]:
     """Return each region of a sharded array, and the processes (JAX's indices) that hold it."""
     holders: dict[Box, set[int]] = {}
     for device, index in sharding.devices_indices_map(leaf.shape).items():

@@ -11,7 +11,7 @@ import jax
 
 from shoal.collectives.arguments import Deadline, deadline_of
 from shoal.collectives.hashes import Digests, digest_of, digest_of_all, hashing_pool
-from shoal.collectives.replicas import Holders, Part, parts_of
+from shoal.collectives.replicas import Holders, SharedPart, parts_of
 from shoal.collectives.versions import groups_of, rows_of, speakers_of
 from shoal.collectives.wire import flatten
 from shoal.colour import collective
@@ -21,7 +21,7 @@ from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.rules.first_difference import Meet, find_first
-from shoal.runtime.rules.outcomes import Self, disagreement
+from shoal.runtime.rules.outcomes import ThisProcess, disagreement
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 
@@ -129,7 +129,7 @@ class _Shared(NamedTuple):
     """All parts that the same processes hold."""
 
     holders: Holders
-    parts: list[Part]
+    parts: list[SharedPart]
     digests: tuple[bytes, ...] = ()  # of each; empty if this process holds none of them
 
     def has(self, process: int) -> bool:
@@ -137,7 +137,7 @@ class _Shared(NamedTuple):
         return self.holders is None or process in self.holders
 
 
-def _compared(parts: Sequence[Part], num_processes: int) -> list[_Shared]:
+def _compared(parts: Sequence[SharedPart], num_processes: int) -> list[_Shared]:
     """Sort the parts by who holds them; what one process holds alone is nobody else's."""
     shared: dict[Holders, _Shared] = {}
     for part in parts:
@@ -151,7 +151,7 @@ def _compared(parts: Sequence[Part], num_processes: int) -> list[_Shared]:
 def _hashed(shared: Sequence[_Shared], here: int, pool: ThreadPoolExecutor) -> list[_Shared]:
     """Hash what this process holds; one part after the other, so that few are in memory at once."""
 
-    def digests(parts: Sequence[Part]) -> tuple[bytes, ...]:
+    def digests(parts: Sequence[SharedPart]) -> tuple[bytes, ...]:
         return tuple(digest_of(part.open(), pool) for part in parts if part.open is not None)
 
     return [one._replace(digests=digests(one.parts)) if one.has(here) else one for one in shared]
@@ -178,7 +178,7 @@ def _judge(
     meet: Meet,
 ) -> None:
     """Raise if something differs; all processes know the same, and come to the same end."""
-    me = Self(coordinator.process, coordinator.hosts)
+    me = ThisProcess(coordinator.process, coordinator.hosts)
     asked = "assert_same" + (f" {call.name!r}" if call.name else "")
     heading = f"{me}: {asked} ({call.site})"
     words = {process: one["words"] for process, one in told.items() if "words" in one}

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from shoal.arrays.host.tree_words import nodes_text
-from shoal.collectives.leaves import Array, Buffer, Leaf, buffer_of, leaf_of, value_of
+from shoal.collectives.leaves import Array, Buffer, LeafSpec, buffer_of, leaf_of, value_of
 from shoal.errors import ShoalError, UsageError, raise_all
 
 _NUMBER = np.dtype("<u8")
@@ -30,7 +30,7 @@ _LINE = 200  # characters of the text of a tree that share a line
 class Spec(NamedTuple):
     """A tree without its data."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[LeafSpec, ...]
     treedef: Any
 
     @property
@@ -59,7 +59,7 @@ def flatten(tree: Any, asked: str) -> tuple[Spec, list[Any]]:
         raise UsageError(f"{asked}: no tree for JAX: {error.__cause__ or error}") from error
     leaves = [leaf_of(jax.tree_util.keystr(path) or "the value", v) for path, v in found]
     raise_all(asked, [leaf for leaf in leaves if isinstance(leaf, str)])
-    spec = Spec(tuple(leaf for leaf in leaves if isinstance(leaf, Leaf)), treedef)
+    spec = Spec(tuple(leaf for leaf in leaves if isinstance(leaf, LeafSpec)), treedef)
     return spec, [value for _, value in found]
 
 
@@ -95,7 +95,7 @@ def unpack(spec: Spec, data: Array) -> Any:
 
 
 def join(
-    leaves: Sequence[Leaf], bodies: Sequence[Buffer], lengths: Sequence[int]
+    leaves: Sequence[LeafSpec], bodies: Sequence[Buffer], lengths: Sequence[int]
 ) -> tuple[list[Buffer], int]:
     """Return data as buffers; `lengths` counts for the leaves that are open."""
     numbers = [number for leaf, number in zip(leaves, lengths, strict=True) if leaf.is_open]
@@ -109,7 +109,7 @@ def join(
     return [buffer for buffer in buffers if len(buffer)], at
 
 
-def split(leaves: Sequence[Leaf], data: Array) -> list[tuple[int, Array]]:
+def split(leaves: Sequence[LeafSpec], data: Array) -> list[tuple[int, Array]]:
     """Return for each leaf its number (0 if it is not open) and its bits, views of `data`.
 
     Raises:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.draw.amounts import in_bytes
-from shoal.draw.media.picture import GAP, Cell, Panel, Picture, elide
+from shoal.draw.media.picture import GAP, Cell, CellTable, Picture, elide
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.notation.mesh_text import short_runs
@@ -59,7 +59,7 @@ class _Blocks:
         self._order = np.argsort(held.box, kind="stable")
         self._begin = np.searchsorted(held.box[self._order], np.arange(held.num_boxes + 1))
 
-    def panel(self, place: tuple[int, ...]) -> Panel:
+    def panel(self, place: tuple[int, ...]) -> CellTable:
         """The panel of the last two dims where the others have the shard numbers `place`."""
         rank = len(self.counts)
         row_dim = rank - 2 if rank > 1 else None
@@ -80,7 +80,7 @@ class _Blocks:
             title = f"{self._name(column_dim)} →"
         labels = [self._label(column_dim, column) for column in columns]
         totals = [0 if dim is None else self.counts[dim] for dim in (row_dim, column_dim)]
-        return Panel(title, corner, labels, body, *totals)
+        return CellTable(title, corner, labels, body, *totals)
 
     def _numbers(self, dim: int | None, limit: int) -> list[int | None]:
         """The shard numbers to show, None for a gap; [-1] where there is no such dim."""

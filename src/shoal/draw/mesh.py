@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from shoal.draw.media.picture import GAP, Cell, Panel, Picture, elide
+from shoal.draw.media.picture import GAP, Cell, CellTable, Picture, elide
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.words import quote
 
@@ -27,7 +27,7 @@ def draw_mesh(mesh: Mesh) -> Picture:
     return Picture(repr(mesh), panels, notes)
 
 
-def _panel(mesh: Mesh, place: tuple[int, ...], has_owners: bool) -> Panel:
+def _panel(mesh: Mesh, place: tuple[int, ...], has_owners: bool) -> CellTable:
     names, inner = mesh.axis_names, mesh.shape[-2:]
     row_axis = names[-2] if len(inner) == 2 else ""
     column_axis = names[-1] if inner else ""
@@ -43,7 +43,7 @@ def _panel(mesh: Mesh, place: tuple[int, ...], has_owners: bool) -> Panel:
     title = ", ".join(f"{quote(axis)} {number}" for axis, number in zip(names, place, strict=False))
     labels = [_label(column_axis, column) for column in columns]
     num_rows, num_columns = (inner[0] if row_axis else 0), (inner[-1] if column_axis else 0)
-    return Panel(title, "", labels, body, num_rows, num_columns)
+    return CellTable(title, "", labels, body, num_rows, num_columns)
 
 
 def _fitting(mesh: Mesh) -> int:

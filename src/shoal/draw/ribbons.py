@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from shoal.draw.amounts import in_bytes
 from shoal.draw.media.palette import fill_class
-from shoal.draw.media.picture import GAP, Cell, Panel, Picture, elide
+from shoal.draw.media.picture import GAP, Cell, CellTable, Picture, elide
 from shoal.draw.media.svg import Canvas, rect
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.traffic import Traffic
@@ -33,7 +33,7 @@ def draw_traffic(traffic: Traffic) -> Picture:
         rows = elide(rows, _MOST_ROWS, ("…", [GAP] * len(columns)))
         rows.append(("in all", _cells(tuple(traffic.num_bytes.values()))))
     notes = [] if rows else ["nothing is sent"]
-    panels = [Panel("", "step", columns, rows)] if rows else []
+    panels = [CellTable("", "step", columns, rows)] if rows else []
     return Picture(_title(traffic), panels, notes)
 
 

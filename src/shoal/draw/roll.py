@@ -51,7 +51,7 @@ _A_TIME = re.compile(r"[\d.]+ s\b")  # differs among those that went for the sam
 _MOST_LETTERS = 28  # for the processes of a row
 
 
-class Service(NamedTuple):
+class ServiceRow(NamedTuple):
     """What is known of a service of the job, such as JAX's."""
 
     name: str
@@ -65,7 +65,7 @@ class Roll(NamedTuple):
 
     address: str
     members: tuple[Member, ...]
-    services: tuple[Service, ...] = ()
+    services: tuple[ServiceRow, ...] = ()
 
     @property
     def is_over(self) -> bool:
@@ -296,7 +296,7 @@ def _processes(members: Sequence[Member]) -> str:
     return f"{text[: _MOST_LETTERS - 8].rpartition(', ')[0]}, … ({len(members)})"
 
 
-def _service(service: Service) -> Text:
+def _service(service: ServiceRow) -> Text:
     text = Text(f"{service.name} ({service.host}): " if service.host else f"{service.name}: ")
     text.append(service.state, style=_STYLES.get(service.state, ""))
     return text.append(f": {service.said}" if service.state in GONE else "")

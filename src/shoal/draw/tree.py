@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from shoal.draw.amounts import in_bytes
-from shoal.draw.media.picture import GAP, Cell, Panel, Picture, elide
+from shoal.draw.media.picture import GAP, Cell, CellTable, Picture, elide
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.words import quote
@@ -60,7 +60,7 @@ def draw_tree(leaves: Sequence[Placed]) -> Picture:
     colours: dict[str, int] = {}
     rows = [_row(group, colours) for group in groups.values()]
     gap = ("…", [GAP] * len(_COLUMNS))
-    panel = Panel("", "leaf", _COLUMNS, elide(rows, _MOST_ROWS, gap))
+    panel = CellTable("", "leaf", _COLUMNS, elide(rows, _MOST_ROWS, gap))
     meshes = list(dict.fromkeys(leaf.layout.mesh for leaf in leaves if leaf.layout is not None))
     notes = _sums(leaves, meshes)
     if len(rows) > _MOST_ROWS:

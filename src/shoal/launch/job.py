@@ -33,7 +33,7 @@ from shoal.launch.report import (
     exit_code,
     first_failure,
 )
-from shoal.launch.services import Services
+from shoal.launch.services import ServiceProcesses
 from shoal.runtime.rules.stopping import REQUEUE
 
 POSTED = "job.json"  # in the log directory, as long as the job runs
@@ -47,7 +47,7 @@ _NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on; they end nothing by th
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # what a program may leave in order after
 
 
-class Order(NamedTuple):
+class JobOrder(NamedTuple):
     """What to run."""
 
     command: tuple[str, ...]  # `script, args…` or `-m, module, args…`
@@ -71,10 +71,10 @@ class _LauncherDiedError(Exception):
 class Job:
     """A job, to be run once, in a process that nothing else runs in (`keeper.run_kept`)."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: JobOrder) -> None:
         self._order = order
         self._processes = Processes()
-        self._services: Services | None = None
+        self._services: ServiceProcesses | None = None
         self._outliving: Outliving | None = None
         self._interrupted: signal.Signals | None = None
         self._interrupts = 0  # how often Ctrl-C was pressed
@@ -111,7 +111,7 @@ class Job:
         order, token = self._order, secrets.token_hex(16)
         try:
             env = os.environ | {"SHOAL_TOKEN": token}
-            services = Services(order.processes, env, order.log_dir, self._loop)
+            services = ServiceProcesses(order.processes, env, order.log_dir, self._loop)
             self._services = services
             self._outliving = Outliving(
                 self._processes,

@@ -23,7 +23,7 @@ class Gone(NamedTuple):
     is_missed: bool = True  # others were in the job then, or had not left it in peace
 
 
-class HostKeeper(NamedTuple):
+class KeeperNews(NamedTuple):
     """The process that stands between JAX's service and JAX's clients of one host."""
 
     pid: int
@@ -39,7 +39,7 @@ class News:
     def __init__(self, num_processes: int) -> None:
         self.joined: set[int] = set()  # shoal's job, or that of JAX
         self.gone: dict[int, Gone] = {}
-        self.host_keepers: dict[str, HostKeeper] = {}
+        self.host_keepers: dict[str, KeeperNews] = {}
         self.lost_service = ""  # which service is lost, and why
         self._dismissed: set[int] = set()
         self._all = range(num_processes)
@@ -59,7 +59,7 @@ class News:
         elif "keeper" in told:
             processes = tuple(map(int, told["processes"]))
             pid, host = int(told["pid"] or 0), str(told["host"])
-            self.host_keepers[told["keeper"]] = HostKeeper(pid, host, processes)
+            self.host_keepers[told["keeper"]] = KeeperNews(pid, host, processes)
         elif "keeper_gone" in told:
             kept = self.host_keepers[told["keeper_gone"]]
             self.host_keepers[told["keeper_gone"]] = kept._replace(gone_s=float(told["at_s"]))

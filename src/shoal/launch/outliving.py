@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shoal.launch.descendants import is_frozen
 from shoal.launch.news import News
-from shoal.launch.processes import Process, Processes
+from shoal.launch.processes import ChildProcess, Processes
 from shoal.runtime.rules.outcomes import listed
 
 _LATE_NEWS_S = 1.0  # what the meeting place says of a process may come after its end
@@ -23,7 +23,7 @@ _LINES = 8
 class _Look(NamedTuple):
     """What is to be done now, and when to look again."""
 
-    lost: Sequence[Process] = ()  # they live, and the others have lost them
+    lost: Sequence[ChildProcess] = ()  # they live, and the others have lost them
     lines: Sequence[str] = ()  # to be said
     due_s: float = math.inf
 
@@ -57,7 +57,7 @@ class Outliving:
         later = [at_s for at_s in (*lost_s.values(), absent_s, longer_s) if at_s > now_s]
         return _Look(lost, [*absent, *longer], min(later, default=math.inf))
 
-    def _lost_s(self, process: Process) -> float:
+    def _lost_s(self, process: ChildProcess) -> float:
         """Return from when on a process that lives is lost to the others."""
         gone = self._news.gone.get(process.index)
         if gone is None or gone.state != "lost" or process.is_lost:
@@ -103,7 +103,7 @@ class Outliving:
         more = len(alive) - len(lines)
         return [*lines, *([f"and {more} more"] if more else [])], math.inf
 
-    def _standing(self, process: Process) -> str:
+    def _standing(self, process: ChildProcess) -> str:
         gone = self._news.gone.get(process.index)
         if is_frozen(process.popen.pid):
             return f"it is stopped by a signal; `kill -CONT {process.popen.pid}` lets it go on"

@@ -22,7 +22,7 @@ from shoal.runtime.rules.stopping import REQUEUE
 _TEARDOWN_S = 10.0  # a traceback older than this was not the end of the process
 
 
-class Process:
+class ChildProcess:
     """One process of the job and what it says."""
 
     def __init__(self, index: int, popen: subprocess.Popen[bytes], errors: Voice, log: Log):
@@ -75,10 +75,10 @@ class Processes:
     """All processes of one job, each the leader of a session and group of its own."""
 
     def __init__(self) -> None:
-        self.all: list[Process] = []
+        self.all: list[ChildProcess] = []
 
     @property
-    def alive(self) -> list[Process]:
+    def alive(self) -> list[ChildProcess]:
         """Those that have not ended."""
         return [process for process in self.all if process.code is None]
 
@@ -118,7 +118,7 @@ class Processes:
             start_new_session=True,
         )
         words, errors = (Voice(outlet, prefix, log) for outlet, prefix in shown)
-        self.all.append(Process(len(self.all), popen, errors, log))
+        self.all.append(ChildProcess(len(self.all), popen, errors, log))
         loop.listen_to(popen.stdout, words)  # type: ignore[arg-type] # a PIPE is never None
         loop.listen_to(popen.stderr, errors)  # type: ignore[arg-type]
 

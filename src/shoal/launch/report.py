@@ -15,7 +15,7 @@ from shoal.errors import (
     PeerFailedError,
     ProcessLostError,
 )
-from shoal.launch.news import Gone, HostKeeper
+from shoal.launch.news import Gone, KeeperNews
 from shoal.runtime.rules.outcomes import listed
 
 # What a process exits with because of others: never the culprit if another failed by itself.
@@ -149,7 +149,7 @@ def describe_failure(
 
 
 def describe_host_keeper(
-    keeper: HostKeeper, root: Ending, endings: Sequence[Ending], start_s: float
+    keeper: KeeperNews, root: Ending, endings: Sequence[Ending], start_s: float
 ) -> tuple[list[str], str]:
     """Return the same where the keeper of the host died, upon which JAX aborts processes."""
     lines, _ = describe_failure(root, endings, start_s)
@@ -164,7 +164,7 @@ def describe_host_keeper(
     )
 
 
-def dead_host_keeper(root: Ending, keepers: Iterable[HostKeeper]) -> HostKeeper | None:
+def dead_host_keeper(root: Ending, keepers: Iterable[KeeperNews]) -> KeeperNews | None:
     """Return the keeper whose death had JAX abort the root, if that is what happened."""
     if root.code != -signal.SIGABRT or root.sent:
         return None

@@ -25,7 +25,7 @@ _SERVICES = (
 )
 
 
-class Service:
+class ServiceProcess:
     """One of the two. It ends when its standard input is closed."""
 
     def __init__(
@@ -74,11 +74,11 @@ class Service:
         return f"the {self.name} ended, code {code}" + (f": {said}" if said else "")
 
 
-class Services:
+class ServiceProcesses:
     """Both, started at once."""
 
     def __init__(self, num_processes: int, env: Mapping[str, str], log_dir: str, loop: Loop):
-        self._all: list[Service] = []
+        self._all: list[ServiceProcess] = []
         self._closed = False
         self.news = News(num_processes)
         for name, module, *more in _SERVICES:
@@ -93,7 +93,7 @@ class Services:
                 start_new_session=True,
             )
             log = Log(os.path.join(log_dir, f"{name.lower().replace(' ', '_')}.log"))
-            service = Service(name, popen, log, self._introduce, self.news)
+            service = ServiceProcess(name, popen, log, self._introduce, self.news)
             self._all.append(service)
             # Even while the processes wait for a slow reader: it must never wait for us.
             loop.listen(

@@ -29,7 +29,7 @@ from shoal.plan.host_blocks import by_hosts, in_boxes
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.mesh_checks import check_axes
 from shoal.plan.orders import jax_order
-from shoal.plan.orders.compatible import Options
+from shoal.plan.orders.compatible import OrderOptions
 from shoal.plan.orders.dtensor_order import Rings
 from shoal.plan.primes import prime_factors
 
@@ -91,7 +91,7 @@ def place(
     offences: list[str] = []
     names, sizes = check_axes(axes, offences)
     split = allow_split_physical_axes
-    options = Options(compatible_with, split, contiguous_submeshes, rings)
+    options = OrderOptions(compatible_with, split, contiguous_submeshes, rings)
     offences += options.offences()
     bytes_of = _weights(names, weights, options, offences)
     if not offences:
@@ -123,7 +123,7 @@ class _How(NamedTuple):
 def _weights(
     names: Sequence[str],
     weights: Mapping[str, float] | None,
-    options: Options,
+    options: OrderOptions,
     offences: list[str],
 ) -> tuple[float, ...] | None:
     """Return the weight of each axis; None: the last is the busiest."""
@@ -185,7 +185,7 @@ def _outer(
     names: Sequence[str],
     sizes: Sizes,
     across: Mapping[str, int] | None,
-    options: Options,
+    options: OrderOptions,
     weights: tuple[float, ...] | None,
 ) -> Sizes | None:
     """Return how much of each axis lies across the slow network; None: nothing is said of it."""

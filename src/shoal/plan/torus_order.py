@@ -94,7 +94,7 @@ def _fastest(
     grid: Sizes, wraps: tuple[bool, ...], sizes: Sizes, split: bool, weights: Weights, link: Link
 ) -> tuple[Sizes, tuple[Sizes, ...] | None]:
     """Return which axis lies inside which, the innermost last, and what each takes of the dims."""
-    search = _Search(grid, wraps, sizes, split, weights, link)
+    search = _OrderSearch(grid, wraps, sizes, split, weights, link)
     axes = range(len(sizes))
     by_weight = tuple(sorted(axes, key=lambda axis: weights[axis]))
     for nest in itertools.permutations(axes) if len(axes) <= _MOST_NESTED else [by_weight]:
@@ -102,7 +102,7 @@ def _fastest(
     return search.nest, search.taken
 
 
-class _Search:
+class _OrderSearch:
     """Branch and bound over nestings and shares: the least time of all axes' all-reduces."""
 
     def __init__(

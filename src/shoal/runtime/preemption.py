@@ -16,7 +16,7 @@ from shoal.runtime import process
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
 from shoal.runtime.client.trail_search import raise_found
-from shoal.runtime.rules.outcomes import Self, listed
+from shoal.runtime.rules.outcomes import ThisProcess, listed
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import REQUEUE, Notice
 from shoal.runtime.system.callsite import callsite
@@ -278,7 +278,7 @@ def _late(coordinator: Coordinator, asked: str, waited_s: float) -> DeadlineErro
     """Return the error that says who has not answered, as far as that can be learnt."""
     missing: tuple[int, ...] = ()
     words: dict[int, str] = {}
-    me = Self(coordinator.process, coordinator.hosts)
+    me = ThisProcess(coordinator.process, coordinator.hosts)
     try:
         missing = coordinator.awaited(timeout_s=_ASK_S)
         members = coordinator.members(timeout_s=_ASK_S) if missing else ()

@@ -19,14 +19,14 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.mesh_registry import Meshes, Registered
 from shoal.runtime.client.over_tcp import TcpCoordinator
 from shoal.runtime.exit.guard import ExitGuard
-from shoal.runtime.exit.hang import Ending, Patience
+from shoal.runtime.exit.hang import HangTimeout, HangWatch
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.notices.sources import Sources
 from shoal.runtime.rules.deadline import ends_at, left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import Given
 from shoal.runtime.startup import membership
-from shoal.runtime.startup.device_start import Start
+from shoal.runtime.startup.device_start import DeviceStart
 from shoal.runtime.startup.initialized import Initialized
 from shoal.runtime.startup.launchers import Arguments, ShownJob, shown_job
 from shoal.runtime.startup.not_joined import BY_JAX, not_joined
@@ -50,7 +50,7 @@ class _Record:
         self.sources: Sources | None = None  # what tells it that it will be ended
         self.left: Coordinator | None = None  # the job that it left last
         self.meshes = Meshes()  # over the devices of the job
-        self.start = Start()  # of the devices
+        self.start = DeviceStart()  # of the devices
 
 
 _RECORD = _Record()
@@ -124,7 +124,7 @@ def initialize(
     )
     settings.check_all()
     deadline = _deadline("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
-    patience = Patience.of_settings()
+    patience = HangTimeout.of_settings()
     if _RECORD.guard is None:
         _RECORD.guard = ExitGuard()
         _RECORD.guard.hook()
@@ -135,7 +135,7 @@ def initialize(
     _enter(arguments, deadline, _RECORD.guard, patience)
 
 
-def _enter(arguments: Arguments, deadline: float, guard: ExitGuard, patience: Patience) -> None:
+def _enter(arguments: Arguments, deadline: float, guard: ExitGuard, patience: HangTimeout) -> None:
     cluster, is_attached = membership.find_cluster(arguments)
     membership.check_in_time(cluster, is_attached=is_attached)
     if not jax_runtime.backend_exists():
@@ -157,7 +157,7 @@ def _enter(arguments: Arguments, deadline: float, guard: ExitGuard, patience: Pa
     if cluster.num_processes > 1:
         guard.watch(joined, is_idle=jax_runtime.is_idle, leave=_part, parts_together=is_attached)
     if isinstance(joined, TcpCoordinator):
-        joined.watch_main_line(Ending(joined, patience).look)
+        joined.watch_main_line(HangWatch(joined, patience).look)
 
 
 @collective()
@@ -263,7 +263,7 @@ def coordinator() -> Coordinator:
     return _RECORD.joined
 
 
-def device_start() -> Start:
+def device_start() -> DeviceStart:
     """Return what this process knows of the start of its devices."""
     return _RECORD.start
 

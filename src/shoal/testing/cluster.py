@@ -24,7 +24,7 @@ from shoal.runtime.system import fault_points
 from shoal.runtime.system.environment import own_environment
 from shoal.testing.bench_programs import program_of
 from shoal.testing.ended import Ended, ended_of, raise_first
-from shoal.testing.launching import SERVICES, WAYS, Job
+from shoal.testing.launching import SERVICES, WAYS, BenchJob
 from shoal.testing.running import Pause, Pump, Running
 from shoal.testing.warding import Warden
 
@@ -93,7 +93,7 @@ class Cluster:
             shutil.rmtree(self.folder)
             raise
         self._pump = Pump(self._pauses_at)
-        self._job = Job(
+        self._job = BenchJob(
             processes, devices, services, self.folder, given, self._warden,
             forks=start_method == "fork" and sys.platform == "linux",
         )  # fmt: skip

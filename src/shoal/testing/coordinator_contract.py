@@ -33,10 +33,10 @@ from shoal.errors import (
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.rules.stopping import Given, Notice
-from shoal.runtime.rules.trail import Entry
+from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES
 
-__all__ = ["PATIENCE_S", "CoordinatorContract", "MakeStage", "Stage", "meet", "run_together"]
+__all__ = ["PATIENCE_S", "CoordinatorContract", "KillableJob", "MakeStage", "meet", "run_together"]
 
 PATIENCE_S = 30.0  # a deadline of the test itself: reached only when something is broken
 _LONG_S = 60.0  # a deadline that no test here waits for
@@ -73,7 +73,7 @@ def meet(
     return dict(coordinator.arrive(Point(name, **more), payload, timeout_s=timeout_s))
 
 
-class Stage:
+class KillableJob:
     """N coordinators, one for each process of a job, and the power to kill one."""
 
     def __init__(self, coordinators: Sequence[Coordinator], kill: Callable[[int], object]) -> None:
@@ -126,7 +126,7 @@ class Stage:
             assert time.monotonic() < give_up, f"it never came to that: {member}"
 
 
-MakeStage = Callable[..., Stage]
+MakeStage = Callable[..., KillableJob]
 
 
 def _error(call: Call) -> Any:
@@ -140,7 +140,7 @@ def _error(call: Call) -> Any:
 
 
 class CoordinatorContract:
-    """Derive from it, and give it a fixture `stage`: a function that makes a `Stage` of N."""
+    """Derive from it, and give it a fixture `stage`: a function that makes a `KillableJob` of N."""
 
     @pytest.mark.parametrize("processes", [1, 2, 4])
     def test_everybody_gets_everybodys_bytes(self, stage: MakeStage, processes: int) -> None:
@@ -187,7 +187,7 @@ class CoordinatorContract:
         job = stage(3)
         for coordinator in job.coordinators:
             for value, here in (("equal", meets_in), (str(coordinator.process == 1), lane)):
-                entry = Entry("put", "train.py:12 (main)", ("x: float32[8]",), value)
+                entry = TrailEntry("put", "train.py:12 (main)", ("x: float32[8]",), value)
                 coordinator.trails.record(entry, group=None, lane=here)
         told = job.on_all(lambda c: meet(c, "go", lane=meets_in))
         if (lane, meets_in) == ("main", "side"):

@@ -12,10 +12,10 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, NamedTuple, cast
 
-__all__ = ["Forked", "Start", "fork_all"]
+__all__ = ["ForkOrder", "Forked", "fork_all"]
 
 
-class Start(NamedTuple):
+class ForkOrder(NamedTuple):
     """How one process of a cluster is to run `shoal.testing.child`."""
 
     arguments: Sequence[str]
@@ -81,7 +81,7 @@ class _Server:
             return self._codes.get(index, self._popen.returncode or -signal.SIGKILL)
 
 
-def fork_all(starts: Sequence[Start]) -> list[Forked]:
+def fork_all(starts: Sequence[ForkOrder]) -> list[Forked]:
     """Start one fork server, and by it a process for each of `starts`."""
     pipes = [(os.pipe(), os.pipe()) for _ in starts]
     ends = [end for (_, out), (_, err) in pipes for end in (out, err)]

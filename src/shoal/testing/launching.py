@@ -20,13 +20,13 @@ from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, withou
 from shoal.runtime.wire.frames import address_text
 from shoal.testing import enter
 from shoal.testing.bench_programs import Program
-from shoal.testing.forked import Start, fork_all
+from shoal.testing.forked import ForkOrder, fork_all
 from shoal.testing.network import address_of
 from shoal.testing.running import Running
 from shoal.testing.warden import MARK, environment_of, marked
 from shoal.testing.warding import Warden
 
-__all__ = ["SERVICES", "WAYS", "Job"]
+__all__ = ["SERVICES", "WAYS", "BenchJob"]
 
 WAYS = ("process 0", "stand-alone", "launcher")
 _SERVICES: Mapping[str, tuple[str, ...]] = {  # name: what their command lines contain
@@ -38,7 +38,7 @@ _PORT = 7171  # in a network of its own every port is free
 _IDLE_S = 60.0
 
 
-class Job:
+class BenchJob:
     """How one bench starts its processes, and finds them again."""
 
     def __init__(
@@ -144,7 +144,7 @@ class Job:
         """Start a function in forks of one process that has imported JAX."""
         spaces = self._warden.namespaces or [[]] * self._processes
         starts = [
-            Start([command[-1], str(p)], self._environment(p), spaces[p]) for p in chosen
+            ForkOrder([command[-1], str(p)], self._environment(p), spaces[p]) for p in chosen
         ]  # fmt: skip
         return [
             (Running(f"process {process}", forked), process)

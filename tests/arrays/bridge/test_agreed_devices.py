@@ -7,7 +7,7 @@ import pytest
 from collectives.thread_jobs import run_all
 from plan.described_devices import as_jax, generated
 from shoal.arrays.bridge.agreed_devices import View, agree_on_devices
-from shoal.arrays.device_order import Wish, ordered
+from shoal.arrays.device_order import OrderWish, ordered
 from shoal.errors import DivergenceError
 from shoal.runtime.client.in_process import LocalJob
 
@@ -29,7 +29,9 @@ def agreed(change=None, *, only=None, group=None, rows=None, **more):
         if change is not None and (only is None or me == only):
             change(view)
         devices = as_jax(view["rows"])
-        order = ordered(view["pairs"], devices, Wish(), given=False, kind="tpu", name=view["name"])
+        order = ordered(
+            view["pairs"], devices, OrderWish(), given=False, kind="tpu", name=view["name"]
+        )
         own = [one for one in devices if one.process_index == view["number"]]
         if view["own"] is not None:
             own = as_jax(view["own"])

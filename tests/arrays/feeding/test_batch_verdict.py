@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.arrays.feeding.batch_verdict import LAST, Asked, Status, judge
+from shoal.arrays.feeding.batch_verdict import LAST, BatchId, Status, judge
 from shoal.errors import DivergenceError, PeerFailedError, ShoalError, UsageError
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.outcomes import ThisProcess
 
 FAILED = "ValueError: no\nTraceback (most recent call last):\nValueError: no"
 LEAF = "['x']: float32[rows] as (data)"
 
 
 def asked(process, count, last="drop", size=12, leaves=LEAF):
-    return Asked(
-        Self(process, ["host"] * count), "batch 3 of feed (a.py:1 (f))", last, size, leaves
+    return BatchId(
+        ThisProcess(process, ["host"] * count), "batch 3 of feed (a.py:1 (f))", last, size, leaves
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from checkpoint import hand_written
 from shoal.checkpoint.blocks.memory import extra_bytes, uncollected
 from shoal.checkpoint.disk.opening import open_checkpoint
-from shoal.checkpoint.restoring.filling import Job, fill, on_host
+from shoal.checkpoint.restoring.filling import Restorer, fill, on_host
 from shoal.checkpoint.restoring.target import Wish
 
 
@@ -47,7 +47,7 @@ def test_memory_that_is_not_kept_is_given_up_before_more_is_read(tmp_path):
     hand_written.write(tmp_path / "saved", tree)
     checkpoint = open_checkpoint(tmp_path / "saved")
     wishes = [Wish(number, None, None) for number in range(4)]
-    fillings = [on_host(checkpoint, wish, Job(0, 1)) for wish in wishes]
+    fillings = [on_host(checkpoint, wish, Restorer(0, 1)) for wish in wishes]
     held = [weakref.ref(one.wants[0].out) for one in fillings]
     alive = []
 

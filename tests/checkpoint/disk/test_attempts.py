@@ -43,7 +43,7 @@ def test_attempts_have_names_of_their_own():
 
 def test_nothing_is_there(folder):
     assert step_folder.committed(folder) is None
-    assert step_folder.state_of(folder) == step_folder.State(None, (), (), False, ())
+    assert step_folder.state_of(folder) == step_folder.FolderState(None, (), (), False, ())
     assert not step_folder.see(folder, FIRST.attempt)
     assert not step_folder.is_complete(folder, FIRST.attempt)
     assert sweep.recover(folder) is None
@@ -75,7 +75,7 @@ def test_an_attempt_from_its_beginning_to_its_end(disk, folder):
     assert (commit.attempt, commit.step, commit.metrics) == (FIRST.attempt, 5, {"loss": 0.5})
     assert commit.num_files == 2
     assert commit.data_bytes == sum(folder.size(n) for n in folder.names() if "data" in n)
-    assert step_folder.state_of(folder) == step_folder.State(commit, (), (), False, ())
+    assert step_folder.state_of(folder) == step_folder.FolderState(commit, (), (), False, ())
     assert folder.names() == names_of(folder, commit)
     assert value_of(folder, commit) == 7
 

@@ -78,7 +78,7 @@ def nested(levels, wrap, inner=1):
 
 def test_the_deepest_that_is_taken_comes_back():
     static = nested(31, lambda inner: {1: (inner,)[0]})
-    value = nested(98, lambda inner: {"a": inner}, flatten.Node("a:B", ("c",), (5,), static))
+    value = nested(98, lambda inner: {"a": inner}, flatten.UnknownNode("a:B", ("c",), (5,), static))
     leaves, structure = flatten.flatten(value)
     leaf = records.LeafRecord(nodes.names_of(structure)[0], "int", value="5")
     user = {"u": nested(97, lambda inner: [inner])}

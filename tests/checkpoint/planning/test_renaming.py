@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.checkpoint.planning.renaming import renames, subtrees
-from shoal.checkpoint.restoring.target import Options
+from shoal.checkpoint.restoring.target import TargetOptions
 from shoal.errors import RestoreMismatch
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
@@ -36,7 +36,7 @@ def parts_of(target, saved):
 def finds(target, saved, mapping):
     """Return how many leaves a rename finds that were missing; None: it loses one, or doubles."""
     _, _, found = parts_of(target, saved)
-    names = [Options(rename=mapping).stored_name(name) for name in target]
+    names = [TargetOptions(rename=mapping).stored_name(name) for name in target]
     if any(name not in names for name in found) or any(
         new != old for old, new in zip(target, names, strict=True) if old in found
     ):

@@ -19,7 +19,7 @@ from shoal.checkpoint.planning.who_writes import own_boxes
 from shoal.checkpoint.restoring.restore import restore_with
 from shoal.checkpoint.saving.save import save_with
 from shoal.checkpoint.saving.state import Spread, among, held_of, own_of, read_state
-from shoal.checkpoint.together.lease import Beat
+from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.collectives.live import live_with
 from shoal.errors import (
@@ -191,9 +191,9 @@ def test_the_first_of_the_group_keeps_the_lease(tmp_path, group):
     pending.write_text("")
     os.utime(pending, (0, 0))
     second, third = job.coordinators[1:]
-    Beat(third, folder, "abcabcabcabc", 1, members=group).keep()
+    LeaseKeeper(third, folder, "abcabcabcabc", 1, members=group).keep()
     assert pending.stat().st_mtime == 0
-    Beat(second, folder, "abcabcabcabc", 1, members=group).keep()
+    LeaseKeeper(second, folder, "abcabcabcabc", 1, members=group).keep()
     assert (pending.stat().st_mtime > 0) == (group is not None)
 
 

@@ -17,7 +17,7 @@ from shoal.checkpoint.saving import settling
 from shoal.checkpoint.saving.protocol import Save
 from shoal.checkpoint.saving.save import request_of, save, save_with
 from shoal.checkpoint.together.errors_between import tellers, told, untold
-from shoal.checkpoint.together.lease import Beat
+from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.errors import (
     CorruptCheckpoint,
     DeadlineError,
@@ -32,7 +32,7 @@ from shoal.errors import (
     UsageError,
 )
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.stopping import Given
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.fault_points import InjectedError
@@ -319,7 +319,7 @@ KNOWN = [
 def test_an_error_keeps_its_type_and_its_facts_when_it_is_told(error):
     payload = told(error)
     assert tellers({0: b"", 1: payload, 2: b'{"a": 1}'}) == (1,)
-    again = untold(payload, 1, Self(0, ["here", "there"]))
+    again = untold(payload, 1, ThisProcess(0, ["here", "there"]))
     assert type(again) is type(error)
     assert vars(again) == vars(error)
     assert getattr(again, "errno", None) == getattr(error, "errno", None)
@@ -347,7 +347,7 @@ def test_a_long_save_tells_how_far_it_is_and_keeps_its_lease(path, monkeypatch, 
     os.utime(pending, (0, 0))
     with caplog.at_level(logging.INFO, "shoal"):
         for one in job.coordinators:
-            keeper = Beat(one, folder, "abcabcabcabc", 4_000_000_000)
+            keeper = LeaseKeeper(one, folder, "abcabcabcabc", 4_000_000_000)
             keeper.add(1_000_000_000)
             keeper._is_over = Clock(4)
             keeper._run()
@@ -370,17 +370,19 @@ def test_the_next_process_keeps_the_lease_when_the_first_is_gone(path):
     pending.write_text("")
     os.utime(pending, (0, 0))
     job.lose(0)
-    Beat(job.coordinators[1], folder, "abcabcabcabc", 1).keep()
+    LeaseKeeper(job.coordinators[1], folder, "abcabcabcabc", 1).keep()
     assert pending.stat().st_mtime > 1000
     pending.unlink()
-    Beat(job.coordinators[1], folder, "abcabcabcabc", 1).keep()  # it is committed: that is fine
+    LeaseKeeper(
+        job.coordinators[1], folder, "abcabcabcabc", 1
+    ).keep()  # it is committed: that is fine
 
 
 @pytest.mark.parametrize("lane", ["main", "its own"])
 def test_a_save_on_the_main_line_shows_that_it_works(path, lane):
     one = LocalJob(1).coordinators[0]
     seen = [one.progress.worked]
-    beat = Beat(one, LocalFolder(path), "abcabcabcabc", 2, lane=lane)
+    beat = LeaseKeeper(one, LocalFolder(path), "abcabcabcabc", 2, lane=lane)
     for work in (lambda: beat.add(1), beat.keep, lambda: beat.add(1), beat.keep):
         work()
         seen.append(one.progress.worked)

@@ -90,7 +90,7 @@ def test_who_failed_before_another_process_committed_reports_that_and_ends_nothi
     one, folder = Save("00000000000a", 7), LocalFolder(path)
     commit = one.save(folder)
     request = request_of(path, 5, None, None, None, 1.0)
-    scene = settling.Scene(LocalJob(2).coordinators[1], request, one.attempt, (0, 1))
+    scene = settling.SaveScene(LocalJob(2).coordinators[1], request, one.attempt, (0, 1))
     met = StorageError("cannot fsync", path=str(path), errno=errno.EIO)
     with pytest.raises(StorageError, match="a crash of this host may undo that"):
         settling.ended_by(scene, met)

@@ -4,7 +4,7 @@ import pytest
 
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.plan.transfer.chunks import Chunks, chunks_of
+from shoal.plan.transfer.chunks import ChunkCut, chunks_of
 from shoal.plan.transfer.collective import shortest
 
 SHAPE = (1 << 14, 1 << 14)  # float32: 1 GiB
@@ -19,7 +19,7 @@ def steps_of(kind, source, target):
 def test_a_permute_goes_in_chunks_on_tpus(kind):
     steps = steps_of(kind, ("a", "b"), ("b", "a"))
     assert [step.kind for step in steps] == ["permute"]
-    wanted = Chunks(dim=0, tiles=2, parts=16, width=512, rest=0) if kind == "tpu" else None
+    wanted = ChunkCut(dim=0, tiles=2, parts=16, width=512, rest=0) if kind == "tpu" else None
     assert chunks_of(steps, SHAPE, 4) == wanted
 
 

@@ -8,7 +8,7 @@ import pytest
 from checkpoint.interrupts import Interrupt
 from shoal.runtime.client import lanes
 from shoal.runtime.client.lanes import Lanes
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
 
 POINT = Point("x", site="train.py:1 (main)")
@@ -33,7 +33,7 @@ def told():
 
 @pytest.fixture
 def process(told):
-    return Lanes(Self(0, ("host0", "host1")), told, lambda lane: None)
+    return Lanes(ThisProcess(0, ("host0", "host1")), told, lambda lane: None)
 
 
 def leave(process):
@@ -78,7 +78,7 @@ def test_an_interrupt_at_any_place_of_a_call_leaves_it_once_and_its_lane_free():
     """Places before the call is known are none of it: the program has not come to it."""
     for place in itertools.count(1):
         told = Told()
-        process = Lanes(Self(0, ("host0", "host1")), told, lambda lane: None)
+        process = Lanes(ThisProcess(0, ("host0", "host1")), told, lambda lane: None)
         interrupt = Interrupt(place, (lanes,))
 
         def call(process=process, interrupt=interrupt):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shoal.testing.coordinator_contract import CoordinatorContract, Stage
+from shoal.testing.coordinator_contract import CoordinatorContract, KillableJob
 
 
 class TestOurs(CoordinatorContract):
@@ -10,7 +10,7 @@ class TestOurs(CoordinatorContract):
     def stage(self, make_job):
         def make(processes):
             job = make_job(processes)
-            return Stage(job.coordinators, job.kill)
+            return KillableJob(job.coordinators, job.kill)
 
         return make
 
@@ -24,5 +24,5 @@ def test_a_coordinator_that_breaks_its_word_is_found():
 
     with pytest.raises(AssertionError):
         CoordinatorContract().test_everybody_gets_everybodys_bytes(
-            lambda n: Stage([Broken()], None), 1
+            lambda n: KillableJob([Broken()], None), 1
         )

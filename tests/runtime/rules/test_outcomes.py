@@ -5,10 +5,10 @@ import pickle
 import pytest
 
 from shoal.errors import DeadlineError
-from shoal.runtime.rules.outcomes import Self, error_of, listed, waiting_line
+from shoal.runtime.rules.outcomes import ThisProcess, error_of, listed, waiting_line
 from shoal.runtime.rules.point import Point
 
-ME = Self(3, [f"host{i}" for i in range(100)])
+ME = ThisProcess(3, [f"host{i}" for i in range(100)])
 HINT = "if they are only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S"
 POINT = Point("epoch", site="train.py:31 (main)")
 

@@ -11,8 +11,8 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.barrier import barrier_with
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.trail import Entry, Trail, Trails
-from shoal.testing.coordinator_contract import PATIENCE_S, Stage, meet, run_together
+from shoal.runtime.rules.trail import Trail, TrailEntry, Trails
+from shoal.testing.coordinator_contract import PATIENCE_S, KillableJob, meet, run_together
 
 SPEC = ("same=True", "['w']: float32[8,4] as (x, -)", "['b']: float32[4] as (-)")
 
@@ -20,7 +20,7 @@ SPEC = ("same=True", "['w']: float32[8,4] as (x, -)", "['b']: float32[4] as (-)"
 def put(coordinator, values="3f2a\n77aa", site="train.py:12 (main)", spec=SPEC, **more):
     """Leave what `put` leaves."""
     more = {"group": None, "lane": "main", **more}
-    coordinator.trails.record(Entry("put", site, spec, values), **more)
+    coordinator.trails.record(TrailEntry("put", site, spec, values), **more)
 
 
 def local_job(processes=2):
@@ -252,7 +252,7 @@ def test_what_cannot_be_found_out_does_not_hide_that_they_differ():
     job = local_job()
     first, second = job.coordinators
     put(first)
-    stage = Stage(job.coordinators, job.lose)
+    stage = KillableJob(job.coordinators, job.lose)
     elsewhere = Point("elsewhere", (0, 1), "main: the trail")
     stray = stage.start(lambda: second.arrive(elsewhere, timeout_s=PATIENCE_S))
     stage.until_waiting(1)
@@ -328,7 +328,7 @@ def test_trails_are_equal_if_the_calls_are(one, other):
     def trail(sites):
         trail = Trail()
         for site in sites:
-            trail.add(Entry("put", site, ()))
+            trail.add(TrailEntry("put", site, ()))
         return trail.text
 
     assert (trail(one) == trail(other)) == (one == other)
@@ -339,8 +339,8 @@ def test_what_is_kept_is_bounded_in_bytes():
     trail = Trail()
     leaves = tuple(f"leaf {number}" for number in range(1000))
     for _ in range(300):
-        trail.add(Entry("put", "a.py:1 (f)", leaves, "\n".join(["3f2a91bc00112233"] * 1000)))
+        trail.add(TrailEntry("put", "a.py:1 (f)", leaves, "\n".join(["3f2a91bc00112233"] * 1000)))
     assert 0 < trail.count - trail.first_kept < 70
-    trail.add(Entry("put", "a.py:2 (f)", ("y" * (2 << 20),)))
+    trail.add(TrailEntry("put", "a.py:2 (f)", ("y" * (2 << 20),)))
     assert trail.first_kept == 300
     assert trail.entry(300).site == "a.py:2 (f)"

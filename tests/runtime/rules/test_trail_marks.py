@@ -8,9 +8,9 @@ from shoal.errors import DivergenceError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.preemption import preempted_with
 from shoal.runtime.rules.messages import trails_of
-from shoal.runtime.rules.trail import Entry
+from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.rules.trail_marks import (
-    Lane,
+    LaneTrail,
     LatestMarks,
     Marks,
     SharedMarks,
@@ -20,7 +20,7 @@ from shoal.runtime.rules.trail_marks import (
 )
 from shoal.runtime.step import step_with
 from shoal.runtime.wire.frames import FrameError
-from shoal.testing.coordinator_contract import Stage, meet, run_together
+from shoal.testing.coordinator_contract import KillableJob, meet, run_together
 
 LONGEST = 160
 
@@ -62,7 +62,7 @@ def test_a_difference_is_seen_if_and_only_if_a_shared_mark_lies_behind_it(histor
             version = process + 1 if number > own_from else 0
             marks.add(number, bytes([number, version]) * 8)
 
-        text = "5:abc" + lanes_of([Lane(name, "", marks.text)])
+        text = "5:abc" + lanes_of([LaneTrail(name, "", marks.text)])
         assert exact_of(text) == "5:abc"
         facts = shared.add(process, text)
         versions = {n: process + 1 if n > own_from else 0 for n in COUNTS[count]}
@@ -88,7 +88,7 @@ def feed(coordinator, count, own_from=1000, first=0, **more):
     """Make calls in a lane beside the main line; from some number on they are this one's own."""
     for number in range(first, count):
         value = str(number) if number < own_from else f"own {coordinator.process}"
-        entry = Entry("put", f"feed.py:{number} (f)", ("same=True", "x: f4[8]"), value)
+        entry = TrailEntry("put", f"feed.py:{number} (f)", ("same=True", "x: f4[8]"), value)
         coordinator.trails.record(entry, **{"group": None, "lane": "data", **more})
 
 
@@ -140,7 +140,7 @@ def test_who_knows_nothing_of_the_difference_has_the_error_too():
     job = LocalJob(3)
     for coordinator in job.coordinators[1:]:
         feed(coordinator, 3, own_from=0)
-    stage = Stage(job.coordinators, job.lose)
+    stage = KillableJob(job.coordinators, job.lose)
     errors = stage.on_all(lambda c: meet(c, "go"))
     assert [type(error) for error in errors] == [DivergenceError] * 3
     assert "the errors on processes 1-2 name the first call that differs" in str(errors[0])
@@ -149,9 +149,9 @@ def test_who_knows_nothing_of_the_difference_has_the_error_too():
 
 def test_a_lane_that_began_anew_is_compared_with_such_ones_alone():
     shared = SharedMarks()
-    assert shared.add(0, lanes_of([Lane("data", "", "1:aa")])) == {}
-    assert shared.add(1, lanes_of([Lane("data", "after", "1:bb")])) == {}
-    assert shared.add(2, lanes_of([Lane("data", "after", "1:cc")])) == {
+    assert shared.add(0, lanes_of([LaneTrail("data", "", "1:aa")])) == {}
+    assert shared.add(1, lanes_of([LaneTrail("data", "after", "1:bb")])) == {}
+    assert shared.add(2, lanes_of([LaneTrail("data", "after", "1:cc")])) == {
         "lane": "data",
         "trails": [["1:bb", "", "", [1]], ["1:cc", "", "", [2]]],
     }
@@ -199,7 +199,7 @@ class TestSignsOfLife:
                 return "went on"
 
         job.members()
-        return Stage(job.coordinators, job.lose).on_all(begin)
+        return KillableJob(job.coordinators, job.lose).on_all(begin)
 
     def test_processes_that_never_meet_are_told_at_a_step(self):
         job = LocalJob(2, hosts=["h0", "h1"])

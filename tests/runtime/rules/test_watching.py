@@ -13,15 +13,15 @@ from shoal.runtime.client import heartbeat
 from shoal.runtime.client.heartbeat import Echo
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.progress import STEPS, Progress, memory_bytes
-from shoal.runtime.exit.hang import TICK_S, Patience, main_frame
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.exit.hang import TICK_S, HangTimeout, main_frame
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.stacks import innermost, stacks
 from shoal.runtime.wire.frames import Frame
 from shoal.testing.clock import Clock
 
 PATIENCE_S = 30.0  # a deadline of the test itself: reached only when something is broken
-ME = Self(0, ("here", "there", "far"))
+ME = ThisProcess(0, ("here", "there", "far"))
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ class Watched:
     def __init__(self, clock, troubles, abort_after_s=30.0, timeout_s=600.0):
         self.clock, self.troubles = clock, troubles
         self.progress = Progress(clock)
-        self.patience = Patience(abort_after_s, timeout_s)
+        self.patience = HangTimeout(abort_after_s, timeout_s)
         self.frame = "here"
 
     def ended_after(self, limit_s, move=lambda: None):

@@ -99,7 +99,7 @@ def test_a_start_that_failed_is_not_taken_for_one_that_left_the_cpu(failing, mon
     """JAX starts the CPU before the others, and has it after their failure."""
     failing(RuntimeError(BROKEN))
     first, second = LocalJob(2).coordinators
-    start = device_start.Start()
+    start = device_start.DeviceStart()
     for _ in range(2):
         with pytest.raises(DeviceStartError, match="a likely hardware fault"):
             device_start.start_devices(second, None, 30.0, start)
@@ -115,7 +115,7 @@ def test_a_start_under_way_is_waited_for_by_every_call(monkeypatch):
     monkeypatch.setattr(jax_runtime, "devices", lambda platform: ended.wait(60) or [])
     monkeypatch.setattr(jax_runtime, "backend_exists", lambda: False)
     first, _ = LocalJob(2).coordinators
-    start = device_start.Start()
+    start = device_start.DeviceStart()
     with pytest.raises(DeadlineError):
         device_start.start_devices(first, None, 0.2, start)
     monkeypatch.setattr(jax_runtime, "backend_exists", lambda: True)

@@ -24,7 +24,7 @@ from shoal.plan.notation.words import runs_to_text
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.jax_service import jax_runtime
-from shoal.runtime.rules.outcomes import Self, disagreement
+from shoal.runtime.rules.outcomes import ThisProcess, disagreement
 from shoal.runtime.system import fault_points
 
 
@@ -48,7 +48,7 @@ def owners_of(
     try:
         numbers = jax_runtime.processes_of(owners, coordinator.process, timeout_s=timeout_s)
     except TimeoutError as error:
-        me = Self(coordinator.process, coordinator.hosts)
+        me = ThisProcess(coordinator.process, coordinator.hosts)
         raise DeadlineError(
             f"{me}: make_mesh: the processes that are {sorted(owners)} in JAX own its devices, and "
             f"have not all called it within {timeout_s:g} s ({error})",
@@ -164,7 +164,7 @@ def _digest(lines: Sequence[str]) -> str:
 
 def _heading(meeting: _Meeting) -> str:
     coordinator, call = meeting.coordinator, meeting.call
-    me = Self(coordinator.process, coordinator.hosts)
+    me = ThisProcess(coordinator.process, coordinator.hosts)
     label = "" if call.name == call.operation else f" {call.name!r}"
     return f"{me}: make_mesh{label} ({call.site})"
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError, UsageError
-from shoal.runtime.rules.outcomes import Self, disagreement, gone_error, listed
+from shoal.runtime.rules.outcomes import ThisProcess, disagreement, gone_error, listed
 
 LAST = ("drop", "pad", "error")
 _LOG = logging.getLogger("shoal")
@@ -41,24 +41,24 @@ class Status(NamedTuple):
         return cls(**json.loads(data))
 
 
-class Verdict(NamedTuple):
+class BatchVerdict(NamedTuple):
     """What all do."""
 
     size: int  # rows of the batch; 0: all have ended
     leaves: str = ""  # what they are
 
 
-class Asked(NamedTuple):
+class BatchId(NamedTuple):
     """Which batch it is, of which feed."""
 
-    me: Self
+    me: ThisProcess
     words: str  # "batch 3 of feed (train.py:12 (main))"
     last: str
     size: int  # of all batches; 0: this is the first, which says
     leaves: str  # of the batch before
 
 
-def judge(asked: Asked, said: Mapping[int, Status]) -> Verdict:
+def judge(asked: BatchId, said: Mapping[int, Status]) -> BatchVerdict:
     """Return what becomes of the batch. Whose own reader failed does not ask.
 
     Raises:
@@ -72,26 +72,26 @@ def judge(asked: Asked, said: Mapping[int, Status]) -> Verdict:
         raise gone_error("failed", failed, asked.me, f"{asked.me}: {asked.words} cannot be given")
     closed = {p: one.words for p, one in said.items() if one.kind == "closed"}
     if asked.me.process in closed:
-        return Verdict(0)
+        return BatchVerdict(0)
     if closed:
         raise _closed(asked, closed)
     having = {p: one for p, one in said.items() if one.rows}
     if not having:
-        return Verdict(0)
+        return BatchVerdict(0)
     size = asked.size or _first_size(asked, said, having)
     short = {p: one for p, one in said.items() if one.size != size or not one.is_exact}
     _check_rows(asked, size, said, short)
     if short and asked.last == "drop":
         _tell_dropped(asked, said, having)
-        return Verdict(0)
+        return BatchVerdict(0)
     leaves = _same_leaves(asked, said if short else having)
     _check_values(asked, said, leaves)
     if not asked.size:
         _suspect_same_rows(asked, said)
-    return Verdict(size, leaves)
+    return BatchVerdict(size, leaves)
 
 
-def _closed(asked: Asked, closed: Mapping[int, str]) -> DivergenceError:
+def _closed(asked: BatchId, closed: Mapping[int, str]) -> DivergenceError:
     sides: list[tuple[str, Any]] = [(f"asks for {asked.words}", [asked.me.process])]
     by_count: dict[str, list[int]] = {}
     for process, count in closed.items():
@@ -101,7 +101,7 @@ def _closed(asked: Asked, closed: Mapping[int, str]) -> DivergenceError:
     return disagreement(text, sides, "all must leave the loop over a feed at the same batch")
 
 
-def _first_size(asked: Asked, said: Mapping[int, Status], having: Mapping[int, Status]) -> int:
+def _first_size(asked: BatchId, said: Mapping[int, Status], having: Mapping[int, Status]) -> int:
     """Return the size of all batches, as the first one says."""
     if empty := [p for p in said if p not in having]:
         raise UsageError(
@@ -119,7 +119,7 @@ def _first_size(asked: Asked, said: Mapping[int, Status], having: Mapping[int, S
 
 
 def _check_rows(
-    asked: Asked, size: int, said: Mapping[int, Status], short: Mapping[int, Status]
+    asked: BatchId, size: int, said: Mapping[int, Status], short: Mapping[int, Status]
 ) -> None:
     if long := {p: one for p, one in said.items() if one.size > size}:
         raise UsageError(
@@ -139,7 +139,7 @@ def _rows(said: Mapping[int, Status]) -> str:
     return ", ".join(f"{n} rows of {listed(who)}" for n, who in sorted(by_count.items()))
 
 
-def _tell_dropped(asked: Asked, said: Mapping[int, Status], having: Mapping[int, Status]) -> None:
+def _tell_dropped(asked: BatchId, said: Mapping[int, Status], having: Mapping[int, Status]) -> None:
     """Log, in one process, that some had more batches than others; one short batch is no news."""
     if len(having) < len(said) and asked.me.process == min(said):
         ended = [p for p in said if p not in having]
@@ -149,7 +149,7 @@ def _tell_dropped(asked: Asked, said: Mapping[int, Status], having: Mapping[int,
         )  # fmt: skip
 
 
-def _same_leaves(asked: Asked, said: Mapping[int, Status]) -> str:
+def _same_leaves(asked: BatchId, said: Mapping[int, Status]) -> str:
     """Return the leaves of all, a line each."""
     sides: dict[str, list[int]] = {}
     for process, one in said.items():
@@ -165,7 +165,7 @@ def _same_leaves(asked: Asked, said: Mapping[int, Status]) -> str:
     raise disagreement(f"{asked.me}: processes disagree on {asked.words}", shown)
 
 
-def _check_values(asked: Asked, said: Mapping[int, Status], leaves: str) -> None:
+def _check_values(asked: BatchId, said: Mapping[int, Status], leaves: str) -> None:
     """Compare the rows that several processes bring."""
     groups = {holders: None for one in said.values() for holders in one.digests}
     for holders in groups:
@@ -185,7 +185,7 @@ def _check_values(asked: Asked, said: Mapping[int, Status], leaves: str) -> None
                 )
 
 
-def _suspect_same_rows(asked: Asked, said: Mapping[int, Status]) -> None:
+def _suspect_same_rows(asked: BatchId, said: Mapping[int, Status]) -> None:
     """Log, in one process, that others bring the same values for other rows: most likely every
     process reads the whole data set from its beginning."""
     seen: dict[str, list[int]] = {}

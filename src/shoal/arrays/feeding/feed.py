@@ -43,8 +43,8 @@ from shoal.arrays.feeding.feed_arguments import (
     spec_of,
 )
 from shoal.arrays.feeding.feed_state import mark_of, rows_of_state, state_of
-from shoal.arrays.feeding.feed_steps import Given, Meeting, Options, Steps
-from shoal.arrays.feeding.feed_wait import Wait
+from shoal.arrays.feeding.feed_steps import FedBatch, FeedMeeting, FeedOptions, Steps
+from shoal.arrays.feeding.feed_wait import BatchWait
 from shoal.arrays.feeding.own_rows import Split
 from shoal.arrays.feeding.prefetch import Prefetch
 from shoal.arrays.host.leave_trail import lane_offences
@@ -52,7 +52,7 @@ from shoal.colour import logically_collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.process import coordinator
-from shoal.runtime.rules.trail import Entry
+from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
 
@@ -138,7 +138,7 @@ def feed(
     rows = rows_of_state(start, mark)
     must_go_on(source, reads, rows, skip)
     x64, passes = jax.config.jax_enable_x64, skip is not False
-    options = Options(layouts, last, rows, batch or 0, same, x64, passes)
+    options = FeedOptions(layouts, last, rows, batch or 0, same, x64, passes)
     must_be_whole(reads, options)
     spec = spec_of(reads, split, options, prefetch)
     meeting = _meeting(coordinator(), split, spec, lane, limit_s)._replace(start=rows)
@@ -151,7 +151,7 @@ def feed(
 class Feed:
     """An iterator of batches on devices; made by `feed`. A context manager."""
 
-    def __init__(self, line: Prefetch[Given], meeting: Meeting, mark: int) -> None:
+    def __init__(self, line: Prefetch[FedBatch], meeting: FeedMeeting, mark: int) -> None:
         self._line = line
         self._meeting = meeting
         self._mark = mark
@@ -242,13 +242,13 @@ class Feed:
         if self._line.is_closed:
             raise UsageError("feed: this feed is closed")
         meeting = self._meeting
-        given = self._line.take(Wait(meeting, self._line, self._batches).look)
+        given = self._line.take(BatchWait(meeting, self._line, self._batches).look)
         if given is None and self._line.is_closed:
             raise UsageError("feed: this feed was closed while a batch was waited for")
         if given is None:
             self._has_ended = True
             raise StopIteration
-        entry = Entry(f"batch {self._batches} of feed at {meeting.site}", "", ())
+        entry = TrailEntry(f"batch {self._batches} of feed at {meeting.site}", "", ())
         meeting.coordinator.trails.record(entry, group=meeting.group)
         self._batches += 1
         self._rows += given.rows
@@ -286,7 +286,7 @@ class Feed:
 
 def _meeting(
     here: Coordinator, split: Split, spec: tuple[str, ...], lane: str | None, limit_s: float
-) -> Meeting:
+) -> FeedMeeting:
     """Return where the threads meet: a lane that no other feed has."""
     devices = sharding(split.layout).mesh.devices.ravel().tolist()
     owners = owners_of(here, devices, limit_s)
@@ -296,11 +296,11 @@ def _meeting(
         )
     group = None if len(owners) == here.num_processes else owners
     site = callsite()
-    name = here.trails.record(Entry("feed", site, spec), group=group, lane=lane)
+    name = here.trails.record(TrailEntry("feed", site, spec), group=group, lane=lane)
     if not name and len(owners) > 1:
         raise UsageError(
             "feed: this thread has never met other processes, so its calls cannot be matched with "
             "theirs: name its lane="
         )
     name = name or f"alone {os.urandom(8).hex()}"
-    return Meeting(here, group, f"feed: {name}", site, spec, limit_s)
+    return FeedMeeting(here, group, f"feed: {name}", site, spec, limit_s)

@@ -12,7 +12,7 @@ from shoal.arrays.bridge.leaf_layouts import Layouts, is_one_layout
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.feeding.batch_sources import ByNumber, InTurn, by_number
 from shoal.arrays.feeding.batch_verdict import LAST
-from shoal.arrays.feeding.feed_steps import Options
+from shoal.arrays.feeding.feed_steps import FeedOptions
 from shoal.arrays.feeding.local_rows import split_layout
 from shoal.arrays.feeding.own_rows import Split
 from shoal.arrays.host.digest import digest
@@ -68,7 +68,7 @@ def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTur
     return by_number(source, order)
 
 
-def must_be_whole(reads: InTurn | ByNumber, options: Options) -> None:
+def must_be_whole(reads: InTurn | ByNumber, options: FeedOptions) -> None:
     """Refuse rows by number whose last batch is not what `last` says."""
     if isinstance(reads, InTurn):
         return
@@ -113,7 +113,7 @@ def rows_layout(layouts: Layouts) -> Layout:
 
 
 def spec_of(
-    reads: InTurn | ByNumber, split: Split, options: Options, prefetch: int
+    reads: InTurn | ByNumber, split: Split, options: FeedOptions, prefetch: int
 ) -> tuple[str, ...]:
     """Return what must be equal on all processes, a line each."""
     lines = [

@@ -11,19 +11,19 @@ import numpy as np
 
 from shoal.arrays.bridge.leaf_layouts import Layouts
 from shoal.arrays.feeding.batch_sources import ByNumber, InTurn, ReaderState
-from shoal.arrays.feeding.batch_verdict import Asked, Status, Verdict, judge
+from shoal.arrays.feeding.batch_verdict import BatchId, BatchVerdict, Status, judge
 from shoal.arrays.feeding.own_rows import Batch, Split, checked_batch, place_rows
 from shoal.arrays.feeding.prefetch import MEETING, PLACING, READING, Prefetch
 from shoal.errors import DeadlineError, ShoalError, UsageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.failure_words import failure_of
 
 T = TypeVar("T")
 
 
-class Options(NamedTuple):
+class FeedOptions(NamedTuple):
     """How a feed gives."""
 
     layouts: Layouts
@@ -35,7 +35,7 @@ class Options(NamedTuple):
     skip: bool = True  # must an iterable pass over the rows before `start`?
 
 
-class Meeting(NamedTuple):
+class FeedMeeting(NamedTuple):
     """How the threads of a feed meet."""
 
     coordinator: Coordinator
@@ -47,9 +47,9 @@ class Meeting(NamedTuple):
     start: int = 0
 
     @property
-    def me(self) -> Self:
+    def me(self) -> ThisProcess:
         """This process."""
-        return Self(self.coordinator.process, self.coordinator.hosts)
+        return ThisProcess(self.coordinator.process, self.coordinator.hosts)
 
     @property
     def is_alone(self) -> bool:
@@ -61,7 +61,7 @@ class Meeting(NamedTuple):
         return f"batch {number} of feed" + (f" from row {self.start}" if self.start else "")
 
 
-class Given(NamedTuple):
+class FedBatch(NamedTuple):
     """One batch for the program."""
 
     value: Any
@@ -73,7 +73,7 @@ class Steps:
     """The batches of one feed, one after the other."""
 
     def __init__(
-        self, source: InTurn | ByNumber, split: Split, options: Options, meeting: Meeting
+        self, source: InTurn | ByNumber, split: Split, options: FeedOptions, meeting: FeedMeeting
     ) -> None:
         self._source = source
         self._split = split
@@ -86,7 +86,7 @@ class Steps:
         self._next_row = options.start
         self._must_skip = options.start > 0 and options.skip and isinstance(source, InTurn)
 
-    def step(self, line: Prefetch[Given]) -> Given | None:
+    def step(self, line: Prefetch[FedBatch]) -> FedBatch | None:
         """Make one batch; None at the end.
 
         Raises:
@@ -95,7 +95,7 @@ class Steps:
         with jax.enable_x64(self._options.x64):
             return self._step(line)
 
-    def _step(self, line: Prefetch[Given]) -> Given | None:
+    def _step(self, line: Prefetch[FedBatch]) -> FedBatch | None:
         batch = self._own(line, READING, self._read)
         source = self._source
         if batch is not None and not self._size and (self._must_skip or self._is_padded):
@@ -118,9 +118,9 @@ class Steps:
             return None
         self._next_row += self._size
         reader = source.state if isinstance(source, InTurn) else ReaderState()
-        return Given(value[0], self._size, reader)
+        return FedBatch(value[0], self._size, reader)
 
-    def _own(self, line: Prefetch[Given], phase: str, act: Callable[[], T]) -> T | None:
+    def _own(self, line: Prefetch[FedBatch], phase: str, act: Callable[[], T]) -> T | None:
         """Do what concerns this process alone; let the others know if it fails, or is closed."""
         try:
             result = act() if line.enter(phase) else None
@@ -132,7 +132,7 @@ class Steps:
             return None
         return result
 
-    def leave(self, line: Prefetch[Given]) -> None:
+    def leave(self, line: Prefetch[FedBatch]) -> None:
         """See `Work.leave`."""
         line.enter(MEETING)
         kind = "failed" if line.why else "closed"
@@ -231,10 +231,10 @@ class Steps:
         """How many rows there are from the beginning of this batch, if they are read by number."""
         return self._source.total - self._next_row if isinstance(self._source, ByNumber) else 0
 
-    def _meet(self, line: Prefetch[Given], status: Status) -> Verdict:
+    def _meet(self, line: Prefetch[FedBatch], status: Status) -> BatchVerdict:
         line.enter(MEETING)
         meeting = self._meeting
-        asked = Asked(
+        asked = BatchId(
             meeting.me,
             f"{meeting.batch(self._number)} ({meeting.site})",
             self._options.last,
@@ -244,7 +244,7 @@ class Steps:
         return judge(asked, self._exchange(status, line))
 
     def _exchange(
-        self, status: Status, line: Prefetch[Given] | None = None
+        self, status: Status, line: Prefetch[FedBatch] | None = None
     ) -> Mapping[int, Status]:
         """Meet; return what all say.
 
@@ -271,7 +271,7 @@ class Steps:
             else:
                 return {process: Status.unpack(data) for process, data in answers.items()}
 
-    def _tell_failed(self, line: Prefetch[Given], error: BaseException) -> None:
+    def _tell_failed(self, line: Prefetch[FedBatch], error: BaseException) -> None:
         """Let the others raise at this batch, too."""
         line.enter(MEETING)
         words = failure_of(error, self._meeting.site).words

@@ -6,18 +6,18 @@ import logging
 import time
 
 from shoal import settings
-from shoal.arrays.feeding.feed_steps import Given, Meeting
+from shoal.arrays.feeding.feed_steps import FedBatch, FeedMeeting
 from shoal.arrays.feeding.prefetch import MEETING, Prefetch
 from shoal.errors import DeadlineError
 
 _LOG = logging.getLogger("shoal")
 
 
-class Wait:
+class BatchWait:
     """One wait for a batch. Others that are late are the meeting's to name; here it is the reader
     of this very process."""
 
-    def __init__(self, meeting: Meeting, line: Prefetch[Given], number: int) -> None:
+    def __init__(self, meeting: FeedMeeting, line: Prefetch[FedBatch], number: int) -> None:
         self._meeting = meeting
         self._line = line
         self._asked = f"{meeting.batch(number)} ({meeting.site})"

@@ -20,7 +20,7 @@ from shoal.plan.mesh import Mesh
 from shoal.plan.process_boxes import process_box
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.outcomes import listed
-from shoal.runtime.rules.trail import Entry
+from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.system.callsite import callsite
 
 Group = frozenset[int]
@@ -50,7 +50,7 @@ def leave_trail(
     if (taking := _taking_part(leaves)) is not None:
         coordinator, group = taking
         digests = "\n".join(map(_digest, leaves)) if values else ""
-        entry = Entry(operation, callsite(), (*options, *lines_of(leaves)), digests)
+        entry = TrailEntry(operation, callsite(), (*options, *lines_of(leaves)), digests)
         coordinator.trails.record(entry, group=group, lane=lane)
 
 
@@ -83,12 +83,12 @@ def leave_trail_of_parts(
         _digest(leaf) if one == everyone else "" for leaf, one in zip(leaves, held, strict=True)
     ]
     values_text = "\n".join(digests) if any(digests) else ""
-    entry = Entry(operation, site, (*options, *lines_of(leaves)), values_text)
+    entry = TrailEntry(operation, site, (*options, *lines_of(leaves)), values_text)
     coordinator.trails.record(entry, group=group, lane=lane)
     lane = lane or coordinator.trails.lane
     for some in sorted({one for one in held if 1 < len(one) < len(everyone)}, key=sorted):
         shared = [leaf for leaf, one in zip(leaves, held, strict=True) if one == some]
-        entry = Entry(operation, site, lines_of(shared), "\n".join(map(_digest, shared)))
+        entry = TrailEntry(operation, site, lines_of(shared), "\n".join(map(_digest, shared)))
         if lane is not None:  # else `record` has warned
             coordinator.trails.record(entry, group=group, lane=_beside(lane, some))
 

@@ -22,7 +22,7 @@ from shoal.arrays.host.leave_trail import lane_offences
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.part_primitives import IN_JIT, cut_traced, join_traced
 from shoal.arrays.host_local.parts import (
-    Call,
+    PartsCall,
     cut,
     is_local,
     join,
@@ -93,7 +93,7 @@ def from_host_local(
     for leaf in leaves:
         offences += _part_offences(leaf)
     raise_all("from_host_local", offences)
-    call = Call("from_host_local", callsite(), same, lane)
+    call = PartsCall("from_host_local", callsite(), same, lane)
     joined = _converted(leaves, _is_global, lambda some: join(some, call),
                         lambda some: join_traced(some, call))  # fmt: skip
     return jax.tree.unflatten(treedef, joined)
@@ -142,7 +142,7 @@ def to_host_local(tree: Tree, layouts: Layouts) -> Tree:
     for leaf in leaves:
         offences += _whole_offences(leaf)
     raise_all("to_host_local", offences)
-    call = Call("to_host_local", callsite())
+    call = PartsCall("to_host_local", callsite())
     parts = _converted(leaves, _is_part, lambda some: [_own_part(leaf, call) for leaf in some],
                        lambda some: cut_traced(some, call))  # fmt: skip
     return jax.tree.unflatten(treedef, parts)
@@ -196,7 +196,7 @@ def _is_part(leaf: Leaf) -> bool:
     return not isinstance(value, jax.Array) or value.sharding.device_set != targets
 
 
-def _own_part(leaf: Leaf, call: Call) -> Any:
+def _own_part(leaf: Leaf, call: PartsCall) -> Any:
     if own_box(leaf.layout).layout is None:
         return jax.ShapeDtypeStruct(local_shape(leaf.layout, leaf.value.shape), leaf.value.dtype)
     return cut(leaf, call)

@@ -21,7 +21,15 @@ from jax.sharding import AxisType
 
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.bridge.sharding import layout_of_sharding, padded, sharding
-from shoal.arrays.host_local.parts import Call, cut, global_shape, join, local_shape, own_box, seen
+from shoal.arrays.host_local.parts import (
+    PartsCall,
+    cut,
+    global_shape,
+    join,
+    local_shape,
+    own_box,
+    seen,
+)
 from shoal.arrays.moving.move import Move, move, relabelled
 from shoal.arrays.placing.put import dtype_offences
 from shoal.errors import UsageError, raise_all
@@ -59,17 +67,17 @@ class Where(NamedTuple):
         return move([Move(array, array, target)])[0]
 
 
-def join_traced(leaves: Sequence[Leaf], call: Call) -> list[Any]:
+def join_traced(leaves: Sequence[Leaf], call: PartsCall) -> list[Any]:
     """Return global arrays for parts that JAX differentiates or batches."""
     return _bind(_JOIN, leaves, call)
 
 
-def cut_traced(leaves: Sequence[Leaf], call: Call) -> list[Any]:
+def cut_traced(leaves: Sequence[Leaf], call: PartsCall) -> list[Any]:
     """Return parts of global arrays that JAX differentiates or batches."""
     return _bind(_CUT, leaves, call)
 
 
-def _bind(primitive: Primitive, leaves: Sequence[Leaf], call: Call) -> list[Any]:
+def _bind(primitive: Primitive, leaves: Sequence[Leaf], call: PartsCall) -> list[Any]:
     places = tuple(Where(leaf.path, leaf.layout, _layout_seen(leaf.value)) for leaf in leaves)
     bound: list[Any] = primitive.bind(*(leaf.value for leaf in leaves), places=places, call=call)
     return bound
@@ -85,7 +93,7 @@ def _layout_seen(value: Any) -> Layout | None:
         return None
 
 
-def _leaves(values: Sequence[Any], places: Sequence[Where], call: Call) -> list[Leaf]:
+def _leaves(values: Sequence[Any], places: Sequence[Where], call: PartsCall) -> list[Leaf]:
     """Return what JAX evaluates at last: arrays, and what it made of Python's numbers."""
     leaves = []
     for value, place in zip(values, places, strict=True):
@@ -97,24 +105,24 @@ def _leaves(values: Sequence[Any], places: Sequence[Where], call: Call) -> list[
     return leaves
 
 
-def _join(*parts: Any, places: tuple[Where, ...], call: Call) -> list[jax.Array]:
+def _join(*parts: Any, places: tuple[Where, ...], call: PartsCall) -> list[jax.Array]:
     joined = join(_leaves(parts, places, call), call)
     return [place.lay_out(array) for place, array in zip(places, joined, strict=True)]
 
 
-def _cut(*arrays: Any, places: tuple[Where, ...], call: Call) -> list[jax.Array]:
+def _cut(*arrays: Any, places: tuple[Where, ...], call: PartsCall) -> list[jax.Array]:
     parts = [cut(leaf, call) for leaf in _leaves(arrays, places, call)]
     return [place.lay_out(part) for place, part in zip(places, parts, strict=True)]
 
 
-def _types_of_wholes(*parts: Any, places: tuple[Where, ...], call: Call) -> list[Any]:
+def _types_of_wholes(*parts: Any, places: tuple[Where, ...], call: PartsCall) -> list[Any]:
     return [
         _type(part, global_shape(where.layout, part.shape), where.result or where.layout)
         for part, where in zip(parts, places, strict=True)
     ]
 
 
-def _types_of_parts(*arrays: Any, places: tuple[Where, ...], call: Call) -> list[Any]:
+def _types_of_parts(*arrays: Any, places: tuple[Where, ...], call: PartsCall) -> list[Any]:
     return [
         _type(array, local_shape(where.layout, array.shape), where.result or _own(where.layout))
         for array, where in zip(arrays, places, strict=True)
@@ -136,7 +144,7 @@ def _push_forward(
     tangents: Sequence[Any],
     *,
     places: tuple[Where, ...],
-    call: Call,
+    call: PartsCall,
 ) -> tuple[list[Any], list[Any]]:
     """The tangent of a result is what becomes of the tangent."""
     results = primitive.bind(*primals, places=places, call=call)
@@ -149,7 +157,7 @@ def _pull_back(
     cotangents: Sequence[Any],
     *given: Any,
     places: tuple[Where, ...],
-    call: Call,
+    call: PartsCall,
 ) -> list[Any]:
     """The cotangent of what was given is what the inverse makes of that of the result."""
     zeros = [ad.Zero(one.aval.to_ct_aval()) for one in given]
@@ -188,7 +196,7 @@ def _apply(
     primitive: Primitive,
     values: Sequence[Any],
     places: Sequence[Where],
-    call: Call,
+    call: PartsCall,
     zeros: list[Any],
 ) -> list[Any]:
     """Return what the primitive makes of the values; zero for those that are zero."""
@@ -209,7 +217,7 @@ def _batch(
     dims: Sequence[int | None],
     *,
     places: tuple[Where, ...],
-    call: Call,
+    call: PartsCall,
 ) -> tuple[list[Any], Sequence[int | None]]:
     batched = tuple(
         place if dim is None else _with_batch(place, dim, axis, call)
@@ -218,7 +226,7 @@ def _batch(
     return primitive.bind(*values, places=batched, call=call), dims
 
 
-def _with_batch(place: Where, dim: int, axis: Any, call: Call) -> Where:
+def _with_batch(place: Where, dim: int, axis: Any, call: PartsCall) -> Where:
     """Return the layouts with a dim for the batch: split as `vmap` says, or by no axis.
 
     The batch has one size under `vmap`, so no process may hold only a part of it.

@@ -26,7 +26,7 @@ Shape = tuple[int, ...]
 _CANNOT_PASS = "under vmap it cannot pass unchanged: convert it before, or leave it out"
 
 
-class Call(NamedTuple):
+class PartsCall(NamedTuple):
     """What a call of `from_host_local` or `to_host_local` is called, and with which options."""
 
     operation: str
@@ -35,7 +35,7 @@ class Call(NamedTuple):
     lane: str | None = None
     is_derivative: bool = False  # of tangents or cotangents: they lie wherever autodiff made them
 
-    def of_derivative(self) -> Call:
+    def of_derivative(self) -> PartsCall:
         """Return the call that JAX makes for tangents or cotangents."""
         if self.is_derivative:
             return self
@@ -68,7 +68,7 @@ def _own_slices(layout: Layout, shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(n * size, (n + 1) * size) for n, size in zip(places, part, strict=True))
 
 
-def join(leaves: Sequence[Leaf], call: Call) -> list[jax.Array]:
+def join(leaves: Sequence[Leaf], call: PartsCall) -> list[jax.Array]:
     """Return the arrays of which each process gives its part, and leave the trail.
 
     Raises:
@@ -101,7 +101,7 @@ def _whole_of_own(leaf: Leaf) -> jax.Array:
     )
 
 
-def cut(leaf: Leaf, call: Call) -> jax.Array:
+def cut(leaf: Leaf, call: PartsCall) -> jax.Array:
     """Return this process's part of an array.
 
     Raises:
@@ -141,7 +141,7 @@ def lies_elsewhere(array: jax.Array, layout: Layout) -> str:
     return f"lies as {lies!r}; relayout moves it to {layout!r}"
 
 
-def _laid_out(leaf: Leaf, target: NamedSharding, call: Call) -> jax.Array | None:
+def _laid_out(leaf: Leaf, target: NamedSharding, call: PartsCall) -> jax.Array | None:
     """Return an array in the layout; None: it is no global array, but whole in this process."""
     path, value, layout = leaf
     is_array = isinstance(value, jax.Array)

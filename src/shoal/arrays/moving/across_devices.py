@@ -35,7 +35,7 @@ from shoal.arrays.moving.whole_words import (
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
-from shoal.plan.transfer.chunks import Chunks, chunks_of
+from shoal.plan.transfer.chunks import ChunkCut, chunks_of
 from shoal.plan.transfer.move_steps import Step
 from shoal.plan.transfer.permutes import Permute, Permutes, permutes_of
 from shoal.plan.transfer.plan import Transfer, plan_transfer
@@ -181,7 +181,7 @@ def programs_across(
     )  # fmt: skip
 
 
-def _chunks(plan: Transfer) -> Chunks | None:
+def _chunks(plan: Transfer) -> ChunkCut | None:
     """Return the parts in which a large array goes."""
     whole = Step("exchange", (), None, None, plan.source, plan.target)
     return chunks_of([whole], plan.shape, plan.item_bytes)

@@ -25,7 +25,7 @@ from shoal.plan.transfer.plan import plan_transfer
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.jax_service import jax_runtime
-from shoal.runtime.rules.outcomes import Self, listed
+from shoal.runtime.rules.outcomes import ThisProcess, listed
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 
@@ -149,7 +149,7 @@ def _as_the_job_counts(
     try:
         return {*jax_runtime.processes_of(owners, coordinator.process, timeout_s=timeout_s)}
     except TimeoutError as error:
-        me = Self(coordinator.process, coordinator.hosts)
+        me = ThisProcess(coordinator.process, coordinator.hosts)
         raise DeadlineError(
             f"{me}: relayout: the processes that are {sorted(owners)} in JAX own the devices of "
             f"both meshes, and have not all called it within {timeout_s:g} s ({error})",

@@ -30,7 +30,7 @@ AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 OnShard = Callable[[jax.Array], jax.Array]  # of what one device holds
 
 
-class Stage(NamedTuple):
+class DigitStage(NamedTuple):
     """Steps over one mesh of digits."""
 
     run: Callable[[jax.Array], jax.Array]
@@ -45,7 +45,7 @@ def stages(
     shape: Sequence[int],
     item_bytes: int,
     devices: Sequence[jax.Device] | None = None,
-) -> list[Stage]:
+) -> list[DigitStage]:
     """Return the stages of a move.
 
     The first takes the array as it lies, or as blocks if the devices are in another order there or
@@ -73,12 +73,12 @@ def stages(
             out_specs=gives.spec,
             check_vma=False,
         )
-        found.append(Stage(mapped, takes, gives))
+        found.append(DigitStage(mapped, takes, gives))
     return found
 
 
 def inside_jit(
-    found: Sequence[Stage], source: NamedSharding, target: NamedSharding
+    found: Sequence[DigitStage], source: NamedSharding, target: NamedSharding
 ) -> Callable[[jax.Array], jax.Array]:
     """Return stages as part of a program that `jit` traces: the devices have one order."""
 

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from shoal.arrays.bridge.sharding import layout_of_sharding
 from shoal.arrays.host.host_values import is_key
-from shoal.arrays.moving.move_program import Stage, stages
+from shoal.arrays.moving.move_program import DigitStage, stages
 from shoal.arrays.moving.whole_words import (
     as_words,
     bits_as,
@@ -83,7 +83,7 @@ def move_as_planned(array: jax.Array, plan: Transfer, target: NamedSharding) -> 
 
 def programs_of(
     plan: Transfer, dtype: Any, devices: tuple[jax.Device, ...] | None = None
-) -> tuple[Stage, ...]:
+) -> tuple[DigitStage, ...]:
     """Return the programs of a move, one after the other; compiled when they first run.
 
     Args:
@@ -96,11 +96,11 @@ def programs_of(
 @lru_cache(maxsize=1024)
 def _programs(
     plan: Transfer, is_narrow: bool, devices: tuple[jax.Device, ...] | None
-) -> tuple[Stage, ...]:
+) -> tuple[DigitStage, ...]:
     """Narrow floats are moved as integers of the same bits: XLA changes those of NaNs."""
     found = stages(plan.steps, plan.source, plan.target, plan.shape, plan.item_bytes, devices)
     return tuple(
-        Stage(
+        DigitStage(
             jax.jit(in_words(run) if is_narrow else run, in_shardings=takes, out_shardings=gives),
             takes,
             gives,

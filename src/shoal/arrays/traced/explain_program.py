@@ -12,7 +12,7 @@ import numpy as np
 
 from shoal.colour import local
 from shoal.errors import UsageTypeError
-from shoal.plan.compiled.hlo_flow import Frame, flow_of, frames_of
+from shoal.plan.compiled.hlo_flow import SourceLine, flow_of, frames_of
 from shoal.plan.compiled.hlo_traffic import Collective, collectives_of
 
 # What programs write themselves: the names of JAX's own collectives.
@@ -151,6 +151,6 @@ def _kind(one: Collective, is_cut_again: bool) -> str:
     return "summed" if one.opcode in ("all-reduce", "reduce-scatter") else "moved"
 
 
-def _source(frames: Sequence[Frame]) -> str:
+def _source(frames: Sequence[SourceLine]) -> str:
     """Return the innermost line that is not shoal's own."""
     return next((str(frame) for frame in frames if not frame.file.startswith(_OWN_FOLDER)), "")

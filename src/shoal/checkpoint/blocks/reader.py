@@ -75,7 +75,7 @@ def read(
     _check_filled(checkpoint, boxes, plan)
     _check_sizes(checkpoint, plan.files)
     outs = [_contiguous(want.out) for want in wants]
-    reading = _Reading(checkpoint, plan, boxes, outs, progress)
+    reading = _ReadCall(checkpoint, plan, boxes, outs, progress)
     in_threads(reading.serve, range(plan.num_requests), min(threads, plan.num_requests))
     for want, out in zip(wants, outs, strict=True):
         if out is not want.out:
@@ -117,7 +117,7 @@ def verify(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[
     return [words for _, _, words in sorted(found)]
 
 
-class _Reading:
+class _ReadCall:
     """One call of `read`: what every thread needs."""
 
     def __init__(

@@ -12,7 +12,7 @@ Bytes = NDArray[np.uint8]
 _WIDE_BYTES = 64  # rows shorter than this are copied by elements wider than a byte
 
 
-class Box(NamedTuple):
+class ByteBox(NamedTuple):
     """A box of bytes that lies in two ways; the last dim is contiguous in both."""
 
     shape: tuple[int, ...]
@@ -22,7 +22,7 @@ class Box(NamedTuple):
 
 def box_of(
     extent: Sequence[int], source: Sequence[int], target: Sequence[int], item_bytes: int
-) -> Box:
+) -> ByteBox:
     """Return the box of elements with these strides (bytes), in as few dims as can be.
 
     A box of [4, 8] float32 that is contiguous in both is one row of 128 bytes.
@@ -38,10 +38,10 @@ def box_of(
             shape.insert(0, size)
             outer_source.insert(0, from_)
             outer_target.insert(0, to)
-    return Box(tuple(shape), tuple(outer_source), tuple(outer_target))
+    return ByteBox(tuple(shape), tuple(outer_source), tuple(outer_target))
 
 
-def scatter(box: Box, source: Bytes, begin: int, target: Bytes, into: int) -> None:
+def scatter(box: ByteBox, source: Bytes, begin: int, target: Bytes, into: int) -> None:
     """Copy what `source` has of a box whose first byte lies at `begin` of it; ≥ 0 or before.
 
     A byte of the box that lies before or behind `source` is left alone. `into`: where the first
@@ -58,18 +58,18 @@ def scatter(box: Box, source: Bytes, begin: int, target: Bytes, into: int) -> No
     whole = max(0, -(begin // step))  # the first row that begins in `source`
     past = min(size, (len(source) - inner - begin) // step + 1)  # rows from here on end behind it
     if whole < past:
-        part = Box((past - whole, *box.shape[1:]), box.source, box.target)
+        part = ByteBox((past - whole, *box.shape[1:]), box.source, box.target)
         _copy(part, source, begin + whole * step, target, into + whole * box.target[0])
     else:
         past = whole  # at most one row on each side, or one that is longer than `source`
     first = max(0, (-begin - inner) // step + 1)
     last = min(size, -((begin - len(source)) // step))
-    rest = Box(box.shape[1:], box.source[1:], box.target[1:])
+    rest = ByteBox(box.shape[1:], box.source[1:], box.target[1:])
     for row in (*range(first, min(whole, last)), *range(max(past, first), last)):
         scatter(rest, source, begin + row * step, target, into + row * box.target[0])
 
 
-def _copy(box: Box, source: Bytes, begin: int, target: Bytes, into: int) -> None:
+def _copy(box: ByteBox, source: Bytes, begin: int, target: Bytes, into: int) -> None:
     """Copy a box that lies wholly in both."""
     wide = _width(box, begin, into) if box.shape[-1] < _WIDE_BYTES else 1
     shape = (*box.shape[:-1], box.shape[-1] // wide)
@@ -79,7 +79,7 @@ def _copy(box: Box, source: Bytes, begin: int, target: Bytes, into: int) -> None
     to[...] = from_
 
 
-def _width(box: Box, begin: int, into: int) -> int:
+def _width(box: ByteBox, begin: int, into: int) -> int:
     """Return how many bytes an element may have: all rows are whole elements at even places."""
     places = [box.shape[-1], begin, into, *box.source[:-1], *box.target[:-1]]
     return next(wide for wide in (8, 4, 2, 1) if all(place % wide == 0 for place in places))

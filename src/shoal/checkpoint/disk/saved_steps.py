@@ -34,7 +34,7 @@ _LOG = logging.getLogger("shoal")
 _CORRUPT = (CorruptCheckpoint,)
 
 
-class Step(NamedTuple):
+class CommittedStep(NamedTuple):
     """A step that is committed."""
 
     step: int
@@ -95,7 +95,7 @@ def folders(root: Folder) -> list[tuple[int, Folder]]:
     return [(step, root.folder(name)) for step, name in sorted(steps)]
 
 
-def commits(root: Folder, *, skip_corrupt: bool = False) -> list[Step]:
+def commits(root: Folder, *, skip_corrupt: bool = False) -> list[CommittedStep]:
     """Return the steps that are committed, in order.
 
     Raises:
@@ -111,7 +111,7 @@ def newest(
     skip_corrupt: bool = False,
     passed: Collection[int] = (),
     faults: dict[int, str] | None = None,
-) -> Step | None:
+) -> CommittedStep | None:
     """Return the newest step that is committed, None if none is. Raises as `commits`.
 
     Args:
@@ -122,7 +122,7 @@ def newest(
     return next(_committed(pairs, _CORRUPT if skip_corrupt else (), faults), None)
 
 
-def require(root: Folder, step: int) -> Step:
+def require(root: Folder, step: int) -> CommittedStep:
     """Return a step that is committed.
 
     Raises:
@@ -134,7 +134,7 @@ def require(root: Folder, step: int) -> Step:
         there = [one.step for one in commits(root, skip_corrupt=True)]
         told = f"saved are {_listed(there, step)}" if there else "no step is"
         raise NotCommitted(f"{root.path}: step {step} is not saved; {told}", path=folder.path)
-    return Step(step, folder, commit)
+    return CommittedStep(step, folder, commit)
 
 
 def _listed(there: list[int], step: int) -> str:
@@ -206,7 +206,7 @@ def _committed(
     pairs: Iterable[tuple[int, Folder]],
     skipped: tuple[type[CheckpointError], ...],
     faults: dict[int, str] | None = None,
-) -> Iterator[Step]:
+) -> Iterator[CommittedStep]:
     for step, folder in pairs:
         try:
             commit = step_folder.committed(folder)
@@ -220,7 +220,7 @@ def _committed(
             add_remedy(error)
             raise
         if commit is not None:
-            yield Step(step, folder, commit)
+            yield CommittedStep(step, folder, commit)
 
 
 def add_remedy(error: CorruptCheckpoint) -> None:
@@ -309,7 +309,7 @@ def retain(
     return gone
 
 
-def _saved(one: Step) -> Saved:
+def _saved(one: CommittedStep) -> Saved:
     commit = one.commit
     is_pinned = KEEP in one.folder.names()
     return Saved(one.step, commit.created_ns / 1e9, commit.metrics, is_pinned)

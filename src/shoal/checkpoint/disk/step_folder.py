@@ -93,7 +93,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class State:
+class FolderState:
     """What is in the folder of one step."""
 
     commit: Commit | None
@@ -233,7 +233,7 @@ def missing_parts(folder: Folder, attempt: str, names: Sequence[str]) -> list[in
     return [process for process in range(num_processes) if part_name(attempt, process) not in there]
 
 
-def state_of(folder: Folder) -> State:
+def state_of(folder: Folder) -> FolderState:
     """Return what is there. Raises as `committed`."""
     there = listing(folder)
     commit = committed(folder)  # after the listing: an attempt may be committed in between
@@ -243,7 +243,7 @@ def state_of(folder: Folder) -> State:
         for attempt, names in there.attempts.items()
         if attempt != own
     ]
-    return State(commit, tuple(attempts), there.tombstones, there.is_pinned, there.others)
+    return FolderState(commit, tuple(attempts), there.tombstones, there.is_pinned, there.others)
 
 
 def _look_at(folder: Folder, attempt: str, names: tuple[str, ...]) -> Attempt:

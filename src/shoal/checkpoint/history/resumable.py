@@ -32,7 +32,7 @@ def check_resumable(state: Any, target: Any, options: Mapping[str, Any], process
         return
     records = tuple(leaf.record for leaf in read.leaves)
     manifest = Manifest("0" * 12, None, 0, processes, read.structure, records)
-    wanted = targets.Options(dtype=options.get("dtype", "exact"))
+    wanted = targets.TargetOptions(dtype=options.get("dtype", "exact"))
     try:
         targets.match(manifest, asked, wanted, fit)
     except RestoreMismatch as error:

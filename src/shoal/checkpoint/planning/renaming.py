@@ -36,7 +36,7 @@ def renames(missing: Shapes, unexpected: Shapes, found: Iterable[str]) -> dict[s
     >>> renames({"enc/0/w": (2,), "enc/1/w": (2,), "enc/new": ()}, saved, ["step"])
     {'enc': 'encoder'}
     """
-    matching = _Matching(missing, unexpected, found)
+    matching = _PrefixPairs(missing, unexpected, found)
     if missing and unexpected:
         matching.whole(())
         matching.leaves()
@@ -64,7 +64,7 @@ def subtrees(unexpected: Iterable[str], leaves: Iterable[str]) -> list[str]:
     return sorted("/".join(path) for path in tops - odd if path)
 
 
-class _Matching:
+class _PrefixPairs:
     """Pairs of prefixes, so far."""
 
     def __init__(self, missing: Shapes, unexpected: Shapes, found: Iterable[str]) -> None:

@@ -31,7 +31,7 @@ class Filling(NamedTuple):
     extra_bytes: int = 0  # of their memory, not kept in the value; given up when it is finished
 
 
-class Job(NamedTuple):
+class Restorer(NamedTuple):
     """Who restores."""
 
     process: int
@@ -138,7 +138,7 @@ def _rounds(fillings: Sequence[Filling], most_bytes: int) -> Iterator[list[int]]
         yield numbers
 
 
-def on_host(checkpoint: Checkpoint, wish: Wish, job: Job) -> Filling:
+def on_host(checkpoint: Checkpoint, wish: Wish, job: Restorer) -> Filling:
     """Return how a leaf becomes a value on the host."""
     record = checkpoint.manifest.leaves[wish.leaf]
     if not record.has_data:
@@ -199,7 +199,7 @@ def _text(checkpoint: Checkpoint, record: LeafRecord, data: Array) -> str | byte
         raise CorruptCheckpoint(told, path=path, leaf=record.name) from None
 
 
-def _own_value(checkpoint: Checkpoint, leaf: int, job: Job) -> Filling:
+def _own_value(checkpoint: Checkpoint, leaf: int, job: Restorer) -> Filling:
     """Return how a process gets the value that was its own, or what is made of all."""
     record = checkpoint.manifest.leaves[leaf]
     places = checkpoint.values_of(leaf)

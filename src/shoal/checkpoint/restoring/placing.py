@@ -35,7 +35,7 @@ _MOVED_BYTES = 256 << 20  # on each device, at a time
 Key = tuple[tuple[int | None, int | None], ...]
 
 
-class Spread(NamedTuple):
+class DistinctBoxes(NamedTuple):
     """The distinct boxes of an array on devices of one process, or of all."""
 
     origins: tuple[tuple[int, ...], ...]
@@ -129,7 +129,7 @@ def allowed() -> AbstractContextManager[Any]:
 
 
 @lru_cache(maxsize=4096)
-def spread_of(place: Sharding, shape: tuple[int, ...], process: int) -> Spread:
+def spread_of(place: Sharding, shape: tuple[int, ...], process: int) -> DistinctBoxes:
     """Return the distinct boxes on the devices of a process (JAX's number), in order."""
     boxes: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Key]] = {}
     for device, index in place.devices_indices_map(shape).items():
@@ -140,7 +140,7 @@ def spread_of(place: Sharding, shape: tuple[int, ...], process: int) -> Spread:
             boxes.setdefault((origin, extent), []).append(_key(index))
     ordered = sorted(boxes)
     number = {key: n for n, box in enumerate(ordered) for key in boxes[box]}
-    return Spread(tuple(o for o, _ in ordered), tuple(e for _, e in ordered), number)
+    return DistinctBoxes(tuple(o for o, _ in ordered), tuple(e for _, e in ordered), number)
 
 
 @lru_cache(maxsize=256)

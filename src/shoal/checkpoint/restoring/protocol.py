@@ -14,8 +14,8 @@ from shoal.checkpoint.disk.opening import Checkpoint, open_folder
 from shoal.checkpoint.disk.step_folder import committed
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.restoring import target as targets
-from shoal.checkpoint.restoring.filling import Filling, Job, fill, on_host
-from shoal.checkpoint.restoring.target import Asked, Options, Wish, Wishes
+from shoal.checkpoint.restoring.filling import Filling, Restorer, fill, on_host
+from shoal.checkpoint.restoring.target import TargetLeaf, TargetOptions, Wish, Wishes
 from shoal.checkpoint.restoring.ways import Geometry, Ways, choose
 from shoal.checkpoint.together.errors_between import tellers, told, untold
 from shoal.checkpoint.together.lease import Telling
@@ -35,19 +35,19 @@ from shoal.errors import (
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import Self, listed
+from shoal.runtime.rules.outcomes import ThisProcess, listed
 from shoal.runtime.system import fault_points
 
 _LOG = logging.getLogger("shoal")
 
 
-class Request(NamedTuple):
+class RestoreRequest(NamedTuple):
     """What is restored, as one process asks for it."""
 
     folder: Folder
-    options: Options
+    options: TargetOptions
     mode: str
-    asked: Sequence[Asked] = ()
+    asked: Sequence[TargetLeaf] = ()
     structure: tree_nodes.Structure | None = None  # of the target; None: there is none
     given: Sequence[Any] = ()  # the leaves of the target
     merge: Callable[[list[Any]], Any] | None = None
@@ -75,21 +75,21 @@ class Opened(NamedTuple):
     ways: Ways
 
 
-def understand(folder: Folder, target: Any, options: Options, mode: str) -> Request:
+def understand(folder: Folder, target: Any, options: TargetOptions, mode: str) -> RestoreRequest:
     """Take a target apart.
 
     Raises:
       UsageError: it can be none.
     """
     if target is None:
-        return Request(folder, options, mode)
+        return RestoreRequest(folder, options, mode)
     from shoal.checkpoint.restoring.wanted import target_of
 
     asked, structure, given = target_of(target)
-    return Request(folder, options, mode, asked, structure, given)
+    return RestoreRequest(folder, options, mode, asked, structure, given)
 
 
-def open_for(request: Request) -> Opened:
+def open_for(request: RestoreRequest) -> Opened:
     """Open the checkpoint, and find what is wanted in it.
 
     Raises:
@@ -118,14 +118,14 @@ class Restore:
     def __init__(
         self,
         coordinator: Coordinator,
-        request: Request,
+        request: RestoreRequest,
         call: Call,
         timeout_s: float,
         group: Group,
     ) -> None:
         self._coordinator, self._request, self._group = coordinator, request, group
         self._call, self._timeout_s = call, timeout_s  # of each wait: reading may take long
-        self._me = Self(coordinator.process, coordinator.hosts)
+        self._me = ThisProcess(coordinator.process, coordinator.hosts)
 
     def run(self, most_bytes: int) -> Any:
         """Do it all."""
@@ -220,7 +220,7 @@ class Restore:
 
     def _read(self, opened: Opened, most_bytes: int) -> list[Any]:
         checkpoint = opened.checkpoint
-        job = Job(self._group.place, self._group.count, self._request.merge)
+        job = Restorer(self._group.place, self._group.count, self._request.merge)
         fillings = [
             _filling(checkpoint, wish, opened.ways.transport.get(number), job)
             for number, wish in enumerate(opened.wishes.wishes)
@@ -250,7 +250,7 @@ class Restore:
             values[number] = array
 
 
-def _filling(checkpoint: Checkpoint, wish: Wish, transport: Any, job: Job) -> Filling:
+def _filling(checkpoint: Checkpoint, wish: Wish, transport: Any, job: Restorer) -> Filling:
     if wish.place is None:
         return on_host(checkpoint, wish, job)
     from shoal.checkpoint.restoring.placing import on_devices
@@ -279,7 +279,7 @@ def _gone(checkpoint: Checkpoint, error: CorruptCheckpoint) -> NotCommitted | No
     return NotCommitted(told, path=path)
 
 
-def _built(request: Request, opened: Opened, values: Sequence[Any]) -> Any:
+def _built(request: RestoreRequest, opened: Opened, values: Sequence[Any]) -> Any:
     """Return the tree: the target's, or the one that was stored."""
     structure, wishes = opened.checkpoint.manifest.tree, opened.wishes
     nodes = _nodes()

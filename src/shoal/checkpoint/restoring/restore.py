@@ -9,7 +9,7 @@ from typing import Any
 from shoal.checkpoint.blocks.memory import extra_bytes
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
-from shoal.checkpoint.restoring.protocol import Request, Restore, open_for, understand
+from shoal.checkpoint.restoring.protocol import Restore, RestoreRequest, open_for, understand
 from shoal.checkpoint.restoring.target import FORMS, one_of, options_of
 from shoal.checkpoint.restoring.ways import MODES, RestorePlan, plan_all
 from shoal.checkpoint.tree.names import ROOT
@@ -244,7 +244,7 @@ def plan_restore(
 
 def _request(
     asked: str, path: object, target: Any, only: object, rename: object, dtype: object, mode: object
-) -> Request:
+) -> RestoreRequest:
     """Check the arguments.
 
     Raises:
@@ -260,7 +260,7 @@ def _request(
     return understand(folder, target, options, one_of(asked, "mode", mode, MODES))
 
 
-def _form(asked: str, form: object, request: Request) -> str:
+def _form(asked: str, form: object, request: RestoreRequest) -> str:
     chosen = one_of(asked, "form", form, FORMS)
     is_for_all = request.structure is None or (
         [one.name for one in request.asked] == [ROOT] and request.asked[0].is_layout

@@ -30,7 +30,7 @@ _MOST_LISTED = 50
 Rename = Mapping[str, str] | Callable[[str], str]
 
 
-class Options(NamedTuple):
+class TargetOptions(NamedTuple):
     """How a target is understood."""
 
     only: tuple[str, ...] | None = None  # patterns; None: all
@@ -56,7 +56,7 @@ class Options(NamedTuple):
         return name
 
 
-class Asked(NamedTuple):
+class TargetLeaf(NamedTuple):
     """What a leaf of a target says."""
 
     name: str
@@ -99,7 +99,7 @@ class Wishes:
 
 def options_of(
     asked: str, only: object, rename: object, dtype: object, *, has_target: bool
-) -> Options:
+) -> TargetOptions:
     """Check the options of a restore.
 
     Raises:
@@ -124,7 +124,7 @@ def options_of(
             raise UsageTypeError(f"{asked}: rename= must map prefixes of names to others")
     elif rename is not None and not callable(rename):
         raise UsageTypeError(f"{asked}: rename={rename!r} must be a mapping or a function")
-    return Options(only, rename, one_of(asked, "dtype", dtype, DTYPES))
+    return TargetOptions(only, rename, one_of(asked, "dtype", dtype, DTYPES))
 
 
 def one_of(asked: str, name: str, value: object, known: Sequence[str]) -> str:
@@ -149,7 +149,7 @@ def check_names(asked: str, options: Iterable[str]) -> None:
             )
 
 
-def all_of(manifest: Manifest, options: Options) -> Wishes:
+def all_of(manifest: Manifest, options: TargetOptions) -> Wishes:
     """Return all leaves that `only` takes, as they are stored, on the host.
 
     Raises:
@@ -163,9 +163,9 @@ def all_of(manifest: Manifest, options: Options) -> Wishes:
 
 def match(
     manifest: Manifest,
-    asked: Sequence[Asked],
-    options: Options,
-    fit: Callable[[Asked, LeafRecord, np.dtype[Any] | None], tuple[Any, str]],
+    asked: Sequence[TargetLeaf],
+    options: TargetOptions,
+    fit: Callable[[TargetLeaf, LeafRecord, np.dtype[Any] | None], tuple[Any, str]],
 ) -> Wishes:
     """Find each leaf of a target in the checkpoint.
 
@@ -187,7 +187,7 @@ def match(
 class _Matching:
     """What was found so far, and what is wrong."""
 
-    def __init__(self, manifest: Manifest, options: Options, fit: Callable[..., Any]) -> None:
+    def __init__(self, manifest: Manifest, options: TargetOptions, fit: Callable[..., Any]) -> None:
         self.leaves, self.options, self.fit = manifest.leaves, options, fit
         self.number = {leaf.name: number for number, leaf in enumerate(manifest.leaves)}
         self.wishes: list[Wish] = []
@@ -199,7 +199,7 @@ class _Matching:
         self.names: list[str] = []  # of the target
         self.kinds: dict[str, list[str]] = {"unexpected": [], "wrong_shape": [], "wrong_dtype": []}
 
-    def find(self, number: int, asked: Asked) -> None:
+    def find(self, number: int, asked: TargetLeaf) -> None:
         """Find one leaf of the target, or the leaves of a subtree."""
         stored = self.options.stored_name(asked.name)
         if stored in self.number and (asked.name != ROOT or not asked.is_layout):
@@ -225,14 +225,14 @@ class _Matching:
             self.below[number] = stored
             self._take(number, asked, taken)
 
-    def _take(self, number: int, asked: Asked, leaves: Sequence[int]) -> None:
+    def _take(self, number: int, asked: TargetLeaf, leaves: Sequence[int]) -> None:
         first = len(self.wishes)
         for leaf in leaves:
             self.used.add(leaf)
             self.wishes.append(self._wish(asked, leaf))
         self.of_asked[number] = tuple(range(first, len(self.wishes)))
 
-    def _wish(self, asked: Asked, leaf: int) -> Wish:
+    def _wish(self, asked: TargetLeaf, leaf: int) -> Wish:
         record = self.leaves[leaf]
         if record.kind not in HELD:
             name = self.options.stored_name(asked.name)  # else it stands for a subtree
@@ -251,7 +251,7 @@ class _Matching:
         is_kept = dtype is None or dtype == stored  # a dtype is in (None,) if it is float64
         return Wish(leaf, place, None if is_kept else dtype)
 
-    def _number(self, asked: Asked, leaf: int) -> Wish:
+    def _number(self, asked: TargetLeaf, leaf: int) -> Wish:
         """Return the wish of an array where a number was saved, such as a step."""
         record, dtype = self.leaves[leaf], asked.dtype
         kind, told = wrong_number(record, asked.shape or (), dtype, self.options.dtype)
@@ -260,13 +260,13 @@ class _Matching:
             return Wish(leaf, None, None)
         return Wish(leaf, self._place(asked, record, dtype), dtype)
 
-    def _place(self, asked: Asked, record: LeafRecord, dtype: np.dtype[Any] | None) -> Any:
+    def _place(self, asked: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> Any:
         place, why = self.fit(asked, record, dtype)
         if why:
             self.offences.append(f"{record.name}: {why}")
         return place
 
-    def _dtype(self, asked: Asked, record: LeafRecord) -> np.dtype[Any] | None:
+    def _dtype(self, asked: TargetLeaf, record: LeafRecord) -> np.dtype[Any] | None:
         """Return the dtype of the result, if it is an array."""
         if record.kind == "key" or asked.impl:
             kind = f"key<{record.impl}>" if record.kind == "key" else record.dtype
@@ -296,11 +296,11 @@ class _Matching:
         self._wrong("wrong_dtype", asked, told)
         return None
 
-    def _wrong(self, kind: str, asked: Asked, told: str) -> None:
+    def _wrong(self, kind: str, asked: TargetLeaf, told: str) -> None:
         self.kinds[kind].append(asked.name)
         self.offences.append(f"{asked.name}: {told}")
 
-    def rest(self, asked: Sequence[Asked]) -> None:
+    def rest(self, asked: Sequence[TargetLeaf]) -> None:
         """Find what is in the checkpoint and not in the target."""
         self.names = [one.name for one in asked]
         names = set(self.names)
@@ -344,7 +344,7 @@ def mismatch(offences: Sequence[str], **kinds: Iterable[str]) -> RestoreMismatch
     return RestoreMismatch(told, offences=offences, **kinds)
 
 
-def _no_such(options: Options, names: Sequence[str]) -> RestoreMismatch:
+def _no_such(options: TargetOptions, names: Sequence[str]) -> RestoreMismatch:
     only = options.only or ()
     near = nearest(only[0], names)
     told = f"only={list(only)!r} takes none of the {len(names)} leaves{near}"

@@ -20,7 +20,7 @@ from shoal.arrays.host.host_values import X64, cannot_hold, narrowed
 from shoal.checkpoint.format.records import LeafRecord
 from shoal.checkpoint.format.where import in_memory, layout_and_memory
 from shoal.checkpoint.restoring.functions import short, wrong_arguments
-from shoal.checkpoint.restoring.target import Asked
+from shoal.checkpoint.restoring.target import TargetLeaf
 from shoal.checkpoint.tree import flatten, nodes
 from shoal.checkpoint.tree.dtypes import dtype_of
 from shoal.checkpoint.tree.jax_nodes import JaxNodes
@@ -38,7 +38,7 @@ _MOST_DEVICES = 1 << 20  # of a mesh that a file names: more would fill the memo
 class Target(NamedTuple):
     """What is asked, leaf by leaf."""
 
-    asked: list[Asked]
+    asked: list[TargetLeaf]
     structure: nodes.Structure
     given: list[Any]  # the leaves as they are in the target
 
@@ -56,7 +56,7 @@ def target_of(target: Any) -> Target:
       UsageError: leaves that can be no target; all of them.
     """
     if isinstance(target, str) and target == STORED:
-        one = Asked(ROOT, _Chosen(_stored_layout), is_layout=True, text="as stored")
+        one = TargetLeaf(ROOT, _Chosen(_stored_layout), is_layout=True, text="as stored")
         return Target([one], 0, [target])
     if _is_layout(target):
         return Target([_asked(ROOT, target)], 0, [target])
@@ -77,7 +77,7 @@ def target_of(target: Any) -> Target:
     return Target(asked, structure, [value for _, value in found])
 
 
-def fit(asked: Asked, record: LeafRecord, dtype: np.dtype[Any] | None) -> tuple[Any, str]:
+def fit(asked: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> tuple[Any, str]:
     """Return the sharding of a leaf (None: on the host), and what is wrong with it.
 
     Args:
@@ -102,38 +102,38 @@ def fit(asked: Asked, record: LeafRecord, dtype: np.dtype[Any] | None) -> tuple[
         return None, str(error)
 
 
-def _asked(name: str, value: Any) -> Asked:
+def _asked(name: str, value: Any) -> TargetLeaf:
     if _is_layout(value):
         has_dims = not isinstance(value, Mesh | jax.sharding.Mesh)
-        return Asked(name, value, is_layout=True, has_dims=has_dims, text=_text(value))
+        return TargetLeaf(name, value, is_layout=True, has_dims=has_dims, text=_text(value))
     if isinstance(value, jax.Array | jax.ShapeDtypeStruct):
         return _like(name, value)
     if isinstance(value, np.ndarray):
         dtype = value.dtype.newbyteorder("=")
-        return Asked(name, None, value.shape, dtype, is_array=True, text="on the host")
+        return TargetLeaf(name, None, value.shape, dtype, is_array=True, text="on the host")
     if _is_function(value):
         return _by_function(name, value)
     is_odd = isinstance(value, Enum) or is_dataclass(value)
-    return Asked(name, text="as stored", hint=remedy(value) if is_odd else "")
+    return TargetLeaf(name, text="as stored", hint=remedy(value) if is_odd else "")
 
 
-def _by_function(name: str, function: Callable[[str, Any], Any]) -> Asked:
+def _by_function(name: str, function: Callable[[str, Any], Any]) -> TargetLeaf:
     """Ask for what a function says; of one that cannot be called so, only where it is used."""
     if why := wrong_arguments(function):
 
         def refuse(record: LeafRecord) -> NoReturn:
             raise UsageError(why)
 
-        return Asked(name, _Chosen(refuse), text="as stored", hint=why)
+        return TargetLeaf(name, _Chosen(refuse), text="as stored", hint=why)
     chosen = _Chosen(lambda record: function(record.name, _abstract(record)))
-    return Asked(name, chosen, is_layout=True, is_function=True, text="by a function")
+    return TargetLeaf(name, chosen, is_layout=True, is_function=True, text="by a function")
 
 
 def _is_function(value: Any) -> bool:
     return callable(value) and JaxNodes().flatten(value) is None
 
 
-def _like(name: str, value: Any) -> Asked:
+def _like(name: str, value: Any) -> TargetLeaf:
     """Ask for an array like one that is there, or is described."""
     if isinstance(value, jax.core.Tracer):
         raise UsageError("is a value inside jit or grad; restore outside")
@@ -143,7 +143,7 @@ def _like(name: str, value: Any) -> Asked:
         impl, dtype = str(getattr(leaf, "impl", "")), None
     text = "on the host" if place is None else _text(place)
     dtype = None if dtype is None else np.dtype(dtype)
-    return Asked(name, place, tuple(value.shape), dtype, impl, is_array=True, text=text)
+    return TargetLeaf(name, place, tuple(value.shape), dtype, impl, is_array=True, text=text)
 
 
 def _is_layout(value: Any) -> bool:

@@ -14,7 +14,7 @@ from shoal.checkpoint.blocks.image import FileImage, Piece
 from shoal.checkpoint.format.records import data_name
 from shoal.checkpoint.planning.file_layout import PartPlan
 from shoal.checkpoint.planning.who_writes import Box, Own, bytes_of
-from shoal.checkpoint.saving.state import Array, Saved, State
+from shoal.checkpoint.saving.state import Array, State, StateLeaf
 from shoal.checkpoint.tree import dtypes
 from shoal.collectives.leaves import words_of
 
@@ -54,7 +54,7 @@ def start_copies(state: State, own: Sequence[Own]) -> None:
         data.copy_to_host_async()
 
 
-def words_here(leaf: Saved) -> list[tuple[Box, Array]]:
+def words_here(leaf: StateLeaf) -> list[tuple[Box, Array]]:
     """Return the distinct boxes of a leaf with data that are on this host, and their values."""
     if not leaf.here:
         whole = np.asarray(leaf.value)
@@ -107,7 +107,7 @@ class _Cutting:
                 values = _reader(data[fit.place], fit.cut, in_place=platform == "cpu")
                 yield Piece(begin, box.extent, dtype, how, fit.where, values)
 
-    def _fitting(self, leaf: Saved, box: Box) -> list[_Fit]:
+    def _fitting(self, leaf: StateLeaf, box: Box) -> list[_Fit]:
         key = id(leaf.here), box  # leaves that lie alike share the tuple, which `state` keeps
         fits = self._fits.get(key)
         if fits is None:
@@ -143,7 +143,7 @@ def _reader(data: Any, cut: Cut | None, *, in_place: bool) -> Callable[[], Array
     return lambda: view
 
 
-def _data(leaf: Saved) -> list[Any]:
+def _data(leaf: StateLeaf) -> list[Any]:
     """Return the arrays on one device each that hold the boxes of `here`."""
     here = leaf.here
     if len(here) == 1 and leaf.record.kind != "key":  # quicker than all shards

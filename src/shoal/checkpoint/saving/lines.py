@@ -16,10 +16,10 @@ import xxhash
 
 from shoal.arrays.host.host_values import native
 from shoal.checkpoint.saving.file_images import words_here
-from shoal.checkpoint.saving.state import Array, Saved, State
+from shoal.checkpoint.saving.state import Array, State, StateLeaf
 from shoal.checkpoint.tree import dtypes
 from shoal.checkpoint.tree.nodes import to_json
-from shoal.collectives.hashes import Flat, digest_of, hashing_pool
+from shoal.collectives.hashes import FlatItems, digest_of, hashing_pool
 
 _SMALL_BYTES = 1 << 20
 _FEW = 8  # so many items are shown
@@ -49,7 +49,7 @@ def _cut(text: str, most: int) -> str:
     return f"{text[:most]}… (digest {xxhash.xxh3_64_hexdigest(text.encode())})"
 
 
-def _line(leaf: Saved, pool: ThreadPoolExecutor) -> str:
+def _line(leaf: StateLeaf, pool: ThreadPoolExecutor) -> str:
     record = leaf.record
     if record.kind == "per_process":
         return f"{record.name}: each process's own"
@@ -70,7 +70,7 @@ def _scalar(value: object) -> str:
     return f"{np.frombuffer(bytes.fromhex(value['bits']), dtype)[0]}, "
 
 
-def _value(leaf: Saved) -> str:
+def _value(leaf: StateLeaf) -> str:
     """Return a small value as it prints: of what differs, that says more than a digest."""
     if leaf.record.impl or math.prod(leaf.record.shape) > _FEW:
         return ""
@@ -81,13 +81,13 @@ def _value(leaf: Saved) -> str:
     return f" = {pieces[0][1].tolist()}"
 
 
-def _digest(leaf: Saved, pool: ThreadPoolExecutor) -> str:
+def _digest(leaf: StateLeaf, pool: ThreadPoolExecutor) -> str:
     """Return a digest of a value that is whole on this host, however it lies on its devices."""
     pieces = [(box.origin, words) for box, words in words_here(leaf)]
     shape = leaf.record.stored_shape
     dtype = dtypes.dtype_of(leaf.record.dtype)
     if math.prod(shape) * dtype.itemsize > _SMALL_BYTES:
-        return digest_of(Flat(shape, dtype, pieces), pool).hex()
+        return digest_of(FlatItems(shape, dtype, pieces), pool).hex()
     if len(pieces) == 1:
         return xxhash.xxh3_128_hexdigest(_bytes(pieces[0][1]))
     whole: Array = np.empty(shape, dtype)

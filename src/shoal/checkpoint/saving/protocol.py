@@ -40,7 +40,7 @@ from shoal.checkpoint.saving.lines import lines_of
 from shoal.checkpoint.saving.request import Request, described
 from shoal.checkpoint.saving.state import State, among, own_of
 from shoal.checkpoint.together.errors_between import tellers, told, untold
-from shoal.checkpoint.together.lease import Beat
+from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.checkpoint.together.one_folder import different_folders
 from shoal.errors import (
     CheckpointError,
@@ -57,7 +57,7 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group, group_in
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.preemption import saved_with
-from shoal.runtime.rules.outcomes import Self, listed
+from shoal.runtime.rules.outcomes import ThisProcess, listed
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system import fault_points
 
@@ -75,7 +75,7 @@ class Save:
         self._coordinator, self._request = coordinator, request
         self._group = group or group_in(coordinator, request.asked, None)
         self._folder = request.folder
-        self._me = Self(coordinator.process, coordinator.hosts)
+        self._me = ThisProcess(coordinator.process, coordinator.hosts)
         self._attempt = step_folder.new_attempt()  # the lead's counts
         self._lane = "main"
         self._phase = "agree"
@@ -89,9 +89,9 @@ class Save:
         self._manifest: Manifest | None = None
 
     @property
-    def _scene(self) -> settling.Scene:
+    def _scene(self) -> settling.SaveScene:
         members = self._group.members
-        return settling.Scene(self._coordinator, self._request, self._attempt, members)
+        return settling.SaveScene(self._coordinator, self._request, self._attempt, members)
 
     @property
     def _is_lead(self) -> bool:
@@ -239,8 +239,8 @@ class Save:
         saved_with(self._coordinator, self._request.step)
         return commit
 
-    def _beat(self) -> Beat:
-        return Beat(
+    def _beat(self) -> LeaseKeeper:
+        return LeaseKeeper(
             self._coordinator,
             self._folder,
             self._attempt,
@@ -250,7 +250,7 @@ class Save:
             self._group.members,
         )
 
-    def _run(self, arena: Arena | None, beat: Beat) -> Commit:
+    def _run(self, arena: Arena | None, beat: LeaseKeeper) -> Commit:
         try:
             self._phase = "open"
             self._meet("opened", self._problem or _tried(self._open))
@@ -260,7 +260,7 @@ class Save:
             self._phase = "commit"
             problem = _tried(self._commit) if self._is_lead else None
             said = self._meet("committed", problem, self._committed)
-        except _Ended as ended:
+        except _MeetingFailed as ended:
             return settling.settle(self._scene, self._phase, ended.cause, has_part=self._has_part)
         return decode_commit(said[self._group.lead])
 
@@ -291,7 +291,7 @@ class Save:
             processes=who,
         )
 
-    def _write(self, arena: Arena | None, beat: Beat) -> None:
+    def _write(self, arena: Arena | None, beat: LeaseKeeper) -> None:
         process, place, plan = self._coordinator.process, self._group.place, self._plan
         fault_points.reach("save.write", process)
         try:
@@ -341,7 +341,7 @@ class Save:
         try:
             answers = self._coordinator.arrive(point, payload, timeout_s=request.waits.left_s)
         except ShoalError as error:
-            raise _Ended(error) from problem
+            raise _MeetingFailed(error) from problem
         if tellers(answers) and self._is_lead and self._phase != "commit":
             settling.abandon(self._scene)
         self._raise_told(answers, problem)
@@ -374,7 +374,7 @@ def _tried(work: Callable[[], None]) -> Exception | None:
     return None
 
 
-class _Ended(Exception):
+class _MeetingFailed(Exception):
     """A point could not be met."""
 
     def __init__(self, cause: ShoalError) -> None:

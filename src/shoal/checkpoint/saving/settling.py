@@ -21,13 +21,13 @@ from shoal.errors import (
     StorageError,
 )
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import Self, listed
+from shoal.runtime.rules.outcomes import ThisProcess, listed
 
 _LOG = logging.getLogger("shoal")
 _LOOK_S = 0.05
 
 
-class Scene(NamedTuple):
+class SaveScene(NamedTuple):
     """Which attempt of which save this is about."""
 
     coordinator: Coordinator
@@ -36,7 +36,7 @@ class Scene(NamedTuple):
     members: tuple[int, ...]  # the processes that save; files count them by their places
 
 
-def settle(scene: Scene, phase: str, cause: ShoalError, *, has_part: bool) -> Commit:
+def settle(scene: SaveScene, phase: str, cause: ShoalError, *, has_part: bool) -> Commit:
     """Commit the attempt if all parts are there, else end it; every process may do so at once.
 
     Args:
@@ -61,7 +61,7 @@ def settle(scene: Scene, phase: str, cause: ShoalError, *, has_part: bool) -> Co
     return commit
 
 
-def ended_by(scene: Scene, problem: Exception | None) -> Commit | None:
+def ended_by(scene: SaveScene, problem: Exception | None) -> Commit | None:
     """End the attempt for what this process met with; return the commit if it was one already.
 
     Raises:
@@ -76,7 +76,7 @@ def ended_by(scene: Scene, problem: Exception | None) -> Commit | None:
     raise committing.in_doubt(doubt) from doubt.__cause__
 
 
-def _wait_for_parts(scene: Scene, cause: ShoalError) -> None:
+def _wait_for_parts(scene: SaveScene, cause: ShoalError) -> None:
     """Wait until those who live have written what they have, as far as the storage shows.
 
     Who died after its part takes nothing away, and others may still be writing theirs.
@@ -96,7 +96,7 @@ def _wait_for_parts(scene: Scene, cause: ShoalError) -> None:
         pause.wait(_LOOK_S)
 
 
-def abandon(scene: Scene) -> Commit | None:
+def abandon(scene: SaveScene) -> Commit | None:
     """End the attempt, if the storage lets us; return the commit if it was one already.
 
     Raises:
@@ -112,10 +112,10 @@ def abandon(scene: Scene) -> Commit | None:
         return None
 
 
-def aborted(scene: Scene, phase: str, cause: ShoalError) -> SaveAborted:
+def aborted(scene: SaveScene, phase: str, cause: ShoalError) -> SaveAborted:
     """Return the error that says so."""
     coordinator, request = scene.coordinator, scene.request
-    me = Self(coordinator.process, coordinator.hosts)
+    me = ThisProcess(coordinator.process, coordinator.hosts)
     blamed = _blamed(cause)
     who = f" on account of {listed(blamed)}" if blamed else ""
     return SaveAborted(

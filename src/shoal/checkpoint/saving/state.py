@@ -49,7 +49,7 @@ class Lies(NamedTuple):
     device: Any  # that one
 
 
-class Saved(NamedTuple):
+class StateLeaf(NamedTuple):
     """One leaf."""
 
     record: LeafRecord
@@ -62,7 +62,7 @@ class State(NamedTuple):
     """A tree."""
 
     structure: nodes.Structure
-    leaves: tuple[Saved, ...]
+    leaves: tuple[StateLeaf, ...]
     blobs: Mapping[int, Array]  # by the number of the leaf: this process's own values
 
     @property
@@ -87,9 +87,9 @@ def read_state(value: Any, num_processes: int, asked: str = "save") -> State:
       UsageError: names every leaf that cannot be saved.
     """
     found, structure = flatten.flatten(value, JaxNodes(), asked=asked)
-    reading = _Reading(num_processes)
+    reading = _StateReading(num_processes)
     offences: list[str] = []
-    leaves: list[Saved] = []
+    leaves: list[StateLeaf] = []
     for path, leaf in found:
         name = names.name_of(path)
         try:
@@ -179,7 +179,7 @@ def _among(spread: Spread, places: Mapping[int, int]) -> tuple[Spread, int]:
 _NO_BOXES = np.zeros((0, 0), np.int64)
 
 
-class _Reading:
+class _StateReading:
     """What the leaves of a tree have in common is found once."""
 
     def __init__(self, num_processes: int) -> None:
@@ -187,24 +187,24 @@ class _Reading:
         self._here: dict[tuple[Any, tuple[int, ...]], tuple[Lies, ...]] = {}
         self.blobs: dict[int, Array] = {}
 
-    def leaf(self, name: str, value: Any, number: int) -> Saved:
+    def leaf(self, name: str, value: Any, number: int) -> StateLeaf:
         if isinstance(value, jax.Array):
             return self._of_jax(name, value)
         if type(value) is np.ndarray:
             record = LeafRecord(name, "array", dtypes.name_of(value.dtype), value.shape)
-            return Saved(record, value, None, ())
+            return StateLeaf(record, value, None, ())
         if isinstance(value, PerProcess):
             self.blobs[number] = np.frombuffer(blob_of(value.value), np.uint8)
-            return Saved(LeafRecord(name, "per_process", "uint8"), None, None, ())
+            return StateLeaf(LeafRecord(name, "per_process", "uint8"), None, None, ())
         kind = plain_values.kind_of(value)
         if kind is None:
             return _of_numpy(name, value)
         bulk = plain_values.bulk_of(value)
         if bulk is not None:
-            return Saved(LeafRecord(name, kind, "uint8", bulk.shape), bulk, None, ())
-        return Saved(LeafRecord(name, kind, value=plain_values.to_json(value)), None, None, ())
+            return StateLeaf(LeafRecord(name, kind, "uint8", bulk.shape), bulk, None, ())
+        return StateLeaf(LeafRecord(name, kind, value=plain_values.to_json(value)), None, None, ())
 
-    def _of_jax(self, name: str, value: jax.Array) -> Saved:
+    def _of_jax(self, name: str, value: jax.Array) -> StateLeaf:
         if isinstance(value, jax.core.Tracer):
             _refuse(WrongType("is a value inside jit or grad; pass it out first"))
         if why := deleted(value):
@@ -227,17 +227,17 @@ class _Reading:
         here = self._here.get(key)
         if here is None:
             here = self._here[key] = _lies(value, words)
-        return Saved(record, value, spread, here)
+        return StateLeaf(record, value, spread, here)
 
 
-def _of_numpy(name: str, value: Any) -> Saved:
+def _of_numpy(name: str, value: Any) -> StateLeaf:
     """Take what is nearly an array of NumPy, or refuse."""
     if isinstance(value, np.ma.MaskedArray):
         _refuse(WrongType("is a masked array, and the mask would be lost; fill it first"))
     if isinstance(value, np.ndarray):
         plain = np.asarray(value)
         record = LeafRecord(name, "array", dtypes.name_of(plain.dtype), plain.shape)
-        return Saved(record, plain, None, ())
+        return StateLeaf(record, plain, None, ())
     if isinstance(value, jax.ShapeDtypeStruct):
         _refuse("stands for an array, but its value is saved; give the array")
     what = WrongType(remedy(value))

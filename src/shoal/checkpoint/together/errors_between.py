@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal import errors
 from shoal.errors import PeerFailedError, ShoalError
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.outcomes import ThisProcess
 
 _KNOWN: Mapping[str, type[ShoalError]] = {
     kind.__name__: kind
@@ -50,7 +50,7 @@ def tellers(answers: Mapping[int, bytes]) -> tuple[int, ...]:
     return tuple(sorted(p for p, payload in answers.items() if payload.startswith(_MARK)))
 
 
-def untold(payload: bytes, process: int, me: Self) -> ShoalError:
+def untold(payload: bytes, process: int, me: ThisProcess) -> ShoalError:
     """Return the error that `process` told of; one that is not of shoal's says that it failed."""
     said = json.loads(payload.removeprefix(_MARK))
     who = f"process {process} of {len(me.hosts)} ({me.hosts[process]})"

@@ -10,7 +10,7 @@ from shoal.checkpoint.together.errors_between import tellers, told, untold
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.interrupts import interrupts_heard
 
@@ -68,6 +68,6 @@ def meet_lead(
     if raised is not None:
         raise raised
     if tellers(answers):
-        me = Self(coordinator.process, coordinator.hosts)
+        me = ThisProcess(coordinator.process, coordinator.hosts)
         raise untold(answers[group.lead], group.lead, me)
     return json.loads(answers[group.lead]), answers

@@ -88,7 +88,7 @@ class Telling:
                 _LOG.info("%s", words)
 
 
-class Beat(Telling):
+class LeaseKeeper(Telling):
     """Touches PENDING, too. One process does: the lowest that is not known to be gone of those that
     save."""
 

@@ -18,7 +18,7 @@ from shoal.errors import DivergenceError, StorageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.callsite import callsite
 
 
@@ -74,7 +74,7 @@ def different_folders(
     coordinator: Coordinator, asked: str, paths: Mapping[int, str]
 ) -> DivergenceError:
     """Return the error that says which process gave which path."""
-    me = Self(coordinator.process, coordinator.hosts)
+    me = ThisProcess(coordinator.process, coordinator.hosts)
     sides: dict[str, tuple[int, ...]] = {}
     for process in sorted(paths):
         sides[paths[process]] = (*sides.get(paths[process], ()), process)

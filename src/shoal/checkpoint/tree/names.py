@@ -77,7 +77,7 @@ def path_of(name: str) -> Path:
     return () if name == ROOT else tuple(key_of(text) for text in name.split("/"))
 
 
-class Entry(NamedTuple):
+class EntryName(NamedTuple):
     """What the name of an entry of a data file says."""
 
     name: str  # of the leaf
@@ -95,7 +95,7 @@ def entry_of_process(name: str, process: int) -> str:
     return f"{name}#p{process}"
 
 
-def parse_entry(text: str) -> Entry:
+def parse_entry(text: str) -> EntryName:
     """Return what an entry name says.
 
     Raises:
@@ -104,12 +104,12 @@ def parse_entry(text: str) -> Entry:
     name, mark, where = text.partition("#")
     path_of(name)
     if not mark:
-        return Entry(name, None, None)
+        return EntryName(name, None, None)
     number = "(?:0|[1-9][0-9]{0,18})"
     if re.fullmatch(f"p{number}", where, re.ASCII):
-        return Entry(name, None, int(where[1:]))
+        return EntryName(name, None, int(where[1:]))
     if re.fullmatch(f"{number}(?:,{number})*", where, re.ASCII):
-        return Entry(name, tuple(map(int, where.split(","))), None)
+        return EntryName(name, tuple(map(int, where.split(","))), None)
     raise UsageError(f"{text!r} is not the name of an entry")
 
 

@@ -145,14 +145,14 @@ def from_json(found: Any, file: str) -> tuple[Structure, int]:
     Raises:
       CorruptCheckpoint: it says none.
     """
-    reading = _Reading()
+    reading = _NodeReading()
     try:
         return reading.structure(found, DEEPEST), reading.leaves
     except UsageError as why:
         raise CorruptCheckpoint(f"{file} has a tree that is none: {why}", file=file) from None
 
 
-class _Reading:
+class _NodeReading:
     def __init__(self) -> None:
         self.leaves = 0
 

@@ -13,7 +13,7 @@ from shoal.checkpoint.disk import step_folder
 from shoal.checkpoint.disk.step_folder import KEEP
 from shoal.checkpoint.format.json_files import decode_manifest
 from shoal.checkpoint.format.records import manifest_name, part_name
-from shoal.cli.ckpt.paths import Entry, look_at
+from shoal.cli.ckpt.paths import FoundCheckpoint, look_at
 from shoal.cli.tables import print_json, print_lines, print_table, safe
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import CheckpointError, CorruptCheckpoint, UnsupportedCheckpoint
@@ -41,7 +41,7 @@ def ls(
         raise typer.Exit(CorruptCheckpoint.exit_code)
 
 
-def _facts(entry: Entry) -> dict[str, Any]:
+def _facts(entry: FoundCheckpoint) -> dict[str, Any]:
     """Return what is known of one checkpoint, as JSON."""
     facts: dict[str, Any] = {
         "step": entry.step,
@@ -72,7 +72,7 @@ def _facts(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _begun(entry: Entry, attempt: step_folder.Attempt) -> dict[str, Any]:
+def _begun(entry: FoundCheckpoint, attempt: step_folder.Attempt) -> dict[str, Any]:
     """Return what is known of an attempt that is not committed, and what it waits for."""
     missing, count = None, None
     name = manifest_name(attempt.id)

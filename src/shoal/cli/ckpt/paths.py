@@ -17,7 +17,7 @@ from shoal.paths import local_path
 _OWN = re.compile(r"COMMIT|(PENDING|DELETING|data|manifest|part|index)-[0-9a-f]{12}.*")
 
 
-class Entry(NamedTuple):
+class FoundCheckpoint(NamedTuple):
     """One checkpoint of what was asked about."""
 
     step: int | None  # None: it is no step of a history
@@ -29,15 +29,15 @@ class Entry(NamedTuple):
         return self.folder.path if self.step is None else f"step {self.step}"
 
 
-class Place(NamedTuple):
+class FoundPath(NamedTuple):
     """What is at a path."""
 
     path: str
     is_history: bool
-    entries: Sequence[Entry]  # in the order of their steps
+    entries: Sequence[FoundCheckpoint]  # in the order of their steps
 
 
-def look_at(path: str, step: int | None = None) -> Place:
+def look_at(path: str, step: int | None = None) -> FoundPath:
     """Return what is at `path`; with `step`, that step of the history alone.
 
     Raises:
@@ -48,20 +48,20 @@ def look_at(path: str, step: int | None = None) -> Place:
     folder = LocalFolder(path)
     names = folder.names()
     is_one = any(_OWN.fullmatch(name) for name in names)
-    steps = [] if is_one else [Entry(*pair) for pair in folders(folder)]
+    steps = [] if is_one else [FoundCheckpoint(*pair) for pair in folders(folder)]
     if not is_one and not steps:
         raise NotCommitted(_nothing(path, names), path=path)
     if step is None:
-        return Place(path, not is_one, steps or [Entry(_own_step(path), folder)])
+        return FoundPath(path, not is_one, steps or [FoundCheckpoint(_own_step(path), folder)])
     if is_one:
         raise UsageError(f"{path} is one checkpoint, not a history: leave --step out")
     chosen = [entry for entry in steps if entry.step == step]
     if not chosen:
         raise UsageError(f"{path} has no step {step}; it has {_listed(steps)}")
-    return Place(path, True, chosen)
+    return FoundPath(path, True, chosen)
 
 
-def one_of(place: Place) -> Entry:
+def one_of(place: FoundPath) -> FoundCheckpoint:
     """Return one checkpoint: that, or the newest step of the history that is committed.
 
     Raises:
@@ -84,6 +84,6 @@ def _nothing(path: str, names: Sequence[str]) -> str:
     return f"{path} is neither a checkpoint nor a history of steps: it holds {held}"
 
 
-def _listed(entries: Sequence[Entry]) -> str:
+def _listed(entries: Sequence[FoundCheckpoint]) -> str:
     steps = [str(entry.step) for entry in entries]
     return ", ".join(steps if len(steps) <= 8 else [*steps[:3], "…", *steps[-3:]])

@@ -8,7 +8,7 @@ import typer
 
 from shoal import settings
 from shoal.checkpoint.disk import step_folder, sweep
-from shoal.cli.ckpt.paths import Entry, look_at
+from shoal.cli.ckpt.paths import FoundCheckpoint, look_at
 from shoal.cli.tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes, in_seconds
 from shoal.errors import CorruptCheckpoint, NotCommitted, UnsupportedCheckpoint, UsageError
@@ -104,13 +104,13 @@ def gc(
         raise typer.Exit(code)
 
 
-def _behind_a_link(entry: Entry, older: float, *, is_dry: bool) -> dict[str, Any]:
+def _behind_a_link(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[str, Any]:
     """Look at a step that lies elsewhere; whose it is tidies it."""
     step_folder.state_of(entry.folder)
     return {"link": True, "removed": [], "bytes": 0, "spared": []}
 
 
-def _collected(entry: Entry, older: float, *, is_dry: bool) -> dict[str, Any]:
+def _collected(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[str, Any]:
     """Remove what is left in one folder, or say what would be; return what, as JSON."""
     folder = entry.folder
     state = step_folder.state_of(folder)
@@ -134,7 +134,7 @@ def _collected(entry: Entry, older: float, *, is_dry: bool) -> dict[str, Any]:
     }
 
 
-def _size(entry: Entry, name: str) -> int:
+def _size(entry: FoundCheckpoint, name: str) -> int:
     try:
         return entry.folder.size(name)
     except FileNotFoundError:  # somebody else tidies, too

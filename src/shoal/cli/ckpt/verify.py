@@ -22,7 +22,7 @@ from rich.progress import (
 from shoal.checkpoint.blocks import reader
 from shoal.checkpoint.disk import opening
 from shoal.checkpoint.disk.step_folder import committed
-from shoal.cli.ckpt.paths import Entry, Place, look_at
+from shoal.cli.ckpt.paths import FoundCheckpoint, FoundPath, look_at
 from shoal.cli.tables import print_json, print_lines
 from shoal.draw.amounts import in_bytes
 from shoal.errors import CorruptCheckpoint, NotCommitted, StorageError, UnsupportedCheckpoint
@@ -61,7 +61,7 @@ def verify(
         raise typer.Exit(code)
 
 
-def _committed(place: Place) -> list[Entry]:
+def _committed(place: FoundPath) -> list[FoundCheckpoint]:
     """Return those of which COMMIT is there, right or wrong."""
     found = []
     for entry in place.entries:
@@ -75,7 +75,7 @@ def _committed(place: Place) -> list[Entry]:
     return found
 
 
-def _verified(entry: Entry) -> tuple[dict[str, Any], int]:
+def _verified(entry: FoundCheckpoint) -> tuple[dict[str, Any], int]:
     """Return what was found, as JSON, and the exit code that it is worth."""
     facts = {"step": entry.step, "path": entry.folder.path, "bytes": 0, "files": 0, "took_s": 0.0}
     began = time.monotonic()

@@ -27,7 +27,7 @@ from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.guard import DEVICE_WORK
 from shoal.runtime.rules.deadline import Allowance, ends_at, given_s, left_of
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.system.failure_words import failure_of, headline_of
 
 _LOG = logging.getLogger("shoal")
@@ -63,7 +63,7 @@ class Flow:
         lane: str = "main",
     ) -> None:
         self.coordinator, self.call, self.lane = coordinator, call, lane
-        self.me = Self(coordinator.process, coordinator.hosts)
+        self.me = ThisProcess(coordinator.process, coordinator.hosts)
         self.moved_bytes = 0
         self.group = group  # None: all of the job
         self.members = group or tuple(range(coordinator.num_processes))

@@ -14,12 +14,12 @@ import numpy as np
 
 from shoal.errors import UsageError
 
-__all__ = ["Part", "part_of", "whole_of"]
+__all__ = ["SliceOf", "part_of", "whole_of"]
 
 _TEXT = re.compile(r"(?:\d{1,18} )+(?:-|\d{1,18},\d{1,18})(?::(?:-|\d{1,18},\d{1,18}))*", re.ASCII)
 
 
-class Part(NamedTuple):
+class SliceOf(NamedTuple):
     """Where a tensor lies in a whole."""
 
     shape: tuple[int, ...]  # of the whole
@@ -27,7 +27,7 @@ class Part(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def part_of(text: str, shape: Sequence[int]) -> Part:
+def part_of(text: str, shape: Sequence[int]) -> SliceOf:
     """Read a slice such as "8 4 0,2:-": rows 0 and 1 of 8x4; "" is a tensor of `shape`, whole.
 
     >>> part_of("8 4 0,2:-", (2, 4))
@@ -38,7 +38,7 @@ def part_of(text: str, shape: Sequence[int]) -> Part:
     """
     shape = tuple(shape)
     if text == "":
-        return Part(shape, (0,) * len(shape), shape)
+        return SliceOf(shape, (0,) * len(shape), shape)
     if not isinstance(text, str) or not _TEXT.fullmatch(text):
         raise _bad(text, "no shape and slice, such as '8 4 0,2:-'; '' is the whole tensor")
     *sizes, spec = text.split(" ")
@@ -46,7 +46,7 @@ def part_of(text: str, shape: Sequence[int]) -> Part:
     if len(whole) != len(bounds):
         raise _bad(text, "no shape and slice of as many dims, such as '8 4 0,2:-'")
     pairs = [_bounds(bound, size) for bound, size in zip(bounds, whole, strict=True)]
-    part = Part(whole, tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
+    part = SliceOf(whole, tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
     if part.sizes != shape or any(b + s > w for (b, s), w in zip(pairs, whole, strict=True)):
         raise _bad(text, f"no slice that a tensor of {list(shape)} can be")
     return part
@@ -62,7 +62,7 @@ def _bad(text: object, what: str) -> UsageError:
     return UsageError(f"dtensor.sharded_save: {text!r} is {what}")
 
 
-def whole_of(name: str, parts: Sequence[Part], values: Sequence[Any]) -> Any:
+def whole_of(name: str, parts: Sequence[SliceOf], values: Sequence[Any]) -> Any:
     """Return the array that parts make up, which may not overlap nor leave anything out.
 
     Raises:
@@ -82,7 +82,7 @@ def whole_of(name: str, parts: Sequence[Part], values: Sequence[Any]) -> Any:
     return _joined_here(parts, values)
 
 
-def _joined_here(parts: Sequence[Part], pieces: Sequence[Any]) -> np.ndarray[Any, Any]:
+def _joined_here(parts: Sequence[SliceOf], pieces: Sequence[Any]) -> np.ndarray[Any, Any]:
     """Join host values, whose dtype JAX may not have."""
     whole = np.empty(parts[0].shape, pieces[0].dtype)
     for part, piece in zip(parts, pieces, strict=True):
@@ -91,14 +91,14 @@ def _joined_here(parts: Sequence[Part], pieces: Sequence[Any]) -> np.ndarray[Any
     return whole
 
 
-def _joined(parts: Sequence[Part], *pieces: jax.Array) -> jax.Array:
+def _joined(parts: Sequence[SliceOf], *pieces: jax.Array) -> jax.Array:
     whole = jnp.zeros(parts[0].shape, pieces[0].dtype)
     for part, piece in zip(parts, pieces, strict=True):
         whole = jax.lax.dynamic_update_slice(whole, piece, part.begins)
     return whole
 
 
-def _meet(parts: Sequence[Part]) -> bool:
+def _meet(parts: Sequence[SliceOf]) -> bool:
     """Do two parts share an item?"""
     return any(
         all(

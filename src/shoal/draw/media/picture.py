@@ -23,7 +23,7 @@ class Cell(NamedTuple):
 GAP = Cell("…")
 
 
-class Panel(NamedTuple):
+class CellTable(NamedTuple):
     """A table of cells [rows][columns] with a label for each row and column."""
 
     title: str
@@ -33,7 +33,7 @@ class Panel(NamedTuple):
     num_rows: int = 0  # in all; 0: these
     num_columns: int = 0
 
-    def ends(self, count: int) -> Panel:
+    def ends(self, count: int) -> CellTable:
         """Return that many columns, the first and the last, with a gap for the others."""
         own = [at for at, label in enumerate(self.columns) if label != "…"]
         total = self.num_columns or len(own)
@@ -57,11 +57,11 @@ class Picture(NamedTuple):
     """Panels with a line above and lines below."""
 
     title: str
-    panels: list[Panel]
+    panels: list[CellTable]
     notes: list[str]
 
 
-def left_out(panels: Sequence[Panel]) -> list[str]:
+def left_out(panels: Sequence[CellTable]) -> list[str]:
     """Return how many rows and columns are shown, in words, where some are not."""
     notes = []
     for panel in panels:

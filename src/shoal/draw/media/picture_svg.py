@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from shoal.draw.media.palette import fill_class
-from shoal.draw.media.picture import GAP, Cell, Panel, Picture, left_out
+from shoal.draw.media.picture import GAP, Cell, CellTable, Picture, left_out
 from shoal.draw.media.svg import Canvas, rect, text, text_width
 
 _FONT, _LINE, _PAD = 12.0, 16.0, 10.0
@@ -28,7 +28,7 @@ def picture_svg(picture: Picture, *, alone: bool = True) -> str:
     return canvas.svg(label, alone=alone)
 
 
-def _panel(canvas: Canvas, panel: Panel, top: float) -> float:
+def _panel(canvas: Canvas, panel: CellTable, top: float) -> float:
     """Draw a panel; return where it ends."""
     if panel.title:
         top += _LINE

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shoal.draw.media.picture import Panel, Picture, left_out
+from shoal.draw.media.picture import CellTable, Picture, left_out
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red", "bright_cyan", "bright_green")
 
@@ -54,7 +54,7 @@ def plain(rendered: RenderableType, width: int) -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
-def _fit(panel: Panel, width: int | None) -> Panel:
+def _fit(panel: CellTable, width: int | None) -> CellTable:
     """Return as many columns as fit beside the labels; none if not even one does."""
     if width is None or _width(panel) <= width:
         return panel
@@ -64,23 +64,23 @@ def _fit(panel: Panel, width: int | None) -> Panel:
     for count in range(sum(label != "…" for label in panel.columns), 0, -1):
         if _width(part := panel.ends(count)) <= width:
             return part
-    return Panel("", "", [], [])
+    return CellTable("", "", [], [])
 
 
-def _without_corner(panel: Panel) -> Panel:
+def _without_corner(panel: CellTable) -> CellTable:
     """Return the panel with what stands in its corner above it, where it can be wrapped."""
     title = "  ".join(filter(None, (panel.title, panel.corner)))
     return panel._replace(title=title, corner="")
 
 
-def _width(panel: Panel) -> int:
+def _width(panel: CellTable) -> int:
     """Return how many columns of text the table of a panel takes."""
     labels = max(cell_len(label) for label in (panel.corner, *(row[0] for row in panel.rows)))
     columns = sum(panel.width_of(at) + 3 for at in range(len(panel.columns)))
     return 1 + (labels + 3) * bool(labels) + columns
 
 
-def _table(panel: Panel) -> Table:
+def _table(panel: CellTable) -> Table:
     table = Table(
         box=box.SQUARE,
         show_lines=True,

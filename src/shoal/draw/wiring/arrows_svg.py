@@ -14,7 +14,7 @@ from typing import Protocol
 
 from shoal.draw.media.palette import axis_class
 from shoal.draw.media.svg import number
-from shoal.draw.wiring.scene import Arrow, Place, Scene
+from shoal.draw.wiring.scene import Arrow, MarkPlace, Scene
 from shoal.plan.notation.words import quote
 
 Point = tuple[float, float]
@@ -58,7 +58,7 @@ class Slots:
     """Gives arrows between the same two places lines of their own, side by side."""
 
     def __init__(self, arrows: Iterable[Arrow]) -> None:
-        self._lanes: dict[frozenset[Place], list[Arrow]] = {}
+        self._lanes: dict[frozenset[MarkPlace], list[Arrow]] = {}
         self._beside = Counter[object]()
         for arrow in arrows:
             self._lanes.setdefault(frozenset((arrow.start, arrow.end)), []).append(arrow)

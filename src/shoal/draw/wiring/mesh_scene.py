@@ -18,11 +18,11 @@ from shoal.draw.wiring.scene import (
     Axis,
     Bundle,
     Chip,
-    Device,
+    ChipPlane,
+    DeviceMark,
     Host,
-    Link,
-    Panel,
-    Place,
+    LinkMark,
+    MarkPlace,
     Scene,
 )
 from shoal.errors import UsageError
@@ -97,7 +97,7 @@ class _Drawing:
         self.axes = axis_rings.axes_of(mesh, self.where, self.boxes) if mesh else []
         self.positions = self._positions()
         self.last = max([a for a, axis in enumerate(self.axes) if axis.size > 1], default=0)
-        self.panels: list[Panel] = []
+        self.panels: list[ChipPlane] = []
         self.planes: list[tuple[int, int]] = []  # of each panel: its box, its z
         self.notes: list[str] = []
         self._lay_panels()
@@ -165,7 +165,7 @@ class _Drawing:
             if z is None:
                 continue
             title = f"{box.plane} = {z + box.origin[2]}" if deep > 1 else ""
-            self.panels.append(Panel(number, title, columns, rows, box.wraps[:2]))
+            self.panels.append(ChipPlane(number, title, columns, rows, box.wraps[:2]))
             self.planes.append((number, z))
         if number == 0:
             for what, shown, size in (
@@ -187,16 +187,16 @@ class _Drawing:
             devices = tuple(self._device(int(one)) for one in box.ids[x, y, z])
             yield Chip(panel, column, row, coords[: box.rank], devices)
 
-    def _device(self, device_id: int) -> Device:
+    def _device(self, device_id: int) -> DeviceMark:
         index = int(np.searchsorted(self.where.ids, device_id))
         owner, number = int(self.where.processes[index]), int(self.positions[index])
         if self.mesh is None or number < 0:
-            return Device(device_id, owner, (), -1)
+            return DeviceMark(device_id, owner, (), -1)
         position = coords_of(number, self.mesh.shape)
         group = 0
         for axis, size in enumerate(self.mesh.shape):
             group = group if axis == self.last else group * size + position[axis]
-        return Device(device_id, owner, position, group)
+        return DeviceMark(device_id, owner, position, group)
 
     def _hosts(self, panel: int) -> Iterator[Host]:
         """Outline every process's chips, where they fill a box of the plane."""
@@ -213,7 +213,7 @@ class _Drawing:
             if len(own) == np.prod(high - low + 1) and columns and rows:
                 yield Host(panel, process, columns[0], rows[0], columns[-1], rows[-1])
 
-    def _links(self, panel: int) -> Iterator[Link]:
+    def _links(self, panel: int) -> Iterator[LinkMark]:
         number, _ = self.planes[panel]
         box, shown = self.boxes[number], self.panels[panel]
         if not box.rank:
@@ -224,7 +224,7 @@ class _Drawing:
                 for start, end, wraps in ends:
                     pair = [(start, across), (end, across)]
                     a, b = pair if dim == 0 else [(row, col) for col, row in pair]
-                    yield Link(panel, a, b, wraps)
+                    yield LinkMark(panel, a, b, wraps)
 
     def _bundles(self) -> Iterator[Bundle]:
         for number, box in enumerate(self.boxes):
@@ -259,7 +259,7 @@ class _Drawing:
         if missing := missing + max(0, axis.size - self.most.arrows):
             self.notes.append(f"{missing} of {axis.size} hops of {quote(axis.name)} are not shown")
 
-    def _place(self, at: axis_rings.Standing) -> Place | None:
+    def _place(self, at: axis_rings.Standing) -> MarkPlace | None:
         x, y, z = at.coords
         if (at.ground, z) not in self.planes:
             return None
@@ -269,7 +269,7 @@ class _Drawing:
             return None
         cores = self.boxes[at.ground].cores
         column = shown.columns.index(x) + (at.core + 0.5) / cores - 0.5
-        return Place(panel, column, shown.rows.index(y))
+        return MarkPlace(panel, column, shown.rows.index(y))
 
 
 def _inside(shown: _Shown, low: int, high: int) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class MarkPlace(NamedTuple):
     """The middle of a device; columns are fractions where a chip has several."""
 
     panel: int
@@ -17,7 +17,7 @@ class Place(NamedTuple):
     row: int
 
 
-class Device(NamedTuple):
+class DeviceMark(NamedTuple):
     """One device of a chip."""
 
     id: int
@@ -33,7 +33,7 @@ class Chip(NamedTuple):
     column: int
     row: int
     coords: tuple[int, ...]
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceMark, ...]
 
 
 class Host(NamedTuple):
@@ -47,7 +47,7 @@ class Host(NamedTuple):
     bottom: int
 
 
-class Link(NamedTuple):
+class LinkMark(NamedTuple):
     """A link between two chips of a panel; one that wraps joins the ends of a line."""
 
     panel: int
@@ -70,8 +70,8 @@ class Arrow(NamedTuple):
 
     axis: int  # index in `Scene.axes`
     hop: int  # its number in the ring, from 0
-    start: Place
-    end: Place
+    start: MarkPlace
+    end: MarkPlace
     links: int | None  # how many links apart; None: no links lead there
     around: tuple[int, int, int]  # -1 or 1 along x, y, z where it takes the link that wraps
 
@@ -88,7 +88,7 @@ class Axis(NamedTuple):
     far: str  # all of this in words
 
 
-class Panel(NamedTuple):
+class ChipPlane(NamedTuple):
     """A plane of chips."""
 
     section: int
@@ -104,10 +104,10 @@ class Scene(NamedTuple):
     title: str
     subtitle: str
     sections: tuple[str, ...]  # a title for each; "" where there is but one
-    panels: tuple[Panel, ...]
+    panels: tuple[ChipPlane, ...]
     chips: tuple[Chip, ...]
     hosts: tuple[Host, ...]
-    links: tuple[Link, ...]
+    links: tuple[LinkMark, ...]
     bundles: tuple[Bundle, ...]
     arrows: tuple[Arrow, ...]
     axes: tuple[Axis, ...]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from shoal.draw.media.palette import FILLS, axis_class, fill_class
 from shoal.draw.media.svg import Canvas, rect, text, text_width
 from shoal.draw.wiring.arrows_svg import Slots, arrow_svg, sample_svg
-from shoal.draw.wiring.scene import Arrow, Bundle, Chip, Link, Panel, Scene
+from shoal.draw.wiring.scene import Arrow, Bundle, Chip, ChipPlane, LinkMark, Scene
 from shoal.plan.notation.words import quote
 
 _MOST_WIDTH = 1320.0
@@ -95,7 +95,7 @@ def _signs(scene: Scene) -> list[str]:
     return found
 
 
-def _leaves(part: Link | Bundle | Arrow) -> bool:
+def _leaves(part: LinkMark | Bundle | Arrow) -> bool:
     """Whether a part of the picture reaches beyond a panel."""
     return part.start.panel != part.end.panel if isinstance(part, Arrow) else part.wraps
 
@@ -107,7 +107,7 @@ class _Wires:
         self.scene, self.canvas = scene, canvas
         count = len(scene.chips)
         grain = next((g for most, g in _GRAINS.items() if count <= most), _FINE)
-        parts: list[Link | Bundle | Arrow] = [*scene.links, *scene.bundles, *scene.arrows]
+        parts: list[LinkMark | Bundle | Arrow] = [*scene.links, *scene.bundles, *scene.arrows]
         is_open = any(_leaves(part) for part in parts)
         self.grain = grain if is_open else grain._replace(edge=_CLOSED)
         digits = max(len(str(d.id)) for chip in scene.chips for d in chip.devices)
@@ -131,7 +131,7 @@ class _Wires:
         left, top = self.corners[panel]
         return left + (column + 0.5) * self.grain.across, top + (row + 0.5) * self.grain.pitch
 
-    def _size(self, panel: Panel) -> tuple[float, float]:
+    def _size(self, panel: ChipPlane) -> tuple[float, float]:
         """Return how wide and high a panel is with its edges and its title."""
         wide = len(panel.columns) * self.grain.across + 2 * self.grain.edge
         high = len(panel.rows) * self.grain.pitch + 2 * self.grain.edge
@@ -159,7 +159,7 @@ class _Wires:
             x, high = x + wide + 14, max(high, tall + head)
         return corners
 
-    def _flow(self, panels: Sequence[Panel]) -> tuple[list[tuple[float, float]], float, float]:
+    def _flow(self, panels: Sequence[ChipPlane]) -> tuple[list[tuple[float, float]], float, float]:
         """Return the corners of a section's panels in even lines, and how wide and high it is."""
         wide, high = self._size(panels[0])
         lines = math.ceil(len(panels) / max(1, int(_MOST_WIDTH / wide)))

@@ -11,7 +11,7 @@ from shoal.plan.compiled.hlo_instructions import instructions_of
 _MOVED = ("copy", "bitcast", "transpose", "reshape", "convert", "all-gather", "get-tuple-element")
 
 
-class Frame(NamedTuple):
+class SourceLine(NamedTuple):
     """A line of source that led to an instruction."""
 
     file: str
@@ -22,7 +22,7 @@ class Frame(NamedTuple):
         return f"{self.file}:{self.line} ({self.function})"
 
 
-class Flow(NamedTuple):
+class ProgramFlow(NamedTuple):
     """The instructions of a program."""
 
     users: Mapping[str, tuple[tuple[str, int], ...]]  # of each: who uses it, as which operand
@@ -54,7 +54,7 @@ class Flow(NamedTuple):
         return fusion.startswith(("wrapped_copy", "copy", "bitcast", "transpose"))
 
 
-def flow_of(hlo: str) -> Flow:
+def flow_of(hlo: str) -> ProgramFlow:
     """Return how values flow through a compiled program.
 
     Args:
@@ -71,14 +71,14 @@ def flow_of(hlo: str) -> Flow:
             parameters.setdefault(one.computation, {})[int(one.inside)] = name
         if called := one.called("calls"):
             fusions[name] = called
-    return Flow(
+    return ProgramFlow(
         {name: tuple(rows) for name, rows in users.items()},
         {name: one.opcode for name, one in instructions.items()},
         {name: parameters.get(body, {}) for name, body in fusions.items()},
     )
 
 
-def frames_of(hlo: str) -> dict[int, tuple[Frame, ...]]:
+def frames_of(hlo: str) -> dict[int, tuple[SourceLine, ...]]:
     """Return the stack of each `stack_frame_id`, innermost frame first.
 
     Args:
@@ -87,7 +87,9 @@ def frames_of(hlo: str) -> dict[int, tuple[Frame, ...]]:
     head = hlo.split("\n\n%", 1)[0]
     files, functions = (_names(head, title) for title in ("FileNames", "FunctionNames"))
     places = {
-        int(number): Frame(files.get(int(file), "?"), int(line), functions.get(int(function), "?"))
+        int(number): SourceLine(
+            files.get(int(file), "?"), int(line), functions.get(int(function), "?")
+        )
         for number, file, function, line in re.findall(
             r"^(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)", head, re.M
         )
@@ -108,10 +110,10 @@ def _names(head: str, title: str) -> dict[int, str]:
 
 
 def _walk(
-    number: int, parents: Mapping[int, tuple[int, int]], places: Mapping[int, Frame]
-) -> list[Frame]:
+    number: int, parents: Mapping[int, tuple[int, int]], places: Mapping[int, SourceLine]
+) -> list[SourceLine]:
     """Follow the parents of a frame. XLA writes one more than a parent's number: 1 is none."""
-    found: list[Frame] = []
+    found: list[SourceLine] = []
     while number in parents:
         place, parent = parents[number]
         if place in places:

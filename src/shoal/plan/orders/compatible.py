@@ -18,7 +18,7 @@ IntArray = NDArray[np.int64]
 LIBRARIES = ("jax", "torch_xla", "dtensor")
 
 
-class Options(NamedTuple):
+class OrderOptions(NamedTuple):
     """What `place` is asked for beside the mesh; see there."""
 
     library: str | None

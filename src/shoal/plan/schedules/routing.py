@@ -46,7 +46,7 @@ class Grid(NamedTuple):
         return np.cumsum(changes.reshape(self.chips), axis=dim)
 
 
-class Traffic:
+class LinkTraffic:
     """Bytes over each link, from all that is added."""
 
     def __init__(self, grid: Grid) -> None:
@@ -124,7 +124,7 @@ def box_values(groups: IntArray) -> list[IntArray] | None:
     return found if math.prod(values.shape[1] for values in found) == members else None
 
 
-class Line(NamedTuple):
+class GatherLine(NamedTuple):
     """How each group's box gathers along one dim: as rings, or as lines from end to end."""
 
     dim: int  # of links, from 0
@@ -133,7 +133,7 @@ class Line(NamedTuple):
     steps: int  # hops one after the other
 
 
-def lines(grid: Grid, groups: IntArray, values: list[IntArray]) -> list[Line]:
+def lines(grid: Grid, groups: IntArray, values: list[IntArray]) -> list[GatherLine]:
     """Return how boxes gather along each dim of links in which they have several chips.
 
     Every chip of a line of n receives the n - 1 shards of the others. In a ring, half of each shard
@@ -159,5 +159,5 @@ def lines(grid: Grid, groups: IntArray, values: list[IntArray]) -> list[Line]:
             gaps = np.diff(own, axis=1, append=own[:, :1] + chips)
             row = np.bincount(place, minlength=total).reshape(grid.chips).sum(axis=dim)
             modes.append((int(row.max()) / size / 2, size // 2 * int(gaps.max())))
-        found.append(Line(dim - 1, size, *min(modes)))
+        found.append(GatherLine(dim - 1, size, *min(modes)))
     return found

@@ -32,7 +32,7 @@ from shoal.errors import UsageError
 from shoal.plan.hardware.links import Link
 from shoal.plan.hardware.wiring_checks import DIMS
 from shoal.plan.schedules.ring import Side
-from shoal.plan.schedules.routing import Grid, Traffic, box_values, distance, lines
+from shoal.plan.schedules.routing import Grid, LinkTraffic, box_values, distance, lines
 from shoal.plan.schedules.stage import NOTHING, Stage
 
 IntArray = NDArray[np.int64]
@@ -115,7 +115,7 @@ def _ring(grid: Grid, groups: Sequence[IntArray], link: Link, num_bytes: int, pa
     A hop of a group of n carries (n - 1) / (2 n) of the payload; the farthest shard comes from
     n / 2 hops away.
     """
-    traffic, steps = Traffic(grid), 0
+    traffic, steps = LinkTraffic(grid), 0
     for own in groups:
         members = own.shape[1]
         here, there = (
@@ -138,7 +138,7 @@ def all_to_all(grid: Grid, groups: Sequence[IntArray], link: Link, pair_bytes: f
     several = [own for own in groups if own.shape[1] > 1]
     if not several:
         return NOTHING
-    traffic = Traffic(grid)
+    traffic = LinkTraffic(grid)
     values = box_values(several[0]) if len(several) == 1 else None
     if values is not None:
         steps = _box_pairs(grid, traffic, several[0], values, pair_bytes)
@@ -155,7 +155,7 @@ def all_to_all(grid: Grid, groups: Sequence[IntArray], link: Link, pair_bytes: f
 
 
 def _box_pairs(
-    grid: Grid, traffic: Traffic, groups: IntArray, values: list[IntArray], pair_bytes: float
+    grid: Grid, traffic: LinkTraffic, groups: IntArray, values: list[IntArray], pair_bytes: float
 ) -> int:
     """Route all pairs of boxes and return the longest way.
 
@@ -189,12 +189,12 @@ def permute(grid: Grid, source: IntArray, target: IntArray, link: Link, num_byte
     """Send `num_bytes` from each source to its target [devices, dims]."""
     if not len(source):
         return NOTHING
-    traffic = Traffic(grid)
+    traffic = LinkTraffic(grid)
     traffic.add(source, target, num_bytes)
     return _busiest(grid, traffic, link, int(distance(grid, source, target).max()))
 
 
-def _busiest(grid: Grid, traffic: Traffic, link: Link, steps: int) -> Stage:
+def _busiest(grid: Grid, traffic: LinkTraffic, link: Link, steps: int) -> Stage:
     loads = traffic.busiest()
     return _stage(
         link, [dim - 1 for dim in grid.dims if loads[dim - 1] == max(loads)], steps, max(loads)

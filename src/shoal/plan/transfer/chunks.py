@@ -19,7 +19,7 @@ _MOST_TIMES = 4  # as many chunks as are needed, for chunks of one size: more on
 _PIECES = 4  # of an array's part, at the same time: cut out, on its way, received, put together
 
 
-class Chunks(NamedTuple):
+class ChunkCut(NamedTuple):
     """How an array is cut into chunks."""
 
     dim: int
@@ -29,7 +29,7 @@ class Chunks(NamedTuple):
     rest: int  # what is left for one more
 
 
-def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> Chunks | None:
+def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> ChunkCut | None:
     """Return the chunks of a move; None if nothing is gained by them.
 
     So it is of a small array, of one whose dims have too few places, and of a single step that
@@ -58,7 +58,7 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
         if places >= wanted:
             even = range(wanted, min(places, _MOST_TIMES * wanted) + 1)
             parts = next((parts for parts in even if places % parts == 0), wanted)
-            found.append(Chunks(dim, tiles, parts, places // parts, places % parts))
+            found.append(ChunkCut(dim, tiles, parts, places // parts, places % parts))
     return next((chunks for chunks in found if chunks.width > 1), found[0] if found else None)
 
 

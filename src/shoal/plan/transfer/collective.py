@@ -27,8 +27,8 @@ from shoal.plan.mesh import Mesh
 from shoal.plan.transfer.blocks import Tiles, grid_of, lacking, missing, tiles_of
 from shoal.plan.transfer.digits import bases
 from shoal.plan.transfer.layout_states import (
-    Edge,
-    State,
+    LayoutState,
+    Transition,
     edges,
     every,
     layout_of_state,
@@ -46,11 +46,11 @@ _MESSAGE_BYTES = 256 << 10  # a message takes as long as a device needs to write
 Weigh = Callable[[str, Mesh, tuple[str, ...], int], float]
 
 
-class Node(NamedTuple):
+class SearchNode(NamedTuple):
     """A state, in the digits of one of the two meshes."""
 
     basis: int
-    state: State
+    state: LayoutState
 
 
 def by_bytes(kind: str, mesh: Mesh, digits: tuple[str, ...], held_bytes: int) -> float:
@@ -115,17 +115,17 @@ def shortest(
     here, there = bases(source, target, most_states)
     begin, end = here.on(source), there.on(target)
     meshes = [here.mesh] if here.mesh == there.mesh else [here.mesh, there.mesh]
-    ends = Node(0, state_of(begin)), Node(len(meshes) - 1, state_of(end))
-    search = _Search(meshes, shape, item_bytes, weigh, most_rounds, ends)
+    ends = SearchNode(0, state_of(begin)), SearchNode(len(meshes) - 1, state_of(end))
+    search = _PathSearch(meshes, shape, item_bytes, weigh, most_rounds, ends)
     path = search.run()
     return None if path is None else tuple(_joined([search.step(*hop) for hop in path]))
 
 
-Hop = tuple[Node, Edge, Node]
+Hop = tuple[SearchNode, Transition, SearchNode]
 Weighed = tuple[float, int, Hop]  # its weight, and its work: decides among equal weights
 
 
-class _Search:
+class _PathSearch:
     """One search for the cheapest path."""
 
     def __init__(
@@ -135,7 +135,7 @@ class _Search:
         item_bytes: int,
         weigh: Weigh,
         most_rounds: int,
-        ends: tuple[Node, Node],
+        ends: tuple[SearchNode, SearchNode],
     ) -> None:
         self._meshes, self._shape, self._weigh = meshes, tuple(shape), weigh
         self._whole, self._item_bytes = math.prod(shape) * item_bytes, item_bytes
@@ -143,17 +143,17 @@ class _Search:
         self._first, self._last = ends
         self._most_bytes = max(map(self._held, ends))
         self._permuted: set[tuple[int, ...]] = set()
-        self._tiles: dict[Node, Tiles] = {}
-        self._rest: dict[Node, int] = {}
-        self._equal: dict[tuple[int, ...], dict[bytes, list[Node]]] = {}
+        self._tiles: dict[SearchNode, Tiles] = {}
+        self._rest: dict[SearchNode, int] = {}
+        self._equal: dict[tuple[int, ...], dict[bytes, list[SearchNode]]] = {}
 
     def run(self) -> list[Hop] | None:
         """Return the hops of a cheapest path, or None."""
-        best: dict[Node, tuple[float, int]] = {self._first: (0.0, 0)}
-        came: dict[Node, Hop] = {}
+        best: dict[SearchNode, tuple[float, int]] = {self._first: (0.0, 0)}
+        came: dict[SearchNode, Hop] = {}
         count = itertools.count()
         heap = [(0.0, 0, next(count), self._first)]
-        done: set[Node] = set()
+        done: set[SearchNode] = set()
         while heap:
             _, _, _, node = heapq.heappop(heap)
             if node == self._last:
@@ -170,7 +170,7 @@ class _Search:
                     heapq.heappush(heap, (key[0] + rest, key[1], next(count), after))
         return None
 
-    def _least(self, node: Node) -> float:
+    def _least(self, node: SearchNode) -> float:
         """Return what the rest of the way weighs at least: 0 where that is not known.
 
         A device must receive what it shall hold and does not hold; what it throws away on the way
@@ -184,29 +184,29 @@ class _Search:
             )
         return float(self._rest[node] * self._item_bytes)
 
-    def step(self, before: Node, edge: Edge, after: Node) -> Step:
+    def step(self, before: SearchNode, edge: Transition, after: SearchNode) -> Step:
         """Return a hop in the terms of the plan."""
         mesh = self._meshes[before.basis]
         axes = tuple(mesh.axis_names[digit] for digit in edge.digits)
         return Step(edge.kind, axes, edge.dim, edge.to_dim, *map(self._layout, (before, after)))
 
-    def _layout(self, node: Node) -> Layout:
+    def _layout(self, node: SearchNode) -> Layout:
         return layout_of_state(node.state, self._meshes[node.basis])
 
-    def _held(self, node: Node) -> int:
+    def _held(self, node: SearchNode) -> int:
         """Return the bytes that a device holds."""
         return self._whole // math.prod(tiles(node.state, self._meshes[node.basis].shape))
 
-    def _tiles_of(self, node: Node) -> Tiles:
+    def _tiles_of(self, node: SearchNode) -> Tiles:
         if node not in self._tiles:
             self._tiles[node] = tiles_of(self._layout(node), self._meshes[0])
         return self._tiles[node]
 
-    def _hops(self, node: Node) -> Iterator[Weighed]:
+    def _hops(self, node: SearchNode) -> Iterator[Weighed]:
         """Yield what leaves a state."""
         mesh, held = self._meshes[node.basis], self._held(node)
         for edge in edges(node.state, mesh.shape, self._shape):
-            after = Node(node.basis, edge.after)
+            after = SearchNode(node.basis, edge.after)
             if self._held(after) <= self._most_bytes:
                 axes = tuple(mesh.axis_names[digit] for digit in edge.digits)
                 weight = self._weigh(edge.kind, mesh, axes, held)
@@ -216,7 +216,7 @@ class _Search:
         yield from self._permutes(node, held)
         yield from self._exchanges(node)
 
-    def _permutes(self, node: Node, held: int) -> Iterator[Weighed]:
+    def _permutes(self, node: SearchNode, held: int) -> Iterator[Weighed]:
         """Yield the states with as many tiles: that a permute leads to, or that are the same."""
         mesh = self._meshes[node.basis]
         counts = tiles(node.state, mesh.shape)
@@ -230,7 +230,7 @@ class _Search:
             for after in self._members(counts):
                 yield weight, work, (node, _to("permute", after), after)
 
-    def _exchanges(self, node: Node) -> Iterator[Weighed]:
+    def _exchanges(self, node: SearchNode) -> Iterator[Weighed]:
         """Yield the exchange for the last state; from the first one, if it has none, for any."""
         direct = self._exchange(node, self._last)
         if direct is not None:
@@ -240,7 +240,7 @@ class _Search:
                 if (found := self._exchange(node, after)) is not None:
                     yield found
 
-    def _exchange(self, node: Node, after: Node) -> Weighed | None:
+    def _exchange(self, node: SearchNode, after: SearchNode) -> Weighed | None:
         """Return an exchange, if the blocks are equal and few enough."""
         mesh, old, new = self._meshes[0], self._tiles_of(node), self._tiles_of(after)
         grid = grid_of(old.counts, new.counts)
@@ -255,33 +255,33 @@ class _Search:
         work = (rounds + 1) * _MESSAGE_BYTES + cut_sent_filled_and_written
         return weight, work, (node, _to("exchange", after), after)
 
-    def _states(self) -> Iterator[Node]:
+    def _states(self) -> Iterator[SearchNode]:
         """Yield all states that divide the dims evenly."""
         for basis, mesh in enumerate(self._meshes):
             for state in every(len(mesh.shape), len(self._shape)):
                 counts = tiles(state, mesh.shape)
                 if not any(size % n for size, n in zip(self._shape, counts, strict=True)):
-                    yield Node(basis, state)
+                    yield SearchNode(basis, state)
 
-    def _members(self, counts: tuple[int, ...]) -> list[Node]:
+    def _members(self, counts: tuple[int, ...]) -> list[SearchNode]:
         """Return the states of both meshes with so many tiles."""
         return [
-            Node(basis, state)
+            SearchNode(basis, state)
             for basis, mesh in enumerate(self._meshes)
             for state in members(counts, mesh.shape)
         ]
 
-    def _same(self, counts: tuple[int, ...]) -> dict[bytes, list[Node]]:
+    def _same(self, counts: tuple[int, ...]) -> dict[bytes, list[SearchNode]]:
         """Return the states with so many tiles by what the devices hold."""
         if counts not in self._equal:
-            found: dict[bytes, list[Node]] = {}
+            found: dict[bytes, list[SearchNode]] = {}
             for node in self._members(counts):
                 found.setdefault(self._tiles_of(node).coords.tobytes(), []).append(node)
             self._equal[counts] = found
         return self._equal[counts]
 
 
-def _work(edge: Edge, held: int, holds: int) -> int:
+def _work(edge: Transition, held: int, holds: int) -> int:
     """Return about how many bytes a device writes for a collective, on the way and at its end.
 
     It decides among paths that receive as much. A gather or an all-to-all writes what it receives,
@@ -300,11 +300,11 @@ def _work(edge: Edge, held: int, holds: int) -> int:
     )
 
 
-def _to(kind: str, after: Node) -> Edge:
-    return Edge(kind, (), None, None, after.state)
+def _to(kind: str, after: SearchNode) -> Transition:
+    return Transition(kind, (), None, None, after.state)
 
 
-def _walked_back(came: dict[Node, Hop], first: Node, last: Node) -> list[Hop]:
+def _walked_back(came: dict[SearchNode, Hop], first: SearchNode, last: SearchNode) -> list[Hop]:
     path = []
     while last != first:
         path.append(came[last])

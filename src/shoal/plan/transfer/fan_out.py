@@ -17,7 +17,7 @@ from itertools import chain
 from typing import NamedTuple
 
 
-class Edge(NamedTuple):
+class ParcelSend(NamedTuple):
     """One send of one parcel."""
 
     parcel: int
@@ -42,7 +42,7 @@ class Parcel:
 
 def waves(
     parcels: Sequence[Parcel], hosts: Sequence[int], slices: Sequence[int]
-) -> Iterator[list[Edge]]:
+) -> Iterator[list[ParcelSend]]:
     """Yield the sends of each wave, until all parcels are delivered. Changes the parcels.
 
     It is impossible that a device is sent what it does not need or has, that a parcel crosses to a
@@ -98,7 +98,7 @@ class _Loads:
             for device in (one for own in parcel.needers.values() for one in own):
                 self.missing[device] += 1
 
-    def wave(self, parcels: Sequence[Parcel]) -> list[Edge]:
+    def wave(self, parcels: Sequence[Parcel]) -> list[ParcelSend]:
         """Make one wave: first what crosses to hosts, then what goes to others of the same host.
 
         No device need send more parcels than the neediest device receives: one that does would
@@ -108,7 +108,7 @@ class _Loads:
         self.most = max(self.missing)
         self.sends = [0] * len(self.hosts)
         self.is_sent: set[int] = set()
-        edges: list[Edge] = []
+        edges: list[ParcelSend] = []
         for parcel in parcels:
             edges += self._enter(parcel)
         for parcel in parcels:
@@ -119,7 +119,7 @@ class _Loads:
             self._arrive(by_number[edge.parcel], edge.receiver)
         return edges
 
-    def _enter(self, parcel: Parcel) -> Iterator[Edge]:
+    def _enter(self, parcel: Parcel) -> Iterator[ParcelSend]:
         """Send a parcel to one device of each host that lacks it, to a slice without it once."""
         lacking = [host for host in parcel.needers if host not in parcel.holders]
         if not lacking:
@@ -142,7 +142,7 @@ class _Loads:
             self.entered_bytes[receiver] += parcel.num_bytes
             yield self._send(parcel, least.device, receiver)
 
-    def _spread(self, parcel: Parcel, host: int) -> Iterator[Edge]:
+    def _spread(self, parcel: Parcel, host: int) -> Iterator[ParcelSend]:
         """Send a parcel to the devices of a host that has it."""
         queue = _Queue(self._load, parcel.holders[host])
         for receiver in parcel.needers[host]:
@@ -157,11 +157,11 @@ class _Loads:
     def _may_wait(self, parcel: Parcel, least: _Load) -> bool:
         return least.is_busy and parcel.number in self.is_sent
 
-    def _send(self, parcel: Parcel, sender: int, receiver: int) -> Edge:
+    def _send(self, parcel: Parcel, sender: int, receiver: int) -> ParcelSend:
         self.sends[sender] += 1
         self.sent_bytes[sender] += parcel.num_bytes
         self.is_sent.add(parcel.number)
-        return Edge(parcel.number, sender, receiver)
+        return ParcelSend(parcel.number, sender, receiver)
 
     def _arrive(self, parcel: Parcel, device: int) -> None:
         host = self.hosts[device]

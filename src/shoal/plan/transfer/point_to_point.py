@@ -19,11 +19,11 @@ from shoal.plan.hardware.wiring import Topology
 from shoal.plan.layout import Layout
 from shoal.plan.transfer.checks import check_move
 from shoal.plan.transfer.edge_colours import edge_colours
-from shoal.plan.transfer.fan_out import Edge, Parcel, waves
+from shoal.plan.transfer.fan_out import Parcel, ParcelSend, waves
 from shoal.plan.transfer.places import Places, places
 from shoal.plan.transfer.regions import Region, Regions, regions
 
-__all__ = ["Keep", "PointToPoint", "Send", "point_to_point"]
+__all__ = ["KeptBox", "PointToPoint", "Send", "point_to_point"]
 
 IntArray = NDArray[np.int64]
 
@@ -40,7 +40,7 @@ class Send(NamedTuple):
     num_bytes: int
 
 
-class Keep(NamedTuple):
+class KeptBox(NamedTuple):
     """A box that a device holds in the source and needs in the target."""
 
     device: int
@@ -57,7 +57,7 @@ class PointToPoint:
     a host or a slice twice. So what devices and hosts receive equals the lower bounds of `bounds`.
     """
 
-    keeps: tuple[Keep, ...]
+    keeps: tuple[KeptBox, ...]
     """What devices copy from their own shards, by ascending id."""
     rounds: tuple[tuple[Send, ...], ...]
     """The sends of each round, by ascending sender."""
@@ -189,7 +189,7 @@ def point_to_point(
     moved = list(found)
     hosts = where.hosts.tolist()
     parcels = [_parcel(number, one, item_bytes, where, hosts) for number, one in enumerate(moved)]
-    rounds: list[list[Edge]] = []
+    rounds: list[list[ParcelSend]] = []
     for wave in waves(parcels, hosts, where.slices.tolist()):
         rounds += _rounds(wave)
     devices = where.devices.tolist()
@@ -223,27 +223,27 @@ def _parcel(
     return parcel
 
 
-def _rounds(wave: Sequence[Edge]) -> list[list[Edge]]:
+def _rounds(wave: Sequence[ParcelSend]) -> list[list[ParcelSend]]:
     """Divide a wave into rounds, by ascending sender."""
     colours = edge_colours([(edge.sender, edge.receiver) for edge in wave])
-    rounds: list[list[Edge]] = [[] for _ in range(max(colours) + 1)]
+    rounds: list[list[ParcelSend]] = [[] for _ in range(max(colours) + 1)]
     for edge, colour in zip(wave, colours, strict=True):
         rounds[colour].append(edge)
     return [sorted(edges, key=lambda edge: edge.sender) for edges in rounds]
 
 
-def _send(edge: Edge, region: Region, item_bytes: int, devices: Sequence[int]) -> Send:
+def _send(edge: ParcelSend, region: Region, item_bytes: int, devices: Sequence[int]) -> Send:
     num_bytes = region.num_elements * item_bytes
     return Send(devices[edge.sender], devices[edge.receiver], region.box, num_bytes)
 
 
-def _keeps(found: Regions, item_bytes: int) -> tuple[Keep, ...]:
+def _keeps(found: Regions, item_bytes: int) -> tuple[KeptBox, ...]:
     devices, cells = found.wanted.ravel(), found.kept.ravel()
     order = np.argsort(devices)
     order = order[cells[order] >= 0]
     sizes = (found.elements_of(cells[order]) * item_bytes).tolist()
     boxes = map(found.box_of, cells[order].tolist())
-    return tuple(map(Keep, devices[order].tolist(), boxes, sizes))
+    return tuple(map(KeptBox, devices[order].tolist(), boxes, sizes))
 
 
 def _counted(count: int, what: str) -> str:

@@ -18,13 +18,13 @@ from shoal.plan.transfer.move_steps import Step, pairs
 from shoal.plan.transfer.places import Places, places
 from shoal.plan.transfer.plan import Transfer
 
-__all__ = ["Flow", "Traffic", "traffic_of"]
+__all__ = ["StepTraffic", "Traffic", "traffic_of"]
 
 IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Flow:
+class StepTraffic:
     """What a step sends, all devices together, over each class of links."""
 
     title: str
@@ -38,7 +38,7 @@ class Traffic:
     transfer: Transfer
     classes: tuple[str, ...]
     """The classes of links, near ones first."""
-    flows: tuple[Flow, ...]
+    flows: tuple[StepTraffic, ...]
     """Of each step in order; of single sends, of each round."""
 
     @property
@@ -95,7 +95,7 @@ def traffic_of(plan: Transfer, topology: Topology | None = None) -> Traffic:
         flows.append(_flow(f"round {number}", [(where.at(sent[:, 0]), where.at(sent[:, 1]),
                                                 sent[:, 2])], where))  # fmt: skip
     return Traffic(
-        plan, tuple(names), tuple(Flow(f.title, f.num_bytes[: len(names)]) for f in flows)
+        plan, tuple(names), tuple(StepTraffic(f.title, f.num_bytes[: len(names)]) for f in flows)
     )
 
 
@@ -103,13 +103,13 @@ def traffic_of(plan: Transfer, topology: Topology | None = None) -> Traffic:
 _Messages = tuple[IntArray, IntArray, IntArray]
 
 
-def _flow(title: str, messages: list[_Messages], where: Places) -> Flow:
+def _flow(title: str, messages: list[_Messages], where: Places) -> StepTraffic:
     sums = np.zeros(3, np.int64)
     for senders, receivers, num_bytes in messages:
         far = where.hosts[senders] != where.hosts[receivers]
         kinds = far.astype(np.int64) + (far & (where.slices[senders] != where.slices[receivers]))
         np.add.at(sums, kinds, num_bytes)
-    return Flow(title, tuple(sums.tolist()))
+    return StepTraffic(title, tuple(sums.tolist()))
 
 
 def _sent(step: Step, plan: Transfer, where: Places) -> list[_Messages]:

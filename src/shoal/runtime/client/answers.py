@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.rules.gathering import Answer
-from shoal.runtime.rules.outcomes import Self, error_of
+from shoal.runtime.rules.outcomes import ThisProcess, error_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import TrailsDiffer
 
 
 def conclude(
-    answer: Answer, point: Point, me: Self, troubles: Troubles, waited_s: float
+    answer: Answer, point: Point, me: ThisProcess, troubles: Troubles, waited_s: float
 ) -> Mapping[int, bytes]:
     """Return the payloads of all that met, or raise what the answer says.
 

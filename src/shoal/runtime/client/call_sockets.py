@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from shoal.errors import ProcessLostError, ShoalError
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import Frame, pack_frame, split_address
 from shoal.runtime.wire.unix_socket import connect_near
@@ -25,7 +25,7 @@ class Over(NamedTuple):
     reason: str
     lost: Mapping[int, str] = MappingProxyType({})
 
-    def error(self, me: Self, asked: str) -> ShoalError:
+    def error(self, me: ThisProcess, asked: str) -> ShoalError:
         """Return the exception that says so."""
         message = f"{me}: {asked}: {self.reason}" if asked else f"{me}: {self.reason}"
         if issubclass(self.kind, ProcessLostError):
@@ -41,7 +41,7 @@ class Calls:
         address: str,
         near: str,
         introduction: Mapping[str, Any],
-        me: Self,
+        me: ThisProcess,
         *,
         max_body_bytes: int,
         lose: Callable[[str], None],

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from shoal.runtime.client.known_losses import TICK_S, Troubles
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.rules.messages import given_of, settled_of
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.stopping import Stop, Told
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.rules.trail_marks import Found
@@ -104,7 +104,7 @@ class Watched(Protocol):
 class Watcher:
     """Watches over the connection that lives as long as the process, and closes it at the end."""
 
-    def __init__(self, life: Channel, rhythm: Rhythm, me: Self, watched: Watched) -> None:
+    def __init__(self, life: Channel, rhythm: Rhythm, me: ThisProcess, watched: Watched) -> None:
         self._life = life
         self._rhythm = rhythm
         self._me = me

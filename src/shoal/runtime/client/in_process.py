@@ -21,7 +21,7 @@ from shoal.runtime.client.trail_search import compares_trails
 from shoal.runtime.rules.gathering import Answer, Reply
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Abandoned, beat_of
-from shoal.runtime.rules.outcomes import Self, waiting_line
+from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
 from shoal.runtime.rules.stopping import Given, Rounds, Settled, Stop, Told
 from shoal.runtime.rules.trail import Trails
@@ -179,7 +179,9 @@ class LocalJob:
             now = self.clock()
             facts = self._meeting.waiting_for(now, process, point.lane)
         if facts is not None:
-            _LOG.warning("%s", waiting_line(facts, Self(process, self.hosts), point, now - since))
+            _LOG.warning(
+                "%s", waiting_line(facts, ThisProcess(process, self.hosts), point, now - since)
+            )
 
     def _deliver(self, replies: list[Reply[_Mailbox]]) -> None:
         for reply in replies:
@@ -194,7 +196,7 @@ class LocalCoordinator:
         self._job = job
         self._process = process
         self._has_left = False
-        self._me = Self(process, job.hosts)
+        self._me = ThisProcess(process, job.hosts)
         self._lanes = Lanes(
             self._me,
             lambda left: job.abandon(process, left),

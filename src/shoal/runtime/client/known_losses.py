@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
-from shoal.runtime.rules.outcomes import Self, gone_error, service_error
+from shoal.runtime.rules.outcomes import ThisProcess, gone_error, service_error
 
 TICK_S = 0.25  # how often a process in trouble is looked at
 
@@ -42,7 +42,7 @@ class Trouble(NamedTuple):
 class Troubles:
     """All of them, in the order in which they were heard of."""
 
-    def __init__(self, me: Self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, me: ThisProcess, clock: Callable[[], float] = time.monotonic) -> None:
         self._me = me
         self._clock = clock
         self._heard: dict[int | str, Trouble] = {}

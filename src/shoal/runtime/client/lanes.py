@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from shoal.errors import UsageError
 from shoal.runtime.rules.messages import Abandoned
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
@@ -117,7 +117,7 @@ class Lanes:
     """
 
     def __init__(
-        self, me: Self, tell: Callable[[Abandoned], None], end_lane: Callable[[str], None]
+        self, me: ThisProcess, tell: Callable[[Abandoned], None], end_lane: Callable[[str], None]
     ) -> None:
         self._me = me
         self._tell = tell

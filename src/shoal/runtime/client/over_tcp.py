@@ -40,7 +40,7 @@ from shoal.runtime.rules.messages import (
     step_text,
     told_words,
 )
-from shoal.runtime.rules.outcomes import Self, waiting_line
+from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
 from shoal.runtime.rules.stopping import Given, Stop, Told
 from shoal.runtime.rules.trail import Trails
@@ -114,7 +114,7 @@ class TcpCoordinator:
     ) -> None:
         self.address = address
         self.welcome = welcome
-        self._me = Self(process, welcome.hosts)
+        self._me = ThisProcess(process, welcome.hosts)
         self._life = life
         self._warn_after_s = warn_after_s
         self._lock = threading.RLock()  # a signal's handler may tell while its thread tells

@@ -22,7 +22,7 @@ from shoal.runtime.rules.first_difference import (
     find_first,
     find_line,
 )
-from shoal.runtime.rules.outcomes import Self, disagreement, listed
+from shoal.runtime.rules.outcomes import ThisProcess, disagreement, listed
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailsDiffer
 
@@ -108,7 +108,7 @@ def _explained(
     """
     trail = _taken(coordinator, point, known)
     sides = [_Side(*row) for row in known.rows]
-    me = Self(coordinator.process, coordinator.hosts)
+    me = ThisProcess(coordinator.process, coordinator.hosts)
     name = known.lane or point.lane
     lane = "" if name == "main" else f" (lane {name!r})"
     heading = f"{me}: processes disagree on a call before {point.place}{lane}"

@@ -21,14 +21,14 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.known_losses import TICK_S, Trouble, Troubles
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.exit.guard import flush
-from shoal.runtime.rules.outcomes import Self, indented
+from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.system.failure_words import headline_of
 from shoal.runtime.system.stacks import stacks
 
 _FLUSH_S = 2.0  # what Python buffers may take this long to be written: a lock may never be free
 
 
-class Patience:
+class HangTimeout:
     """The rule alone. Call `is_over` every TICK_S as long as there is trouble."""
 
     def __init__(self, abort_after_s: float, timeout_s: float) -> None:
@@ -39,7 +39,7 @@ class Patience:
         self._waited_s = 0.0
 
     @classmethod
-    def of_settings(cls) -> Patience:
+    def of_settings(cls) -> HangTimeout:
         """Return what the environment asks for.
 
         Raises:
@@ -71,10 +71,10 @@ class Patience:
         return cause if self._waited_s >= limit_s else None
 
 
-class Ending:
+class HangWatch:
     """Looks at a process in trouble, and ends it when its patience is over."""
 
-    def __init__(self, coordinator: Coordinator, patience: Patience) -> None:
+    def __init__(self, coordinator: Coordinator, patience: HangTimeout) -> None:
         self._coordinator = coordinator
         self._patience = patience
 
@@ -92,7 +92,7 @@ class Ending:
     def report(self, cause: Trouble, now: float) -> str:
         """Return who is gone, since when, where this process stands, and the exit code."""
         here, progress = self._coordinator, self._coordinator.progress
-        me = Self(here.process, here.hosts)
+        me = ThisProcess(here.process, here.hosts)
         lines = [
             f"shoal: {me} has been in no call of shoal for {now - progress.since:.0f} s, and "
             f"{self._told(cause)}: it hangs, and is ended with exit code "

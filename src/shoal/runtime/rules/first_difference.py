@@ -21,7 +21,7 @@ ENDED = "(nothing: it ends before)"
 Meet = Callable[[bytes], Mapping[int, bytes]]  # one round: bring this, get everybody's
 
 
-class Items(Protocol):
+class ItemsInOrder(Protocol):
     """A long thing, as items in order."""
 
     def __len__(self) -> int:
@@ -34,8 +34,8 @@ class Items(Protocol):
         """Return an item in words."""
 
 
-class Lines:
-    """A text, line by line. `Items`."""
+class TextLines:
+    """A text, line by line. `ItemsInOrder`."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self._lines = lines
@@ -55,7 +55,7 @@ class Lines:
 
 
 class Text:
-    """A line, character by character; what is shown is what stands around one. `Items`."""
+    """A line, character by character; what is shown is what stands around one. `ItemsInOrder`."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -89,7 +89,7 @@ def excerpts(lines: Sequence[str]) -> list[str]:
     return [_around(line, begin) for line in lines]
 
 
-def find_first(meet: Meet, mine: Items | None, speakers: Sequence[int]) -> int | None:
+def find_first(meet: Meet, mine: ItemsInOrder | None, speakers: Sequence[int]) -> int | None:
     """Return the first item that differs between what the speakers have.
 
     All that meet call this together and return the same. None: nothing differs, not any more.
@@ -121,10 +121,10 @@ def find_line(
 
     As `find_first`, which finds the line, and then the character in it.
     """
-    index = find_first(meet, None if mine is None else Lines(mine), speakers)
+    index = find_first(meet, None if mine is None else TextLines(mine), speakers)
     if index is None:
         return None
-    line = None if mine is None else Lines(mine).show(index)
+    line = None if mine is None else TextLines(mine).show(index)
     character = find_first(meet, None if line is None else Text(line), speakers) or 0
     shown = ""
     if mine is not None and line is not None:

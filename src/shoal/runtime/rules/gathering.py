@@ -39,7 +39,7 @@ class Reply(NamedTuple, Generic[To]):
     answer: Answer
 
 
-class Wait(NamedTuple, Generic[To]):
+class WaitingProcess(NamedTuple, Generic[To]):
     """One process that waits."""
 
     to: To
@@ -80,7 +80,7 @@ class Gathering(Generic[To]):
         self.left: dict[int, tuple[Answer, int]] = {}
         self.number = 0  # in the order of their opening
         self.opener = -1  # the process for which it was opened
-        self.arrived: dict[int, Wait[To]] = {}
+        self.arrived: dict[int, WaitingProcess[To]] = {}
         self.answer: Answer | None = None
         self.owing: set[int] = set()  # living members that must still be told
         self.deadline = math.inf

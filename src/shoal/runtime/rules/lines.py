@@ -26,7 +26,7 @@ from shoal.runtime.rules.point import Point
 To = TypeVar("To", bound=Hashable)
 
 
-class Lines(Generic[To]):
+class OpenGatherings(Generic[To]):
     """All gatherings that are open, or that failed and are still owed to a living process."""
 
     def __init__(self, processes: range) -> None:

@@ -74,7 +74,7 @@ class RunningClock:
         return self._ran_s
 
 
-class Verdict(NamedTuple, Generic[Key]):
+class LivenessVerdict(NamedTuple, Generic[Key]):
     """What has become of somebody."""
 
     key: Key
@@ -160,7 +160,7 @@ class Liveness(Generic[Key]):
                 due = min(due, quiet.since + self._limits.lost_after_s)
         return min(due, *(since + _ENDED_S for since in self._ended.values()), math.inf)
 
-    def tick(self, now: float) -> list[Verdict[Key]]:
+    def tick(self, now: float) -> list[LivenessVerdict[Key]]:
         """Return who has become silent, or is lost; who is lost is forgotten."""
         while self._beats:
             key, since = next(iter(self._beats.items()))
@@ -172,7 +172,9 @@ class Liveness(Generic[Key]):
         for key, since in self._ended.items():
             if now >= since + _ENDED_S:
                 verdicts = [verdict for verdict in verdicts if verdict.key != key]
-                verdicts.append(Verdict(key, "lost", "its process ended without a word", 0.0))
+                verdicts.append(
+                    LivenessVerdict(key, "lost", "its process ended without a word", 0.0)
+                )
         for verdict in verdicts:
             if verdict.state == "lost":
                 self.forget(verdict.key)
@@ -183,16 +185,16 @@ class Liveness(Generic[Key]):
         is_stopped = key in self._stopped
         return self._limits.lost_after_s if is_stopped else self._limits.silent_lost_after_s
 
-    def _judge(self, now: float, key: Key) -> Verdict[Key] | None:
+    def _judge(self, now: float, key: Key) -> LivenessVerdict[Key] | None:
         quiet = self._quiet[key]
         silent_s = now - quiet.since
         told = f"silent for {silent_s:.0f} s"
         if now >= quiet.since + self._limit_s(key):
             is_stopped = key in self._stopped
             words = f"stopped (SIGSTOP?), {told}" if is_stopped else told
-            return Verdict(key, "lost", words, silent_s)
+            return LivenessVerdict(key, "lost", words, silent_s)
         if quiet.is_named or now < quiet.since + self._limits.lost_after_s:
             return None
         quiet.is_named = True
         how = "it is stopped" if key in self._stopped else "it may hold the interpreter lock"
-        return Verdict(key, "silent", f"{told}; {how}", silent_s)
+        return LivenessVerdict(key, "silent", f"{told}; {how}", silent_s)

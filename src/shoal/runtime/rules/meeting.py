@@ -23,7 +23,7 @@ from shoal.runtime.rules.gathering import (
     Answer,
     Gathering,
     Reply,
-    Wait,
+    WaitingProcess,
     circle_facts,
     differ,
     find_circle,
@@ -31,7 +31,7 @@ from shoal.runtime.rules.gathering import (
     sides_facts,
     went_on,
 )
-from shoal.runtime.rules.lines import Lines
+from shoal.runtime.rules.lines import OpenGatherings
 from shoal.runtime.rules.member_record import Record
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
@@ -62,7 +62,7 @@ class Meeting(Roster[To]):
     ) -> None:
         super().__init__(hosts, now, pids)
         self._everybody = range(len(hosts))
-        self._lines: Lines[To] = Lines(self._everybody)
+        self._lines: OpenGatherings[To] = OpenGatherings(self._everybody)
         self._stack_grace_s = stack_grace_s
         # About a gathering that is late, or about whoever asked: (to, ticket).
         self._asking: Asking[Gathering[To] | tuple[To, int]] = Asking()
@@ -95,7 +95,7 @@ class Meeting(Roster[To]):
         if answer is not None:
             record.note(now, "last at", point)
             return [*replies, Reply(to, ticket, answer)]
-        gathering.arrived[process] = Wait(to, ticket, point, payload, now)
+        gathering.arrived[process] = WaitingProcess(to, ticket, point, payload, now)
         gathering.restarts |= point.survivors
         record.blocked[line.lane] = gathering
         if now + timeout_s < gathering.deadline and gathering.question is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from shoal.runtime.rules.gathering import Gathering, Wait, place_text
+from shoal.runtime.rules.gathering import Gathering, WaitingProcess, place_text
 from shoal.runtime.rules.messages import Abandoned, Beat
 from shoal.runtime.rules.point import Member, Point
 
@@ -156,7 +156,7 @@ class Record(Generic[To]):
             wait_s=self.beat.wait_s if self.beat else 0.0,
         )
 
-    def _waits(self) -> list[Wait[To]]:
+    def _waits(self) -> list[WaitingProcess[To]]:
         """Return where it waits, the main line first."""
         lanes = sorted(self.blocked, key=lambda lane: lane != "main")
         return [self.blocked[lane].arrived[self.index] for lane in lanes]

@@ -28,7 +28,7 @@ _MOST_WORDS = 2000  # characters of a reason
 _LINES = 8  # a message spells out this many processes; the attributes hold all
 
 
-class Self(NamedTuple):
+class ThisProcess(NamedTuple):
     """Who speaks: this process, among the hosts of all."""
 
     process: int
@@ -42,7 +42,7 @@ class Self(NamedTuple):
         return f"process {process} ({self.hosts[process]})"
 
 
-class Side(NamedTuple):
+class MeetingSide(NamedTuple):
     """What some processes came for, as `gathering.sides_facts` tells it."""
 
     name: str
@@ -82,7 +82,7 @@ def disagreement(
 
 
 def error_of(
-    kind: str, facts: Mapping[str, Any], me: Self, point: Point, waited_s: float
+    kind: str, facts: Mapping[str, Any], me: ThisProcess, point: Point, waited_s: float
 ) -> ShoalError:
     """Return the exception of an answer that is not "ok"."""
     if kind == "deadline":
@@ -106,7 +106,7 @@ def service_error(services: Iterable[Sequence[str]], what: str) -> ProcessLostEr
     return ProcessLostError(f"{what}: {told}")
 
 
-def gone_error(kind: str, gone: Mapping[int, str], me: Self, what: str) -> ShoalError:
+def gone_error(kind: str, gone: Mapping[int, str], me: ThisProcess, what: str) -> ShoalError:
     """Return the exception about who is "lost" or "failed", the cause first; `what` cannot be."""
     cause, words = next(iter(gone.items()))
     others = f" (also gone: {listed(p for p in gone if p != cause)})" if len(gone) > 1 else ""
@@ -118,7 +118,7 @@ def gone_error(kind: str, gone: Mapping[int, str], me: Self, what: str) -> Shoal
     return PeerFailedError(f"{what}: {told}" + (f"\n{indented(more)}" if more else ""), failed=gone)
 
 
-def waiting_line(facts: Mapping[str, Any], me: Self, point: Point, waited_s: float) -> str:
+def waiting_line(facts: Mapping[str, Any], me: ThisProcess, point: Point, waited_s: float) -> str:
     """Return the one line that a process logs when it has waited long."""
     told = "; ".join([*_told(facts, me), *filter(None, [_more(facts)])])
     missing = listed(facts["missing"])
@@ -139,7 +139,7 @@ def listed(processes: Iterable[int]) -> str:
 
 
 def _deadline_error(
-    facts: Mapping[str, Any], me: Self, point: Point, waited_s: float
+    facts: Mapping[str, Any], me: ThisProcess, point: Point, waited_s: float
 ) -> DeadlineError:
     missing, by, timeout_s = facts["missing"], facts["by"], facts["timeout_s"]
     whose = "its deadline" if by == me.process else f"the deadline of process {by}"
@@ -168,13 +168,13 @@ def _deadline_error(
     )
 
 
-def _divergence_error(facts: Mapping[str, Any], me: Self, point: Point) -> DivergenceError:
+def _divergence_error(facts: Mapping[str, Any], me: ThisProcess, point: Point) -> DivergenceError:
     lane = "" if point.lane == "main" else f" (lane {point.lane!r})"
     if "circle" not in facts:
         heading = f"{me}: processes disagree on what comes next{lane}"
         if not any(me.process in processes for *_, processes in facts["sides"]):
             heading += f"; {point.place} came too late"
-        return _sides_error(heading, [Side(*row) for row in facts["sides"]])
+        return _sides_error(heading, [MeetingSide(*row) for row in facts["sides"]])
     lines = [f"{me}: {point.place}: processes wait for each other in a circle{lane}"]
     rows = facts["circle"]
     lines += [f"{listed(here)} {told} for {listed(awaited)}" for told, here, awaited in rows]
@@ -182,7 +182,7 @@ def _divergence_error(facts: Mapping[str, Any], me: Self, point: Point) -> Diver
     return DivergenceError("\n  ".join(lines), sides=sides)
 
 
-def _sides_error(heading: str, sides: Sequence[Side]) -> DivergenceError:
+def _sides_error(heading: str, sides: Sequence[MeetingSide]) -> DivergenceError:
     """Say what differs, and no more: operation or name, else the place, else the first line."""
     prints = [Fingerprint.parse(side.fingerprint) for side in sides]
     calls = _calls(sides, prints)
@@ -203,7 +203,7 @@ def _sides_error(heading: str, sides: Sequence[Side]) -> DivergenceError:
 
 
 def _calls(
-    sides: Sequence[Side], prints: Sequence[Fingerprint | None]
+    sides: Sequence[MeetingSide], prints: Sequence[Fingerprint | None]
 ) -> list[tuple[str, Sequence[int]]]:
     """Return what each side calls where, in words, and who is on it."""
     names = excerpts([side.name for side in sides])
@@ -221,7 +221,7 @@ def _calls(
     return calls
 
 
-def _told(facts: Mapping[str, Any], me: Self) -> list[str]:
+def _told(facts: Mapping[str, Any], me: ThisProcess) -> list[str]:
     """Return the last words of the first who are missing."""
     return [f"{me.name(process)}: {words}" for process, words in facts["words"][:_LINES]]
 

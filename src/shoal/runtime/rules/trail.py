@@ -1,7 +1,7 @@
 """What the calls that send nothing said must be equal: compared where processes meet anyway.
 
 `put` and `pack` are called by all processes with equal arguments, and send nothing. Each such call
-leaves an `Entry` in the trail of its processes and its lane; the entries are chained into one
+leaves an `TrailEntry` in the trail of its processes and its lane; the entries are chained into one
 digest, which rides along with the next arrival of that group in that lane. Entries are numbered
 from the beginning and the chain is never cut at a meeting, so a process whose wait was interrupted
 still says the same as the others. Only after a difference that all know of, and after survivors
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.trail_marks import Found, Lane, Marks, TrailMarks, exact_of, lanes_of
+from shoal.runtime.rules.trail_marks import Found, LaneTrail, Marks, TrailMarks, exact_of, lanes_of
 
 _LOG = logging.getLogger("shoal")
 _MOST_ENTRIES = 1024  # of a trail are kept, so that the first difference can be named
@@ -33,7 +33,7 @@ _SPEC_LINES = 50  # a specification is short up to here
 Group = tuple[int, ...] | None  # sorted; None: all processes
 
 
-class Entry(NamedTuple):
+class TrailEntry(NamedTuple):
     """One call: what must be equal of it."""
 
     operation: str  # "put"
@@ -92,7 +92,7 @@ class Trail:
         self.marks = Marks()
         self.is_unknown = False  # processes may have counted from different calls
         self._before = b""  # the digest of all calls before those that are kept
-        self._kept: deque[tuple[Entry, bytes, int]] = deque()  # entry, digest so far, size
+        self._kept: deque[tuple[TrailEntry, bytes, int]] = deque()  # entry, digest so far, size
         self._kept_bytes = 0
 
     @property
@@ -107,7 +107,7 @@ class Trail:
         """The number of the oldest call that is kept."""
         return self.count - len(self._kept)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: TrailEntry) -> None:
         """Take a call."""
         self.digest = entry.chained(self.digest)
         self.count += 1
@@ -133,7 +133,7 @@ class Trail:
         trail.digest = self.digest_of(count)
         return trail
 
-    def entry(self, number: int) -> Entry | None:
+    def entry(self, number: int) -> TrailEntry | None:
         """Return a call, or None if it was not made."""
         return self._kept[number - self.first_kept][0] if number < self.count else None
 
@@ -167,7 +167,9 @@ class Trails:
         self._told: dict[tuple[Group, str], int] = {}  # of so many calls signs of life have told
         self.found: Found | None = None  # what was found by signs of life, until it is raised
 
-    def record(self, entry: Entry, *, group: Iterable[int] | None, lane: str | None = None) -> str:
+    def record(
+        self, entry: TrailEntry, *, group: Iterable[int] | None, lane: str | None = None
+    ) -> str:
         """Take a call that all of `group` make; nothing if this process is alone or not of them.
 
         Return a name for this very call, the same on all processes that have made the same calls;
@@ -272,10 +274,10 @@ class Trails:
             is_new = found is not None and trail is not None and trail.base == found.base
             return found if is_new and trail is not None and not trail.is_unknown else None
 
-    def _beside(self, group: Group) -> list[Lane]:
+    def _beside(self, group: Group) -> list[LaneTrail]:
         """Return what is to be told of the group's lanes beside the main line."""
         return [
-            Lane(name, trail.base, trail.marks.text)
+            LaneTrail(name, trail.base, trail.marks.text)
             for (members, name), trail in self._trails.items()
             if members == group and name != "main" and trail.count and not trail.is_unknown
         ]
@@ -309,7 +311,7 @@ class Trails:
             return ()
         return None if len(members) == self._num_processes else members
 
-    def _warn(self, entry: Entry) -> None:
+    def _warn(self, entry: TrailEntry) -> None:
         if not self._has_warned:
             self._has_warned = True
             _LOG.warning(

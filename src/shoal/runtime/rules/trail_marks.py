@@ -49,7 +49,7 @@ class Marks:
         return " ".join(f"{count}:{digest}" for count, digest in marks)
 
 
-class Lane(NamedTuple):
+class LaneTrail(NamedTuple):
     """The trail of one lane beside the main line, as an arrival in the main line tells of it."""
 
     name: str
@@ -80,7 +80,7 @@ class Found(NamedTuple):
     rows: Sequence[Sequence[Any]]  # as in an answer
 
 
-def lanes_of(lanes: list[Lane]) -> str:
+def lanes_of(lanes: list[LaneTrail]) -> str:
     """Return what an arrival says of them, after what it says of its own lane."""
     told = [lane for lane in lanes if len(lane.name) <= _MOST_TEXT][-_MOST_LANES:]
     return "".join(f"\n{lane.text}" for lane in told)

@@ -28,7 +28,7 @@ from shoal.runtime.rules.messages import (
     told_of,
     trails_of,
 )
-from shoal.runtime.server.job import Job, Life
+from shoal.runtime.server.job import Life, ServedJob
 from shoal.runtime.system.failure_words import one_line
 from shoal.runtime.wire.frames import (
     Frame,
@@ -43,12 +43,12 @@ ECHO = pack_frame({"is": "beat"})
 _MAX_WORDS = 1000
 
 
-class Process:
+class ProcessCaller:
     """A process that said HELLO, one way in each direction."""
 
     max_body_bytes = 1 << 20  # a traceback, or stacks
 
-    def __init__(self, job: Job, life: Life) -> None:
+    def __init__(self, job: ServedJob, life: Life) -> None:
         self._job = job
         self._life = life
 
@@ -98,10 +98,10 @@ class Process:
         self._job.end_life(self._life, reason)
 
 
-class Lane:
+class LaneCaller:
     """One connection for the calls of a process."""
 
-    def __init__(self, job: Job, life: Life) -> None:
+    def __init__(self, job: ServedJob, life: Life) -> None:
         self._job = job
         self._life = life
         self._count = job.num_processes
@@ -162,7 +162,7 @@ class Lane:
         self._life.held.pop(connection, None)
 
 
-def _ask(job: Job, connection: Connection, verb: str, header: Mapping[str, Any]) -> None:
+def _ask(job: ServedJob, connection: Connection, verb: str, header: Mapping[str, Any]) -> None:
     """Answer what members and observers may ask."""
     if verb == "members":
         job.tell_members(connection, whole_field(header, "ticket"))
@@ -177,10 +177,10 @@ def _ask(job: Job, connection: Connection, verb: str, header: Mapping[str, Any])
         raise FrameError(f"unknown verb {verb[:40]!r}")
 
 
-class Observer:
+class ObserverCaller:
     """Somebody outside of the job who looks at the newest one."""
 
-    def __init__(self, newest_job: Callable[[], Job]) -> None:
+    def __init__(self, newest_job: Callable[[], ServedJob]) -> None:
         self._newest_job = newest_job
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
@@ -191,10 +191,10 @@ class Observer:
         """See `connections.Listener`."""
 
 
-class Keeper:
+class KeeperCaller:
     """Who watches the processes of one host."""
 
-    def __init__(self, job: Job, host_id: str, processes: Collection[int]) -> None:
+    def __init__(self, job: ServedJob, host_id: str, processes: Collection[int]) -> None:
         self._job = job
         self._host_id = host_id
         self._processes = processes
@@ -213,7 +213,7 @@ class Keeper:
         self._job.end_keeper(self._host_id, connection)
 
 
-class Service:
+class ServiceCaller:
     """Something that all processes need: JAX's service."""
 
     def __init__(
@@ -221,8 +221,8 @@ class Service:
         connection: Connection,
         header: Mapping[str, Any],
         *,
-        on_beat: Callable[[Service], None],
-        on_gone: Callable[[Service, str, str], None],
+        on_beat: Callable[[ServiceCaller], None],
+        on_gone: Callable[[ServiceCaller, str, str], None],
     ) -> None:
         self.connection = connection
         self.name = text_field(header, "name")[:100]

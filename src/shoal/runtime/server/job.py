@@ -42,7 +42,7 @@ class Life:
         return [self.held.pop(connection)[1] for connection in released]
 
 
-class Job:
+class ServedJob:
     """One joining, what followed from it, and who of it is still connected."""
 
     def __init__(

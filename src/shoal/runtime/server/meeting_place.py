@@ -31,8 +31,15 @@ from typing import Any
 from shoal.errors import UsageError
 from shoal.runtime.rules.joining import Hello, Joining, JoinReply, parse_hello
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
-from shoal.runtime.server.callers import ECHO, Keeper, Lane, Observer, Process, Service
-from shoal.runtime.server.job import Job
+from shoal.runtime.server.callers import (
+    ECHO,
+    KeeperCaller,
+    LaneCaller,
+    ObserverCaller,
+    ProcessCaller,
+    ServiceCaller,
+)
+from shoal.runtime.server.job import ServedJob
 from shoal.runtime.system.child_process import leave_signals_to_the_job
 from shoal.runtime.system.failure_words import headline_of
 from shoal.runtime.wire.frames import (
@@ -90,15 +97,15 @@ class MeetingPlace:
         self._near = near.getsockname()[1:].decode() if near else ""
         self._connections = Connections([server, *([near] if near else [])], self, clock)
         self._is_for_one_job = False
-        self._services: list[Service] = []
+        self._services: list[ServiceCaller] = []
         # Nobody looks at a service from outside of it: for it, silence is all there is.
-        self._serving: Liveness[Service] = Liveness(
+        self._serving: Liveness[ServiceCaller] = Liveness(
             self._limits._replace(silent_lost_after_s=self._limits.lost_after_s)
         )
         self._on_leaving = on_leaving  # of the newest job: is a notice open, was saved after it?
         self._told_leaving = (False, False)
         self._on_news = on_news
-        self._earlier: list[Job] = []  # with somebody in them still
+        self._earlier: list[ServedJob] = []  # with somebody in them still
         self.newest_job = self._new_job()  # the one that a HELLO is for
 
     def serve(
@@ -143,7 +150,7 @@ class MeetingPlace:
         elif verb == "keep":
             self._on_keeper(connection, header)
         elif verb == "observe":
-            self._trust_little(connection, Observer(lambda: self.newest_job))
+            self._trust_little(connection, ObserverCaller(lambda: self.newest_job))
             welcome = {"is": "welcome", "processes": self._num_processes}
             self._connections.send(connection, pack_frame(welcome))
         elif verb == "serve":
@@ -157,13 +164,13 @@ class MeetingPlace:
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `connections.Listener`. The end of a stranger means nothing."""
 
-    def _service_beats(self, service: Service) -> None:
+    def _service_beats(self, service: ServiceCaller) -> None:
         """A service gave a sign of life."""
         if service.state == "here":
             self._serving.beat(self._running.read(self._clock()), service)
         self._connections.send(service.connection, ECHO)
 
-    def _end_service(self, service: Service, state: str, words: str) -> None:
+    def _end_service(self, service: ServiceCaller, state: str, words: str) -> None:
         """A service has left in order, or is lost. Only the first such word counts."""
         if service.state != "here":
             return
@@ -177,15 +184,15 @@ class MeetingPlace:
             job.lose_service(service.name, words)
 
     @property
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[ServedJob]:
         return [*self._earlier, self.newest_job]
 
-    def _new_job(self) -> Job:
+    def _new_job(self) -> ServedJob:
         joining: Joining[Connection] = Joining(
             self._num_processes, token=self._token, jax_service=self._jax_service
         )
         self._services = [service for service in self._services if service.state == "here"]
-        job = Job(joining, self._connections, self._clock, self._limits, self._running)
+        job = ServedJob(joining, self._connections, self._clock, self._limits, self._running)
         job.near = self._near
         job.on_leaving = self._tell_leaving
         job.on_news = self._on_news
@@ -248,7 +255,7 @@ class MeetingPlace:
         life = self.newest_job.hello(connection, hello)
         if life is not None:
             self._begin_to_look()
-            process = Process(self.newest_job, life)
+            process = ProcessCaller(self.newest_job, life)
             self._connections.trust(connection, process, max_body_bytes=process.max_body_bytes)
             watch_link(connection.socket, self._limits.lost_after_s)
 
@@ -258,7 +265,7 @@ class MeetingPlace:
             life = job.life_of(process, incarnation)
             if life is not None:
                 life.lanes.add(connection)
-                self._connections.trust(connection, Lane(job, life))
+                self._connections.trust(connection, LaneCaller(job, life))
                 return
         raise FrameError("a lane of a process that is not here")
 
@@ -270,12 +277,12 @@ class MeetingPlace:
                 host_id, processes = kept
                 told = {"pid": header.get("pid"), "host": job.joining.hosts[process]}
                 self._on_news(keeper=host_id, processes=list(processes), **told)
-                self._connections.trust(connection, Keeper(job, *kept), max_body_bytes=0)
+                self._connections.trust(connection, KeeperCaller(job, *kept), max_body_bytes=0)
                 return
         raise FrameError("a keeper of a host of whose processes this is not the first")
 
     def _on_service(self, connection: Connection, header: Mapping[str, Any]) -> None:
-        service = Service(
+        service = ServiceCaller(
             connection, header, on_beat=self._service_beats, on_gone=self._end_service
         )
         self._services.append(service)

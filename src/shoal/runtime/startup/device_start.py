@@ -30,7 +30,7 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.exit.guard import DEVICE_WORK, pause_s
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
-from shoal.runtime.rules.outcomes import Self
+from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Member, Point
 from shoal.runtime.startup.peers_alive import MORE, check_living
 from shoal.runtime.system.accelerators import are_attached
@@ -54,7 +54,10 @@ _FAILED = re.compile(r"[Uu]nable to initialize backend '(\w+)'")
 
 
 def start_devices(
-    coordinator: Coordinator, platform: str | None, timeout_s: float, start: Start | None = None
+    coordinator: Coordinator,
+    platform: str | None,
+    timeout_s: float,
+    start: DeviceStart | None = None,
 ) -> list[Any]:
     """Return all devices of the job, of one platform; they start if they have not.
 
@@ -74,13 +77,13 @@ def start_devices(
     """
     site = callsite()
     if coordinator.num_processes > 1:
-        started = (start or Start()).under_way(coordinator, site)
+        started = (start or DeviceStart()).under_way(coordinator, site)
         if started is not None:
             _wait(coordinator, started, site, ends_at(timeout_s))
     return _devices(coordinator, platform, site)
 
 
-class Start:
+class DeviceStart:
     """The start of this process's devices in a job: it happens once, and a failure stays one.
 
     What JAX has of platforms says nothing of it: it starts one after the other, the CPU first.
@@ -140,7 +143,7 @@ def _watch(coordinator: Coordinator, started: Future[object], deadline: float) -
             _check_left(coordinator)
             ask_at = time.monotonic() + pause_s(coordinator)
         if now >= warn_at:
-            me = Self(coordinator.process, coordinator.hosts)
+            me = ThisProcess(coordinator.process, coordinator.hosts)
             words = _words(_missing(coordinator))
             _LOG.warning("%s: %s for %.0f s; %s", me, _DOING, now - began, words)
             warn_at = math.inf
@@ -151,7 +154,7 @@ def _check_left(coordinator: Coordinator) -> None:
     with contextlib.suppress(OSError, DeadlineError):
         left = [one for one in coordinator.members(timeout_s=_ASK_S) if one.state == "left"]
         if left:
-            me = Self(coordinator.process, coordinator.hosts)
+            me = ThisProcess(coordinator.process, coordinator.hosts)
             names = "; ".join(f"process {one.process} ({one.host}) {one.said}" for one in left)
             raise PeerFailedError(
                 f"{me} cannot go on {_DOING}: {names}",
@@ -181,7 +184,7 @@ def _words(missing: Sequence[Member] | None) -> str:
 
 def _late(coordinator: Coordinator, timeout_s: float) -> DeadlineError:
     missing = _missing(coordinator)
-    me = Self(coordinator.process, coordinator.hosts)
+    me = ThisProcess(coordinator.process, coordinator.hosts)
     return DeadlineError(
         f"{me} is still {_DOING} at its deadline ({timeout_s:g} s): JAX waits until all processes "
         f"do so; {_words(missing)}\n{MORE}",
@@ -210,7 +213,7 @@ def _failure(coordinator: Coordinator, asked: str | None, error: Exception) -> D
     found = _FAILED.search(str(error))
     platform = asked or (found[1] if found else platforms.partition(",")[0])
     host = coordinator.hosts[coordinator.process]
-    me = Self(coordinator.process, coordinator.hosts)
+    me = ThisProcess(coordinator.process, coordinator.hosts)
     said = (str(error).splitlines() or [""])[0] or type(error).__name__
     kind = platform.upper() if platform else "default"
     is_absent = any(words in str(error) for words in _ABSENT) or not are_attached(platform)

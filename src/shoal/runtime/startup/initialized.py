@@ -8,7 +8,7 @@ import os
 from typing import NamedTuple
 
 from shoal.errors import InitializeError
-from shoal.runtime.startup.launchers import Arguments, Cluster, decide
+from shoal.runtime.startup.launchers import Arguments, JobPlace, decide
 from shoal.runtime.startup.membership import find_cluster
 
 # Which job, and as whom; not by whose word, or with which secret.
@@ -27,7 +27,7 @@ class Initialized(NamedTuple):
     """The call that joined the job."""
 
     arguments: Arguments
-    cluster: Cluster  # what the arguments and the environment came to
+    cluster: JobPlace  # what the arguments and the environment came to
     is_attached: bool
     site: str
 

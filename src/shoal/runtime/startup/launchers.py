@@ -38,7 +38,7 @@ class Arguments(NamedTuple):
     host_devices: int | None = None
 
 
-class Cluster(NamedTuple):
+class JobPlace(NamedTuple):
     """Who this process is, of how many, where they meet, and which rule said so."""
 
     process: int
@@ -82,7 +82,7 @@ class _Numbers(NamedTuple):
     family: _Family
 
 
-def decide(arguments: Arguments, env: Environment) -> Cluster:
+def decide(arguments: Arguments, env: Environment) -> JobPlace:
     """Return this process's place in the job.
 
     Raises:
@@ -97,7 +97,7 @@ def decide(arguments: Arguments, env: Environment) -> Cluster:
     address = source = None
     if num_processes > 1:
         address, source = _address(arguments, env, family, offences)
-    cluster = Cluster(
+    cluster = JobPlace(
         process,
         num_processes,
         address,

@@ -30,7 +30,7 @@ from shoal.runtime.jax_service.keeper_link import (
 from shoal.runtime.rules.deadline import given_s, left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup import services
-from shoal.runtime.startup.launchers import Arguments, Cluster, decide, is_loopback
+from shoal.runtime.startup.launchers import Arguments, JobPlace, decide, is_loopback
 from shoal.runtime.startup.peers_alive import MORE, check_living
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system import fault_points
@@ -44,7 +44,7 @@ _CONNECTING = "shoal connects the devices"
 _ASK_S = 2.0  # for an answer from whoever has our port
 
 
-def find_cluster(arguments: Arguments) -> tuple[Cluster, bool]:
+def find_cluster(arguments: Arguments) -> tuple[JobPlace, bool]:
     """Return this process's numbers, and whether JAX joined the job already."""
     found = jax_runtime.attached()
     if found is None:
@@ -52,7 +52,7 @@ def find_cluster(arguments: Arguments) -> tuple[Cluster, bool]:
     return _attach(found, arguments), True
 
 
-def _attach(found: jax_runtime.Attached, arguments: Arguments) -> Cluster:
+def _attach(found: jax_runtime.Attached, arguments: Arguments) -> JobPlace:
     """Return the numbers of the job that JAX joined; whatever else was said must agree."""
     pair: dict[str, int] = {"num_processes": found.num_processes, "process_id": found.process}
     for name, value in pair.items():
@@ -79,7 +79,7 @@ def _is_launched(jax_service: str) -> bool:
     return os.environ.get("SHOAL_JAX_SERVICE") == jax_service
 
 
-def check_in_time(cluster: Cluster, *, is_attached: bool) -> None:
+def check_in_time(cluster: JobPlace, *, is_attached: bool) -> None:
     """Raise InitializeError if JAX has devices already that do not fit `cluster`."""
     if not jax_runtime.backend_exists():
         return
@@ -105,11 +105,11 @@ class _Place(NamedTuple):
     address: str
     jax_service: str | None  # if this process knows it
     token: str
-    services: services.Services | None = None  # if this process started them
+    services: services.ServiceAddresses | None = None  # if this process started them
 
 
 def become_member(
-    cluster: Cluster, deadline: float, *, is_attached: bool, attempt: int
+    cluster: JobPlace, deadline: float, *, is_attached: bool, attempt: int
 ) -> Coordinator:
     """Join the job; return what its processes meet by.
 
@@ -154,7 +154,7 @@ def become_member(
     return joined
 
 
-def _join(cluster: Cluster, place: _Place, deadline: float) -> TcpCoordinator:
+def _join(cluster: JobPlace, place: _Place, deadline: float) -> TcpCoordinator:
     fault_points.reach("initialize.before_hello", cluster.process)
     return join(
         place.address,
@@ -190,7 +190,7 @@ def _enter(
     joined.arrive(Point("initialize", site=callsite()), timeout_s=left_of(deadline))
 
 
-def _own_place(cluster: Cluster, address: str, deadline: float) -> _Place:
+def _own_place(cluster: JobPlace, address: str, deadline: float) -> _Place:
     """Process 0 starts the services, unless a launcher runs them."""
     if cluster.jax_service is not None or cluster.process != 0:
         return _Place(address, cluster.jax_service, cluster.token)
@@ -211,7 +211,7 @@ def _own_place(cluster: Cluster, address: str, deadline: float) -> _Place:
 
 
 def _who_is_there(
-    cluster: Cluster, address: str, taken: InitializeError, deadline: float
+    cluster: JobPlace, address: str, taken: InitializeError, deadline: float
 ) -> InitializeError:
     """Say HELLO where the port is taken: another process 0 of this job may have been faster.
 
@@ -230,7 +230,7 @@ def _who_is_there(
     return taken
 
 
-def _attached_place(cluster: Cluster, address: str, deadline: float, key: str) -> _Place:
+def _attached_place(cluster: JobPlace, address: str, deadline: float, key: str) -> _Place:
     """Process 0 starts a meeting place on the host of JAX's service; JAX's store says where.
 
     A key of its own for each attempt, so that nobody goes to the place of an earlier one.

@@ -34,7 +34,7 @@ _LINGER_MAX_S = 600.0
 _RETIRING_S = 3.0
 
 
-class Services(NamedTuple):
+class ServiceAddresses(NamedTuple):
     """What runs, and where it listens."""
 
     leash: IO[bytes]  # see `release` and `retire`
@@ -50,7 +50,7 @@ def start(
     token: str,
     timeout_s: float,
     jax_service: bool = True,
-) -> Services:
+) -> ServiceAddresses:
     """Start the services of a job; they end soon unless they are released.
 
     Raises:
@@ -70,17 +70,17 @@ def start(
             "the address must be one of this host's own, with a free port"
         )
     spawned.let_go()
-    return Services(spawned.stdin, **json.loads(line))
+    return ServiceAddresses(spawned.stdin, **json.loads(line))
 
 
-def release(services: Services) -> None:
+def release(services: ServiceAddresses) -> None:
     """Leave the services of a job that has begun on their own: they end after its last member."""
     with contextlib.suppress(BrokenPipeError):  # they are gone: known from their connections
         services.leash.write(b".")
     services.leash.close()
 
 
-def retire(services: Services) -> None:
+def retire(services: ServiceAddresses) -> None:
     """Let the services of a job that never began end soon: its port must be free again."""
     services.leash.close()
 
