@@ -110,9 +110,9 @@ class Checkpoints(Looking):
             self._is_closed = False
 
             options: dict[str, object] = {"keep": policy, "every": rule_text(every), **flags}
+            begin = partial(saved_steps.begin, self._root, idle_s=lease_s if recover else None)
             last, self._saver.called = in_one_folder(
-                coordinator, "Checkpoints", options,
-                partial(saved_steps.begin, self._root, idle_s=lease_s if recover else None), self._root,
+                coordinator, "Checkpoints", options, begin, self._root,
                 group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
             )  # fmt: skip
             self._cadence = Cadence(every, self._ask_clock, last=-1 if last is None else last)

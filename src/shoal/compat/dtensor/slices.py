@@ -31,7 +31,7 @@ def part_of(text: str, shape: Sequence[int]) -> SliceOf:
     """Read a slice such as "8 4 0,2:-": rows 0 and 1 of 8x4; "" is a tensor of `shape`, whole.
 
     >>> part_of("8 4 0,2:-", (2, 4))
-    Part(shape=(8, 4), begins=(0, 0), sizes=(2, 4))
+    SliceOf(shape=(8, 4), begins=(0, 0), sizes=(2, 4))
 
     Raises:
       UsageError: it is none, or not one that the tensor can be.

@@ -44,7 +44,7 @@ def chunks_of(steps: Sequence[Step], shape: Sequence[int], item_bytes: int) -> C
     >>> rows, columns = Layout(mesh, "x", None), Layout(mesh, None, "x")
     >>> move = [Step("all_to_all", ("x",), 0, 1, rows, columns)]
     >>> chunks_of(move, (1 << 14, 1 << 14), 4)
-    Chunks(dim=0, tiles=4, parts=16, width=256, rest=0)
+    ChunkCut(dim=0, tiles=4, parts=16, width=256, rest=0)
     """
     layouts = [layout for step in steps for layout in (step.before, step.after)]
     largest = max(math.prod(layout.shard_shape(shape)) for layout in layouts) * item_bytes
