@@ -3,14 +3,15 @@
 Launch, agree, place, move, save; and be told who when it goes wrong. The tree has floors, and
 imports only go down:
 
-* `errors`, `settings`, `colour`: what may go wrong, what may be set, who must call.
+* `errors`, `settings`, `colour`, `paths`: what may go wrong, what may be set, who must call.
 * `plan`: decides, moves nothing; NumPy only.
 * `runtime`: processes: who is here, alive, agreed.
 * `arrays`: device arrays.
 * `collectives`: values between processes.
 * `checkpoint`: sharded state on disk.
 * `compat`: the predecessors' own names, imported by name.
-* `draw`, `testing`, `cli`: pictures, tools for tests, the command.
+* `draw`, `launch`: pictures; one job on this machine.
+* `testing`, `cli`: tools for tests, the command.
 
 What needs NumPy or JAX is loaded when it is first used: the services of a job need neither.
 """

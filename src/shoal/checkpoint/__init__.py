@@ -6,5 +6,6 @@
 * `planning`: who writes and reads which bytes. `format`: what the files say. `tree`: named leaves.
 * `retention`: which steps are kept; users import its policies by name.
 
-Everything but `saving`, `restoring` and `tree/jax_nodes` works where `import jax` fails.
+`blocks`, `disk`, `planning`, `format` and `tree`, but for `tree/jax_nodes`, never import JAX: what
+is saved can be listed, verified and read where it is missing.
 """

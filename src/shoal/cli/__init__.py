@@ -4,5 +4,5 @@
 `watch` and `stacks` look at a job that runs, which their `observer` finds; `mesh`, `layout` and
 `plan` draw; `ckpt` looks at checkpoints.
 
-Starts, computes and stores nothing itself: the floors below do.
+Starts, computes and stores nothing itself: the floors below do. Never imports JAX.
 """

@@ -5,5 +5,6 @@
 says; `report` says who failed first; `outliving` and `descendants` find what they left behind. Each
 process runs `child`; `log_dir` holds what they wrote.
 
-Knows `plan` and `runtime`, and the standard library. Draws nothing and parses no command line.
+Knows `plan`, `runtime` and the standard library. Does not know JAX, arrays,
+pictures or the command line.
 """

@@ -1,4 +1,4 @@
 """Who writes and reads which bytes, which steps are kept, which casts lose nothing.
 
-Decides and moves nothing: no file, no JAX; knows the format and NumPy.
+Decides and moves nothing. Knows the format; knows no file, no folder and no JAX.
 """

@@ -1,4 +1,4 @@
 """Large values between processes: chunked, through a host's memory or over the devices.
 
-Knows bytes only; what they mean is above.
+Knows bytes; does not know what they mean.
 """

@@ -2,7 +2,7 @@
 
 Change `from jax.experimental import multihost_utils` to `from shoal.compat import multihost_utils`.
 Calls at different places of the program are one call, as there. What differs, and why:
-docs/coming-from/multihost_utils.md.
+docs/coming-from/multihost_utils.md. Never imports what it stands for; knows no other facade.
 """
 
 from __future__ import annotations

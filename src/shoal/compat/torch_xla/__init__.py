@@ -1,4 +1,7 @@
-"""`torch_xla.distributed.spmd` on `jax.Array`s: its names, our guarantees."""
+"""`torch_xla.distributed.spmd` on `jax.Array`s: its names, our guarantees.
+
+Never imports torch or torch_xla; knows no other facade.
+"""
 
 from shoal.compat.torch_xla.annotate import (
     MarkShardingFunction,

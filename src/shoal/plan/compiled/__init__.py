@@ -1,4 +1,4 @@
 """Compiled programs, read from the text of their HLO: instructions, loops, traffic.
 
-Knows text only: neither JAX nor meshes.
+Knows text; knows neither JAX nor meshes.
 """

@@ -1,4 +1,5 @@
 """How a process becomes a member of its job: its numbers, its services, its devices.
 
-Knows every other folder of `runtime`; the verbs above it are the only ones that import it.
+Knows every other folder of `runtime` but `server` and `notices`. Does not know what a job does once
+it has begun.
 """

@@ -1,0 +1,96 @@
+"""docs/architecture.md against the tree: every folder and file stands there, and no other.
+
+On that page a folder is an item that begins ``- **`plan/orders/`**``; the names in backticks behind
+it are its files. Anywhere on it, `plan/mesh.py` is a file and `plan/mesh.py:Mesh.size` a function.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from meta.source import Tree, parse
+
+TOP = "src/shoal/"
+ITEM = re.compile(r"^- \*\*`([\w/]+/)`\*\*(.*(?:\n  .*)*)", re.MULTILINE)
+PLACE = re.compile(r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)(?::([\w.]+))?`")
+IGNORANCE = re.compile(
+    r"(?i)\b(?:(?:does|do|may) not know|knows? no\b|knows? neither|knows? nothing|nothing of|"
+    r"never imports?)"
+)
+
+
+def listed(page: str) -> dict[str, list[str]]:
+    """Return folder → names of files, as the page lists them; the top folder is ""."""
+    return {
+        folder.removeprefix(TOP): re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", names))
+        for folder, names in ITEM.findall(page)
+    }
+
+
+def missing_files(tree: Tree, page: str) -> list[str]:
+    """Find folders and files that the page does not list."""
+    on_page = listed(page)
+    offences = []
+    for folder, name in map(_split, sorted(tree)):
+        if folder not in on_page:
+            offences.append(f"{folder or TOP}: this folder is not on the page")
+        elif name != "__init__" and name not in on_page[folder]:
+            offences.append(f"{folder}{name}.py: not on the page")
+    return list(dict.fromkeys(offences))
+
+
+def unknown_files(tree: Tree, page: str) -> list[str]:
+    """Find folders and files that the page lists and the tree does not have."""
+    folders = {_split(path)[0] for path in tree}
+    offences = []
+    for folder, names in listed(page).items():
+        if folder not in folders:
+            offences.append(f"{folder}: does not exist")
+            continue
+        offences += [
+            f"{folder}{n}.py: does not exist" for n in names if f"{folder}{n}.py" not in tree
+        ]
+        offences += [f"{folder}{n}.py: listed twice" for n in {*names} if names.count(n) > 1]
+    return offences
+
+
+def unknown_places(tree: Tree, page: str) -> list[str]:
+    """Find files and functions that the page speaks of and the tree does not have."""
+    offences = []
+    for path, name in PLACE.findall(page):
+        if path not in tree:
+            offences.append(f"{path}: does not exist")
+        elif name and name not in {*_definitions(parse(tree[path]))}:
+            offences.append(f"{path}:{name}: does not exist")
+    return offences
+
+
+def knowing_folders(tree: Tree) -> list[str]:
+    """Find folders whose docstring does not say what they may not know; the top one knows all."""
+    docstrings = {
+        path: " ".join((ast.get_docstring(parse(text)) or "").split())
+        for path, text in tree.items()
+        if path.endswith("/__init__.py")
+    }
+    return [
+        f"{path}: its docstring does not say what the folder does not know"
+        for path, docstring in docstrings.items()
+        if not IGNORANCE.search(docstring)
+    ]
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Split "plan/mesh.py" into "plan/" and "mesh"."""
+    folder, slash, file = path.rpartition("/")
+    return folder + slash, file.removesuffix(".py")
+
+
+def _definitions(module: ast.Module, prefix: str = "") -> Iterator[str]:
+    """Yield the names of functions, classes and methods."""
+    for node in module.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield prefix + node.name
+        if isinstance(node, ast.ClassDef):
+            yield from _definitions(ast.Module(node.body, []), f"{prefix}{node.name}.")
