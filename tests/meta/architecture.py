@@ -1,20 +1,22 @@
-"""docs/architecture.md against the tree: every folder and file stands there, and no other.
+"""Pages against the tree: docs/architecture.md, and the table of floors in CONTRIBUTING.md.
 
-On that page a folder is an item that begins ``- **`plan/orders/`**``; the names in backticks behind
-it are its files. Anywhere on it, `plan/mesh.py` is a file and `plan/mesh.py:Mesh.size` a function.
+On the first page a folder is an item that begins ``- **`plan/orders/`**``; the names in backticks
+behind it are its files. Anywhere on it `plan/mesh.py` is a file, `plan/mesh.py:Mesh.size` a function.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from meta.floors import Floor
 from meta.source import Tree, parse
 
 TOP = "src/shoal/"
 ITEM = re.compile(r"^- \*\*`([\w/]+/)`\*\*(.*(?:\n  .*)*)", re.MULTILINE)
 PLACE = re.compile(r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.py)(?::([\w.]+))?`")
+ROW = re.compile(r"^\| (\d) \| (`.*?) \| .*? \| (?:0–)?(\d) \| (.*?) \|$", re.MULTILINE)
 IGNORANCE = re.compile(
     r"(?i)\b(?:(?:does|do|may) not know|knows? no\b|knows? neither|knows? nothing|nothing of|"
     r"never imports?)"
@@ -79,6 +81,28 @@ def knowing_folders(tree: Tree) -> list[str]:
         for path, docstring in docstrings.items()
         if not IGNORANCE.search(docstring)
     ]
+
+
+def floor_offences(page: str, floors: Mapping[str, Floor]) -> list[str]:
+    """Compare the table of floors on a page with the floors that are enforced."""
+    on_page = {
+        name: Floor(int(level), int(may_see), _packages(third_party))
+        for level, names, may_see, third_party in ROW.findall(page)
+        for name in re.findall(r"`(\w+)(?:/|\.py)`", names)
+    }
+    return [
+        *(f"{name}: is not in the table" for name in floors if name not in on_page),
+        *(f"{name}: has no floor" for name in on_page if name not in floors),
+        *(
+            f"{name}: the table says {on_page[name]}, enforced is {floors[name]}"
+            for name in floors
+            if name in on_page and on_page[name] != floors[name]
+        ),
+    ]
+
+
+def _packages(words: str) -> frozenset[str] | None:
+    return None if words == "any" else frozenset(words.split()) - {"–"}
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from meta import architecture
+from meta.floors import FLOORS, Floor
 from meta.source import ROOT, package_tree
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 CHECKS = (architecture.missing_files, architecture.unknown_files, architecture.unknown_places)
 
 GOOD_TREE = {
@@ -77,3 +79,36 @@ def test_a_folder_that_claims_to_know_everything_is_found(docstring):
     assert architecture.knowing_folders(tree) == [
         "draw/__init__.py: its docstring does not say what the folder does not know"
     ]
+
+
+def test_the_table_of_floors_is_what_is_enforced():
+    assert architecture.floor_offences(CONTRIBUTING, FLOORS) == []
+
+
+TABLE = (
+    "| 2 | `plan/` `paths.py` | decides | 0–1 | numpy |\n| 6 | `interop/` | foreign | 0–5 | any |\n"
+)
+ENFORCED = {
+    **dict.fromkeys(["plan", "paths"], Floor(2, 1, frozenset({"numpy"}))),
+    "interop": Floor(6, 5, None),
+}
+
+
+def test_a_right_table_passes():
+    assert architecture.floor_offences(TABLE, ENFORCED) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ((" `paths.py`", ""), "paths: is not in the table"),
+        (("`plan/`", "`plan/` `attic/`"), "attic: has no floor"),
+        (("| 2 |", "| 3 |"), "plan: the table says Floor(level=3"),
+        (("0–1", "0"), "plan: the table says Floor(level=2, may_see=0"),
+        (("numpy", "–"), "plan: the table says Floor(level=2, may_see=1, third_party=frozenset())"),
+        (("any", "torch"), "interop: the table says Floor(level=6, may_see=5, third_party=froz"),
+    ],
+)
+def test_a_table_that_is_stale_is_found(change, words):
+    offences = architecture.floor_offences(TABLE.replace(*change), ENFORCED)
+    assert any(offence.startswith(words) for offence in offences), offences
