@@ -1,7 +1,8 @@
 """Pages against the tree: docs/architecture.md, and the table of floors in CONTRIBUTING.md.
 
 On the first page a folder is an item that begins ``- **`plan/orders/`**``; the names in backticks
-behind it are its files. Anywhere on it `plan/mesh.py` is a file, `plan/mesh.py:Mesh.size` a function.
+behind it are its files. Anywhere on it, `plan/mesh.py` is a file and `plan/mesh.py:Mesh.size`
+a function.
 """
 
 from __future__ import annotations
