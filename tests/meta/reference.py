@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterable, Iterator
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import shoal
+
+if __name__ == "__main__":  # a script finds what lies beside it, not the package that it is in
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from meta import reference_entries as entries
+from meta.source import PACKAGE
 from shoal.colour import colour_of
 from shoal.errors import ShoalError
+from shoal.runtime.system import fault_points
 from shoal.settings import SETTINGS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
@@ -17,7 +29,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference.md"
 HEAD = """\
 # Reference
 
-Written from the docstrings by `make reference`; `help(name)` shows the whole of each.
+Written from the docstrings by `make reference`; `help(name)` shows the whole of each, with what it
+guarantees and an example. The predecessors' names have pages of their own, see
+[coming from](../README.md#coming-from).
 
 A *colour* says who must call: `Local.` any process, any time. `Traced.` inside `jax.jit`, the
 same program everywhere. `Logically collective: …` all processes call it with equal values of
@@ -25,55 +39,177 @@ what is named, nothing is sent. `Collective over …` all of them call it, in th
 wait. The colour of a function never depends on its arguments or on the number of processes.
 """
 
+# What users import by the path of its module, beside `plan`; of the first every name with a colour.
+COLOURED = ("runtime.clouds", "checkpoint.retention")
+OTHERS: Mapping[str, tuple[str, ...]] = {
+    "checkpoint.retention": ("Keep", "Saved"),
+    "runtime.system.fault_points": ("reach",),
+    "testing.cluster": ("Cluster",),
+    "testing.clock": ("Clock",),
+    "testing.strategies": ("meshes", "layouts", "shapes", "axis_names"),
+    "testing.coordinator_contract": ("CoordinatorContract", "KillableJob"),
+}
+PLUGIN = "testing.pytest_plugin"  # fixtures and markers: its docstring is the reference
+
 
 def public_modules() -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield each module that a user calls, with what it offers: the door, then the core."""
+    """Yield each module that a user calls, with what of it has a colour: the door, then others."""
     door = {name: getattr(shoal, name) for name in sorted(getattr(shoal, "__all__", ()))}
-    yield "shoal", door
+    yield PACKAGE, door
     offered = {id(value) for value in door.values()}
     root = Path(shoal.__file__).parent
-    for path in sorted((root / "plan").rglob("[!_]*.py")):
-        name = path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
-        module = importlib.import_module(f"shoal.{name}")
+    plan = [
+        path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
+        for path in sorted((root / "plan").rglob("[!_]*.py"))
+    ]
+    for name in (*plan, *COLOURED):
+        module = _module(name)
         names = {name: getattr(module, name) for name in sorted(getattr(module, "__all__", ()))}
         coloured = {n: v for n, v in names.items() if colour_of(v) and id(v) not in offered}
         if coloured:
             yield module.__name__, coloured
 
 
-def first_sentence(target: object) -> str:
-    """Return the first paragraph of a docstring on one line, fit for a table."""
-    paragraph = (inspect.getdoc(target) or "").split("\n\n")[0]
-    return " ".join(paragraph.split()).replace("|", "\\|")
+def documented() -> dict[str, dict[str, Any]]:
+    """Return all modules of the page: name → what is shown of it, errors left out."""
+    modules: dict[str, dict[str, Any]] = {
+        module: {n: v for n, v in names.items() if callable(v) and not _is_exception(v)}
+        for module, names in public_modules()
+    }
+    for module, more in OTHERS.items():
+        shown = modules.setdefault(f"{PACKAGE}.{module}", {})
+        shown |= {name: getattr(_module(module), name) for name in more}
+    return modules
+
+
+def results(modules: Mapping[str, Mapping[str, Any]]) -> dict[type, list[str]]:
+    """Return the classes that calls return and that stand nowhere else: class → who returns it."""
+    shown = {target for names in modules.values() for target in names.values()}
+    found: dict[type, list[str]] = {}
+    queue = [
+        (name if module == PACKAGE else f"{module}.{name}", target)
+        for module, names in modules.items()
+        for name, target in names.items()
+    ]
+    for name, target in queue:
+        for kind in _returned_classes(target):
+            if kind not in shown:
+                if kind not in found:
+                    queue.append((kind.__name__, kind))
+                found.setdefault(kind, []).append(name)
+    return found
+
+
+def _returned_classes(target: Any) -> Iterator[type]:
+    """Yield the classes of ours that a function returns, or that the members of a class give."""
+    if not isinstance(target, type):
+        yield from _classes_in(_hints(target).get("return"))
+        return
+    for member in entries.members(target):
+        if member.getter is not None:
+            yield from _classes_in(_hints(member.getter).get("return"))
+        elif ": " in member.shown:
+            yield from _classes_in(_hints(target).get(member.shown.split(": ")[0]))
+
+
+def _hints(target: Any) -> dict[str, Any]:
+    """Return the types of a function or class; none where they are there for type checkers only."""
+    try:
+        return typing.get_type_hints(target)
+    except NameError:
+        return {}
+
+
+def _classes_in(hint: Any) -> Iterator[type]:
+    """Yield the classes of ours in a type: `tuple[Step, ...] | None` has one."""
+    if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
+        if hint.__module__.split(".")[0] == PACKAGE and not hint.__name__.startswith("_"):
+            yield hint
+    for argument in typing.get_args(hint):
+        yield from _classes_in(argument)
 
 
 def page() -> str:
     """Compute the whole page."""
+    modules = documented()
     parts = [HEAD]
-    for module, names in public_modules():
-        rows = [
-            (f"`{name}`", colour_of(value).replace("|", "\\|"), first_sentence(value))
-            for name, value in names.items()
-            if callable(value) and not _is_exception(value)
-        ]
-        if rows:
-            parts.append(f"## `{module}`\n\n" + _table(("name", "colour", "what it does"), rows))
-    errors = [
-        (f"`{kind.__name__}`", str(kind.exit_code), first_sentence(kind))
+    parts += [_module_section(module, names) for module, names in modules.items()]
+    parts.append(f"## `{PACKAGE}.{PLUGIN}`\n\n{inspect.getdoc(_module(PLUGIN))}\n")
+    parts.append("## What calls return\n\nYou are given these; you do not make them.\n")
+    found = results(modules)
+    for kind in sorted(found, key=lambda kind: (kind.__name__, kind.__module__)):
+        section = entries.entry(kind.__name__, kind, heading=kind.__name__, is_result=True)
+        by = ", ".join(f"`{name.removeprefix(PACKAGE + '.')}`" for name in sorted({*found[kind]}))
+        parts.append(section.replace("`\n", f"`\n\nGiven by {by}.\n", 1))
+    return "\n".join([*parts, _errors(), _points(), _variables()])
+
+
+def _module_section(module: str, names: Mapping[str, Any]) -> str:
+    """Return a table of contents, and a section for each name."""
+    headings = {name: f"{module}.{name}" for name in names}
+    rows = [
+        (
+            f"[`{name}`](#{anchor})",
+            entries.plain(colour_of(names[name])).replace("|", "\\|"),
+            entries.summary(names[name]),
+        )
+        for name, anchor in zip(names, _anchors(headings.values()), strict=True)
+    ]
+    contents = entries.table(("name", "colour", "what it does"), rows)
+    sections = [
+        entries.entry(name, target, heading=headings[name]) for name, target in names.items()
+    ]
+    return "\n".join([f"## `{module}`\n", contents, *sections])
+
+
+def _anchors(headings: Iterable[str]) -> Iterator[str]:
+    """Yield the anchors that GitHub gives to headings: `a.Cost` and `a.cost` are two."""
+    seen: dict[str, int] = {}
+    for heading in headings:
+        anchor = re.sub(r"[^\w-]", "", heading.lower())
+        count = seen.setdefault(anchor, 0)
+        seen[anchor] += 1
+        yield f"{anchor}-{count}" if count else anchor
+
+
+def _errors() -> str:
+    rows = [
+        (f"`{kind.__name__}`", str(kind.exit_code), _facts(kind), entries.summary(kind))
         for kind in [ShoalError, *_subclasses(ShoalError)]
     ]
-    parts.append("## `shoal.errors`\n\n" + _table(("name", "exit code", "what it says"), errors))
-    variables = [
+    head = ("name", "exit code", "attributes", "what it says")
+    return f"## `shoal.errors`\n\n{entries.table(head, rows)}"
+
+
+def _facts(kind: type[ShoalError]) -> str:
+    """Return the attributes of an error: what its constructor takes by keyword."""
+    if kind is ShoalError:
+        return "`exit_code`"
+    parameters = inspect.signature(kind).parameters.values()
+    return " ".join(f"`{each.name}`" for each in parameters if each.kind == each.KEYWORD_ONLY)
+
+
+def _points() -> str:
+    points = [(f"`{name}`", entries.plain(words)) for name, words in fault_points.POINTS.items()]
+    kinds = [(f"`{name}`", entries.plain(words)) for name, words in fault_points.KINDS.items()]
+    return (
+        "## Fault points\n\nFor tests: `SHOAL_FAULTS` is a list of "
+        "`POINT[@PROCESS][#TURN]:KIND[=VALUE]`, separated by semicolons; see "
+        f"[testing](testing.md#faults-at-named-points).\n\n"
+        f"{entries.table(('point', 'where'), points)}\n{entries.table(('kind', 'what'), kinds)}"
+    )
+
+
+def _variables() -> str:
+    rows = [
         (f"`{row.name}`", row.default or "–", row.unit, row.meaning) for row in SETTINGS.values()
     ]
     head = ("variable", "default", "unit", "meaning")
-    parts.append(f"## Environment variables\n\n{_table(head, variables)}")
-    return "\n".join(parts)
+    return f"## Environment variables\n\n{entries.table(head, rows)}"
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def _module(name: str) -> types.ModuleType:
+    return importlib.import_module(f"{PACKAGE}.{name}")
 
 
 def _is_exception(value: object) -> bool:

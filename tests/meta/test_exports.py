@@ -1,4 +1,4 @@
-"""The door, the colours and the reference page agree, and each check of it can fail."""
+"""The door and the colours agree, and each check of it can fail."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 import shoal
 from meta import exports, reference
-from meta.source import ROOT, package_tree
+from meta.source import package_tree
 from shoal import colour
 
 DOOR = package_tree()["__init__.py"]
@@ -36,18 +36,6 @@ def test_everything_public_says_who_must_call_it():
 def test_decorators_and_docstrings_agree():
     offences = exports.colour_offences(package_tree())
     assert not offences, "\n".join(offences)
-
-
-def test_the_reference_page_is_current():
-    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
-    assert page == reference.page(), "docs/reference.md is stale: make reference"
-
-
-def test_the_reference_page_shows_a_colour_and_a_sentence():
-    page = reference.page()
-    assert "| `region` | Local. | Return the indices of the array that a device holds. |" in page
-    assert "| `DivergenceError` | 70 | Processes disagree about what they are doing." in page
-    assert "| `SHOAL_GRACE_S` | 10 | seconds |" in page
 
 
 TYPED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
