@@ -3,7 +3,7 @@
 Launch, agree, place, move, save; and be told who when it goes wrong. The tree has floors, and
 imports only go down:
 
-* `errors`, `settings`, `colour`, `paths`: what may go wrong, what may be set, who must call.
+* `errors`, `settings`, `colour`: what may go wrong, what may be set, who must call.
 * `plan`: decides, moves nothing; NumPy only.
 * `runtime`: processes: who is here, alive, agreed.
 * `arrays`: device arrays.
