@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkpoint.sample_checkpoint import ATTEMPT, checkpoint
+from checkpoint.samples import ATTEMPT, checkpoint
 from shoal.checkpoint.format import (
     blobs,
     header,

@@ -8,7 +8,7 @@ import jsonschema
 import numpy as np
 import safetensors
 
-from checkpoint import sample_checkpoint
+from checkpoint import samples
 from golden import plain_reader
 from shoal.checkpoint.format import blobs, joined_parts, json_files, records, table_files, tiling
 from shoal.checkpoint.tree import dtypes, flatten, names, nodes, plain_values
@@ -21,7 +21,7 @@ SCHEMA = json.loads((DOCS / "checkpoint-format.schema.json").read_text(encoding=
 
 def test_the_same_bytes_are_written():
     """If this fails, the format has changed: that needs a version or a feature."""
-    written = sample_checkpoint.checkpoint()
+    written = samples.checkpoint()
     assert sorted(path.name for path in HERE.iterdir()) == sorted(written)
     for name, data in written.items():
         assert (HERE / name).read_bytes() == data, name
@@ -32,11 +32,9 @@ def test_what_was_written_is_read():
     manifest = json_files.decode_manifest((HERE / commit.manifest.name).read_bytes())
     index = table_files.decode_index((HERE / commit.index.name).read_bytes())
     tiling.check_whole(commit, manifest, index)
-    assert repr(manifest) == repr(sample_checkpoint.manifest())
+    assert repr(manifest) == repr(samples.manifest())
     parts = [
-        table_files.decode_part(
-            (HERE / records.part_name(sample_checkpoint.ATTEMPT, process)).read_bytes()
-        )
+        table_files.decode_part((HERE / records.part_name(samples.ATTEMPT, process)).read_bytes())
         for process in range(2)
     ]
     assert table_files.encode_index(
@@ -48,29 +46,29 @@ def test_a_reader_of_the_page_alone_gets_every_value():
     commit, manifest, found = plain_reader.read(HERE)
     assert (commit["step"], commit["metrics"]["loss"]) == (1000, 0.25)
     assert manifest["user"] == {"lr": [0.1, None], "größe": "ß"}
-    leaves, _ = flatten.flatten(sample_checkpoint.STATE, is_leaf=sample_checkpoint.is_leaf)
+    leaves, _ = flatten.flatten(samples.STATE, is_leaf=samples.is_leaf)
     assert list(found) == [names.name_of(path) for path, _ in leaves]
     for path, leaf in leaves:
         value = found[names.name_of(path)]
-        if isinstance(leaf, sample_checkpoint.Cut) and leaf.record.kind != "str":
+        if isinstance(leaf, samples.Cut) and leaf.record.kind != "str":
             assert (value.dtype, value.tobytes()) == (leaf.value.dtype, leaf.value.tobytes())
-        elif not isinstance(leaf, sample_checkpoint.Cut) and sample_checkpoint.is_leaf(leaf):
+        elif not isinstance(leaf, samples.Cut) and samples.is_leaf(leaf):
             for process, own in enumerate(leaf):
                 assert value[process]["row"] == own["row"]
                 assert np.array_equal(value[process]["seen"], own["seen"])
-        elif not isinstance(leaf, sample_checkpoint.Cut):
+        elif not isinstance(leaf, samples.Cut):
             assert repr(value) == repr(leaf)
-    assert found["long"] == sample_checkpoint.LONG
+    assert found["long"] == samples.LONG
 
 
 def test_whole_leaves_are_loaded_by_name_with_the_safetensors_library():
-    path = HERE / records.data_name(sample_checkpoint.ATTEMPT, 0, 2)
+    path = HERE / records.data_name(samples.ATTEMPT, 0, 2)
     with safetensors.safe_open(path, "np") as file:
         assert file.get_tensor("params/empty").shape == (0, 3)
-        assert np.array_equal(file.get_tensor("params/w#0,0"), sample_checkpoint.W[:2])
+        assert np.array_equal(file.get_tensor("params/w#0,0"), samples.W[:2])
         assert file.metadata() == {
             "format": "shoal-checkpoint",
-            "attempt": sample_checkpoint.ATTEMPT,
+            "attempt": samples.ATTEMPT,
         }
         assert "params/b" in file.keys()  # noqa: SIM118 - it is no dict
 
@@ -82,7 +80,7 @@ def schema_of(kind):
 def test_json_files_follow_the_schema():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     commit = json.loads((HERE / "COMMIT").read_bytes()[:-65])
-    manifest = json.loads((HERE / records.manifest_name(sample_checkpoint.ATTEMPT)).read_bytes())
+    manifest = json.loads((HERE / records.manifest_name(samples.ATTEMPT)).read_bytes())
     schema_of("commit").validate(commit)
     schema_of("manifest").validate(manifest)
     jsonschema.Draft202012Validator(SCHEMA).validate(manifest)

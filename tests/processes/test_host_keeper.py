@@ -209,7 +209,8 @@ initialize()
 
 
 @pytest.mark.parametrize(
-    ("module", "words"), [("runtime.services", "JAX's service"), (KEEPER, "it ended, code -9")]
+    ("module", "words"),
+    [("runtime.startup.services", "JAX's service"), (KEEPER, "it ended, code -9")],
 )
 def test_what_runs_beside_the_processes_dies_before_the_devices_are_connected(
     cluster, child_env, module, words

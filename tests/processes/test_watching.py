@@ -18,12 +18,12 @@ import ctypes, logging, threading, time
 from shoal.collectives.live import live_with
 from shoal.runtime.barrier import barrier_with
 from shoal.runtime.client.over_tcp import join
-from shoal.runtime.exit.hang import Ending, Patience
+from shoal.runtime.exit.hang import HangWatch, HangTimeout
 from shoal.runtime.step import step_with
 
 logging.basicConfig(format="%(message)s")
 member = join(address, process=index, num_processes=count, timeout_s=30)
-member.watch_main_line(Ending(member, Patience.of_settings()).look)
+member.watch_main_line(HangWatch(member, HangTimeout.of_settings()).look)
 meet = lambda name, **more: barrier_with(member, name, timeout_s=50, **more)
 
 def attempt(action):

@@ -1,12 +1,12 @@
 """What every coordinator promises, as tests that a coordinator of yours can be held to.
 
-    from shoal.testing.coordinator_contract import CoordinatorContract, Stage
+    from shoal.testing.coordinator_contract import CoordinatorContract, KillableJob
 
     class TestMine(CoordinatorContract):
         @pytest.fixture
         def stage(self):
             def make(processes):
-                return Stage([MyCoordinator(p, processes) for p in range(processes)], kill)
+                return KillableJob([MyCoordinator(p, processes) for p in range(processes)], kill)
             return make
 
 The tests look at types and facts of errors, not at their words. They run N coordinators in threads

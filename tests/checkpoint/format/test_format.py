@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.sample_checkpoint import ATTEMPT, blob, checkpoint, manifest
+from checkpoint.samples import ATTEMPT, blob, checkpoint, manifest
 from shoal.checkpoint.format import json_files, records, table_files, tiling
 from shoal.checkpoint.tree import flatten, nodes
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, UsageError
@@ -78,7 +78,7 @@ def nested(levels, wrap, inner=1):
 
 def test_the_deepest_that_is_taken_comes_back():
     static = nested(31, lambda inner: {1: (inner,)[0]})
-    value = nested(98, lambda inner: {"a": inner}, flatten.UnknownNode("a:B", ("c",), (5,), static))
+    value = nested(98, lambda inner: {"a": inner}, flatten.Node("a:B", ("c",), (5,), static))
     leaves, structure = flatten.flatten(value)
     leaf = records.LeafRecord(nodes.names_of(structure)[0], "int", value="5")
     user = {"u": nested(97, lambda inner: [inner])}

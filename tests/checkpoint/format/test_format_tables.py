@@ -9,7 +9,7 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.sample_checkpoint import ATTEMPT, checkpoint, manifest, part_of, records
+from checkpoint.samples import ATTEMPT, checkpoint, manifest, part_of, records
 from shoal.checkpoint.format import joined_parts, table_files, tiling
 from shoal.checkpoint.format import records as format_records
 from shoal.checkpoint.tree import flatten, nodes

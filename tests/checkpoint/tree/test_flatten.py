@@ -176,7 +176,7 @@ def test_what_cannot_be_built_comes_back_as_a_node(config, may_build):
     leaves, structure = flatten.flatten(Box(1, 2, config), Boxes())
     again, _ = nodes.from_json(nodes.to_json(structure), "m")
     node = flatten.unflatten(again, [leaf for _, leaf in leaves], Boxes(may_build))
-    assert type(node) is flatten.UnknownNode
+    assert type(node) is flatten.Node
     assert (node.type.rpartition(":")[2], node.keys, node.children) == ("Box", ("w", "b"), (1, 2))
     assert node.static == (3 if config == 3 else nodes.OPAQUE)
     assert nodes.to_json(flatten.flatten(node)[1]) == nodes.to_json(
@@ -189,8 +189,8 @@ def test_a_namedtuple_whose_class_is_gone_or_other_comes_back_as_a_node():
     for name in ("gone:Point", f"{__name__}:Gone", f"{__name__}:Typed", "os:system", "sys:modules"):
         strange = nodes.Branch("namedtuple", ("x", "y"), (0, 1), name)
         node = flatten.unflatten(strange, [1, 2])
-        assert node == flatten.UnknownNode(name, ("x", "y"), (1, 2))
-    node = flatten.UnknownNode(structure.type, ("x", "y"), (1, 2))
+        assert node == flatten.Node(name, ("x", "y"), (1, 2))
+    node = flatten.Node(structure.type, ("x", "y"), (1, 2))
     assert type(flatten.unflatten(*reversed(([1, 2], flatten.flatten(node)[1])))) is Point
 
 
@@ -205,7 +205,7 @@ def test_an_unknown_factory_is_not_called():
     _, structure = flatten.flatten(value)
     again, _ = nodes.from_json(nodes.to_json(structure), "m")
     node = flatten.unflatten(again, [1])
-    assert node == flatten.UnknownNode("collections:defaultdict", ("a",), (1,), nodes.OPAQUE)
+    assert node == flatten.Node("collections:defaultdict", ("a",), (1,), nodes.OPAQUE)
 
 
 @given(TREES, st.data())

@@ -45,7 +45,7 @@ class Nodes(Protocol):
 
 
 @dataclass(frozen=True)
-class UnknownNode:
+class Node:
     """A node of a type that is not known here, or could not be built. Flattens as what it was."""
 
     type: str  # "module:QualName"
@@ -135,7 +135,7 @@ class _Walk:
             return "OrderedDict", "", list(value), list(value.values()), None
         if kind is defaultdict:
             return self._defaultdict(value)
-        if kind is UnknownNode:
+        if kind is Node:
             return "node", value.type, value.keys, value.children, value.static
         if isinstance(value, tuple) and _fields(kind) is not None:
             return "namedtuple", type_name(kind), kind._fields, value, None
@@ -173,7 +173,7 @@ def unflatten(structure: Structure, leaves: Sequence[Any], nodes: Nodes | None =
     """Return the tree of a structure; leaf `n` of it is `leaves[n]`.
 
     Nothing is imported: a namedtuple or node whose class is not there already, or does not fit,
-    comes back as a `UnknownNode`.
+    comes back as a `Node`.
     """
     if isinstance(structure, int):
         return leaves[structure]
@@ -201,7 +201,7 @@ def _built(branch: Branch, children: tuple[Any, ...], nodes: Nodes | None) -> An
         built = nodes.build(branch.type, Level(branch.keys, children, branch.static))
         if built is not None:
             return built
-    return UnknownNode(branch.type, branch.keys, children, branch.static)
+    return Node(branch.type, branch.keys, children, branch.static)
 
 
 def loaded(name: str) -> type | None:
