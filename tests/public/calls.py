@@ -10,6 +10,7 @@ import numpy as np
 
 import shoal
 from public.wrong import MESH, ROWS
+from shoal.checkpoint.retention import Best, EverySeconds, EverySteps, Last
 from shoal.plan.compiled.hlo_traffic import collectives_of, received_bytes_of
 from shoal.plan.cost import cost
 from shoal.plan.hardware.links import links_of
@@ -24,8 +25,12 @@ from shoal.plan.hlo_reading import layout_of_text
 from shoal.plan.placement import place
 from shoal.plan.shards import owners, region, replica_index
 from shoal.plan.topology import from_devices, from_json, parse, to_json
+from shoal.plan.transfer.bounds import bounds
 from shoal.plan.transfer.plan import plan_transfer
+from shoal.plan.transfer.point_to_point import point_to_point
+from shoal.plan.transfer.regions import regions
 from shoal.plan.transfer.traffic import traffic_of
+from shoal.runtime.clouds import aws, azure, gce
 
 WHOLE = shoal.Layout(MESH, None, None)
 TPU = parse("v5e:2x4")
@@ -104,7 +109,13 @@ def shard_calls() -> list[Call]:
 def plan_calls() -> list[Call]:
     """Return those that decide about hardware."""
     transfer = plan_transfer(ROWS, WHOLE, (8, 4), 4)
+    move = {"source": ROWS, "target": WHOLE, "shape": (8, 4)}
+    ends = {"source": "layout", "target": "layout", "shape": "shape"}
+    sized = {**ends, "item_bytes": "count", "topology": "topology?"}
     return [
+        _("regions", regions, move, **ends),
+        _("bounds", bounds, move | {"item_bytes": 4}, **sized),
+        _("point_to_point", point_to_point, move | {"item_bytes": 4}, **sized),
         _("cost", cost, {"topology": TPU, "mesh": shoal.Mesh({"data": 8}), "axis": "data",
           "collective": "all_reduce", "num_bytes": 8}, topology="topology", mesh="mesh",
           collective="choice", axis="axis", num_bytes="count", links="other?"),
@@ -117,9 +128,7 @@ def plan_calls() -> list[Call]:
         _("from_json", from_json, {"values": to_json(TPU)}, values="any"),
         _("parse", parse, {"text": "v5e:2x4"}, text="name"),
         _("to_json", to_json, {"topology": TPU}, topology="topology"),
-        _("plan_transfer", plan_transfer, {"source": ROWS, "target": WHOLE, "shape": (8, 4),
-          "item_bytes": 4}, source="layout", target="layout", shape="shape", item_bytes="count",
-          topology="topology?", links="other?"),
+        _("plan_transfer", plan_transfer, move | {"item_bytes": 4}, links="other?", **sized),
         _("traffic_of", traffic_of, {"plan": transfer}, plan="other", topology="topology?"),
     ]  # fmt: skip
 
@@ -291,10 +300,23 @@ def history_calls(folder: str, x: jax.Array) -> list[Call]:
     ]  # fmt: skip
 
 
+def policy_calls() -> list[Call]:
+    """Return those of which steps are kept, and of which clouds are watched."""
+    return [
+        _("Last", Last, {"n": 2}, n="count"),
+        _("EverySteps", EverySteps, {"n": 2}, n="count"),
+        _("EverySeconds", EverySeconds, {"s": 2.0}, s="seconds"),
+        _("Best", Best, {"n": 2, "metric": "loss"}, n="count", metric="name", mode="choice"),
+        _("gce", gce, {}, url="name"),
+        _("aws", aws, {}, url="name"),
+        _("azure", azure, {}, url="name", machines="any"),
+    ]
+
+
 def all_calls(folder: str) -> dict[str, Call]:
     """Return all of them, by name."""
     x = shoal.put(HOST, ROWS)
     found = [*value_calls(), *shard_calls(), *plan_calls(), *moving_calls(x), *traced_calls(x)]
     found += [*placing_calls(x), *job_calls(x), *checkpoint_calls(folder, x)]
-    found += history_calls(folder, x)
+    found += [*policy_calls(), *history_calls(folder, x)]
     return {call.name: call for call in found}

@@ -19,7 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+from shoal.arguments import shown
 from shoal.colour import local
+from shoal.errors import WrongType, raise_all
 
 __all__ = ["Ask", "aws", "azure", "gce"]
 
@@ -62,6 +64,8 @@ def gce(url: str = _GCE) -> Ask:
     'gce'
     """
 
+    _check_url("gce", url)
+
     def ask() -> tuple[str, float | None] | None:
         headers = {"Metadata-Flavor": "Google"}
         if _text(url + "preempted", headers) == "TRUE":
@@ -84,6 +88,7 @@ def aws(url: str = _AWS) -> Ask:
     >>> aws().source
     'aws'
     """
+    _check_url("aws", url)
     token = ("", 0.0)  # and until when it is good
 
     def fresh_token() -> str:
@@ -127,7 +132,8 @@ def azure(url: str = _AZURE, *, machines: Iterable[str] | None = None) -> Ask:
     >>> azure().source
     'azure'
     """
-    wanted = None if machines is None else frozenset(machines)
+    wanted, offences = _names_of(machines)
+    _check_url("azure", url, offences)
 
     def ask() -> tuple[str, float | None] | None:
         for event in json.loads(_text(url, {"Metadata": "true"})).get("Events", ()):
@@ -139,6 +145,23 @@ def azure(url: str = _AZURE, *, machines: Iterable[str] | None = None) -> Ask:
         return None
 
     return Ask("azure", ask)
+
+
+def _check_url(cloud: str, url: object, offences: Iterable[str] = ()) -> None:
+    is_text = isinstance(url, str) and url != ""
+    wrong = [] if is_text else [WrongType(f"url={shown(url)} must be the address of a server")]
+    raise_all(cloud, [*wrong, *offences])
+
+
+def _names_of(machines: object) -> tuple[frozenset[str] | None, list[str]]:
+    """Return the names of machines, and what is wrong with them."""
+    if machines is None:
+        return None, []
+    is_many = isinstance(machines, Iterable) and not isinstance(machines, str | bytes)
+    names = list(machines) if isinstance(machines, Iterable) and is_many else [None]
+    texts = [name for name in names if isinstance(name, str)]
+    wrong = f"machines={shown(machines)} must be the names of virtual machines"
+    return frozenset(texts), [] if len(texts) == len(names) else [WrongType(wrong)]
 
 
 def _text(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
