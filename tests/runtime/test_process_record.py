@@ -131,6 +131,7 @@ AGAIN = """
         except Exception as error:
             print(type(error).__name__, error)
     initialize(virtual_devices=2, num_processes=1)
+    print(end="", flush=True)  # or the fork would write what is buffered, too
     if os.fork() == 0:
         try:
             initialize(virtual_devices=2, num_processes=1)
