@@ -17,7 +17,7 @@ from shoal.launch.processes import ChildProcess, Processes
 def frozen(monkeypatch):
     """Return a set: the pids that a signal has stopped."""
     pids: set[int] = set()
-    monkeypatch.setattr(outliving, "is_frozen", pids.__contains__)
+    monkeypatch.setattr(outliving, "is_stopped", pids.__contains__)
     return pids
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from shoal.errors import PeerFailedError, UsageError
+from shoal.runtime.system.process_status import status_of
 from testing import functions
 
 
@@ -60,7 +60,7 @@ def test_a_server_that_cannot_import_jax_says_so(cluster, child_env, tmp_path):
 
 def test_a_server_that_is_killed_takes_its_processes_with_it(bench):
     bench.start(functions.meet, *["again"] * 100_000)
-    parent = int(Path(f"/proc/{bench.pid(0)}/stat").read_text().rpartition(")")[2].split()[1])
+    parent = status_of(bench.pid(0)).parent
     os.kill(parent, signal.SIGKILL)
     assert [ended.code for ended in bench.wait()] == [-signal.SIGKILL] * 2
 

@@ -17,6 +17,8 @@ from collections import defaultdict
 from collections.abc import Collection
 from typing import NamedTuple
 
+from shoal.runtime.system.process_status import all_statuses
+
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
 
@@ -39,8 +41,9 @@ def adopt_orphans() -> None:
 def descendants(root: int, *, without: Collection[int] = ()) -> list[Relative]:
     """Return the living processes below `root`, leaving out the trees that start in `without`."""
     children: defaultdict[int, list[Relative]] = defaultdict(list)
-    for parent, relative in _all_processes():
-        children[parent].append(relative)
+    for pid, status in all_statuses():
+        if not status.has_ended:
+            children[status.parent].append(Relative(pid, status.session))
     found: list[Relative] = []
     parents = [root]
     while parents:
@@ -77,33 +80,3 @@ def kill_all(*, within_s: float, beyond_session: int = 0) -> None:
         if not below or time.monotonic() > deadline_s:
             return
         time.sleep(_POLL_S)
-
-
-def is_frozen(pid: int) -> bool:
-    """Is a process stopped by a signal, or by a debugger? False where /proc does not say."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except (OSError, IndexError):
-        return False
-
-
-def _all_processes() -> list[tuple[int, Relative]]:
-    """Return (parent, process) of every living process that /proc shows; zombies are not living."""
-    found = []
-    try:
-        names = os.listdir("/proc")
-    except FileNotFoundError:
-        return []
-    for name in names:
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                # proc_pid_stat(5): pid (name, which may hold anything) state ppid pgrp session
-                state, parent, _, session = file.read().rpartition(b")")[2].split()[:4]
-        except (OSError, ValueError):
-            continue  # it ended while we looked
-        if state not in (b"Z", b"X"):
-            found.append((int(parent), Relative(int(name), int(session))))
-    return found

@@ -11,10 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shoal.launch.descendants import is_frozen
 from shoal.launch.news import News
 from shoal.launch.processes import ChildProcess, Processes
 from shoal.runtime.rules.outcomes import listed
+from shoal.runtime.system.process_status import is_stopped
 
 _LATE_NEWS_S = 1.0  # what the meeting place says of a process may come after its end
 _LINES = 8
@@ -63,7 +63,7 @@ class Outliving:
         if gone is None or gone.state != "lost" or process.is_lost:
             return math.inf
         # No process waits for it; only one that stands still never ends by itself.
-        if not gone.is_missed and not is_frozen(process.popen.pid):
+        if not gone.is_missed and not is_stopped(process.popen.pid):
             return math.inf
         return gone.at_s if gone.is_dismissed else gone.at_s + self._lost_after_s
 
@@ -105,7 +105,7 @@ class Outliving:
 
     def _standing(self, process: ChildProcess) -> str:
         gone = self._news.gone.get(process.index)
-        if is_frozen(process.popen.pid):
+        if is_stopped(process.popen.pid):
             return f"it is stopped by a signal; `kill -CONT {process.popen.pid}` lets it go on"
         if gone is not None:
             words = {"left": "it has left the job", "failed": "it reported a failure to the others"}

@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from shoal.launch import child
-from shoal.launch.descendants import is_frozen
 from shoal.launch.loop import Loop
 from shoal.launch.news import Gone
 from shoal.launch.output import Log, Outlet, Voice
 from shoal.launch.report import Ending
 from shoal.runtime.rules.stopping import REQUEUE
+from shoal.runtime.system.process_status import is_stopped
 
 _TEARDOWN_S = 10.0  # a traceback older than this was not the end of the process
 
@@ -140,7 +140,7 @@ class Processes:
     def end(self, number: signal.Signals, *, groups: bool) -> None:
         """Send a signal that is meant to end them, and remember that it was us."""
         for process in self.alive:
-            process.was_frozen |= not process.sent and is_frozen(process.popen.pid)
+            process.was_frozen |= not process.sent and is_stopped(process.popen.pid)
             process.sent = (*process.sent, number)
             process.sent_s = min(process.sent_s, time.monotonic())
         self.send(number, groups=groups)

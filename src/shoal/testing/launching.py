@@ -17,6 +17,7 @@ from typing import IO, cast
 
 from shoal.errors import UsageError, nearest
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
+from shoal.runtime.system.process_status import status_of
 from shoal.runtime.wire.frames import address_text
 from shoal.testing import enter
 from shoal.testing.bench_programs import Program
@@ -211,7 +212,8 @@ class BenchJob:
                 pid for pid in self.everyone()
                 if environment_of(pid).get(b"SHOAL_PROCESS_ID") == index
             ]  # fmt: skip
-            found = [pid for pid in pids if _parent(pid) not in pids]
+            statuses = {pid: status_of(pid) for pid in pids}
+            found = [pid for pid, at in statuses.items() if at is None or at.parent not in pids]
         elif who not in _SERVICES:
             known = ", ".join(map(repr, _SERVICES))
             raise UsageError(f"nobody is called {who!r}; {known} are{nearest(who, _SERVICES)}")
@@ -223,7 +225,7 @@ class BenchJob:
 
     def until_frozen(self, pid: int) -> None:
         """Wait until a process that was sent SIGSTOP has stopped, or is gone."""
-        while _stat(pid)[:1] not in ([], ["T"], ["Z"], ["X"]):
+        while (at := status_of(pid)) and not (at.is_stopped or at.has_ended):
             time.sleep(0.001)
 
     def place_of(self, who: int | str) -> int:
@@ -242,17 +244,6 @@ def _command_line(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     return ""
-
-
-def _parent(pid: int) -> int:
-    return int((_stat(pid)[1:2] or ["0"])[0])
-
-
-def _stat(pid: int) -> list[str]:
-    """Return what the kernel says of a process from its state on (proc_pid_stat(5)); [] if gone."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return []
 
 
 def _quiet_address() -> tuple[str, int]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
+from shoal.runtime.system.process_status import status_of
 from shoal.testing.warden import MARK, marked
 from shoal.testing.warding import Warden
 
@@ -111,10 +112,8 @@ class Launch:
 
 
 def is_alive(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        return state not in "ZX"
-    return False
+    status = status_of(pid)
+    return status is not None and not status.has_ended
 
 
 def command_line(pid: int) -> str:

@@ -27,10 +27,11 @@ from typing import Any
 
 from shoal.runtime.jax_service.tcp_splice import Splices, find
 from shoal.runtime.system.child_process import leave_signals_to_the_job
+from shoal.runtime.system.process_status import ProcessStatus, status_of
 from shoal.runtime.wire.frames import number_field, pack_frame, split_address
 
 _LOOK_S = 2.0  # between two looks at the processes, at most
-_ENDED, _STOPPED = "ZX", "Tt"
+_GONE = ProcessStatus("X", parent=0, session=0, started_ticks=0)
 
 
 class _Kept:
@@ -39,7 +40,7 @@ class _Kept:
     def __init__(self, pids: Mapping[int, int], selector: selectors.BaseSelector) -> None:
         self._selector = selector
         self._pids = dict(pids)
-        self._born = {process: _look(pid)[1] for process, pid in pids.items()}
+        self._born = {process: _look(pid).started_ticks for process, pid in pids.items()}
         self.stopped: list[int] = []
         self.ended: list[int] = []
         self.has_news = True
@@ -57,10 +58,10 @@ class _Kept:
         before = (self.stopped, len(self.ended))
         for process, pid in self._pids.items():
             if process not in self.ended:
-                state, born = _look(pid)
-                if state in _ENDED or born != self._born[process]:
+                status = _look(pid)
+                if status.has_ended or status.started_ticks != self._born[process]:
                     self.ended.append(process)
-                elif state in _STOPPED:
+                elif status.is_stopped:
                     stopped.append(process)
         self.stopped = stopped
         self.has_news |= (self.stopped, len(self.ended)) != before
@@ -78,23 +79,19 @@ class _Kept:
             self._selector.register(handle, selectors.EVENT_READ, look)
 
 
-def _look(pid: int) -> tuple[str, str]:
-    """Return the state of a process ("X": gone) and when it began: pids are used again."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # proc_pid_stat(5): pid (name, which may hold anything) state … starttime, the 22nd
-            fields = file.read().rpartition(b")")[2].split()
-        return fields[0].decode(), fields[19].decode()
-    except (OSError, IndexError):
-        if os.path.exists("/proc/self/stat"):
-            return "X", ""
+def _look(pid: int) -> ProcessStatus:
+    """Return the status of a process; its state is "X" if it is gone, "?" where none is known."""
+    if status := status_of(pid):
+        return status
+    if os.path.exists("/proc/self/stat"):
+        return _GONE
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
-        return "X", ""
+        return _GONE
     except PermissionError:
         pass
-    return "?", ""
+    return _GONE._replace(state="?")
 
 
 class _Reports:

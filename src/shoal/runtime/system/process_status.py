@@ -1,0 +1,54 @@
+"""The status of a process on this machine, from /proc/PID/stat (proc_pid_stat(5); Linux)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+
+class ProcessStatus(NamedTuple):
+    """What the kernel says of one process."""
+
+    state: str  # one letter: R running, S sleeping, T and t stopped, Z zombie, X dead, …
+    parent: int  # its pid
+    session: int
+    started_ticks: int  # since the machine booted: pids are used again
+
+    @property
+    def has_ended(self) -> bool:
+        """Is it dead, reaped or not?"""
+        return self.state in "ZX"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Is it stopped by a signal, or by a debugger?"""
+        return self.state in "Tt"
+
+
+def status_of(pid: int) -> ProcessStatus | None:
+    """Return the status of a process; None: there is no such process, or no /proc."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # pid (name, which may hold anything) state ppid pgrp session … starttime, the 22nd
+            fields = file.read().rpartition(b")")[2].split()
+        return ProcessStatus(fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
+    except (OSError, IndexError):
+        return None  # it has ended, perhaps while we read
+
+
+def is_stopped(pid: int) -> bool:
+    """Is a process stopped by a signal, or by a debugger? False where /proc does not say."""
+    status = status_of(pid)
+    return status is not None and status.is_stopped
+
+
+def all_statuses() -> Iterator[tuple[int, ProcessStatus]]:
+    """Yield the pid and the status of every process of this machine; of none without /proc."""
+    try:
+        names = os.listdir("/proc")
+    except FileNotFoundError:
+        return
+    for name in names:
+        if name.isdigit() and (status := status_of(int(name))):
+            yield int(name), status
