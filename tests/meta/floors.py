@@ -31,12 +31,13 @@ def _floor(level: int, may_see: int, third_party: str = "") -> Floor:
     return Floor(level, may_see, frozenset(third_party.split()))
 
 
-_ARRAYS = "numpy ml_dtypes jax xxhash"
+_ARRAYS = "numpy ml_dtypes jax"
 FLOORS = {
     "errors": _floor(0, 0),
     "settings": _floor(0, 0),
     "colour": _floor(0, 0),
     "arguments": _floor(0, 0),
+    "hashing": _floor(0, 0, "xxhash"),
     "paths": _floor(0, 0),
     "plan": _floor(1, 0, "numpy"),
     "runtime": _floor(2, 1),
@@ -57,7 +58,7 @@ HELD = (
     "checkpoint/format/", "checkpoint/planning/", "checkpoint/retention.py", "checkpoint/tree/",
 )  # fmt: skip
 NOT_HELD = ("checkpoint/tree/jax_nodes.py",)  # trees that only JAX knows
-HELD_TO = ("errors", "settings", "colour", "plan")
+HELD_TO = ("errors", "settings", "colour", "hashing", "plan")
 
 
 class Import(NamedTuple):

@@ -6,7 +6,6 @@ the result, where the result is an array), and then the result.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from shoal.collectives.leaves import (
     words_of,
 )
 from shoal.errors import ShoalError, UsageError
+from shoal.hashing import short_digest
 
 Region: TypeAlias = list[tuple[int, int]]  # begin and end in each dim
 
@@ -210,5 +210,5 @@ def _regions(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> str:
     """Return who holds which region, as text that is equal where that is."""
     held = sharding.devices_indices_map(shape)
     rows = sorted((d.process_index, d.id, _bounds(index, shape)) for d, index in held.items())
-    digest = hashlib.blake2b(repr(rows).encode(), digest_size=8).hexdigest()
+    digest = short_digest(repr(rows).encode()).hex()
     return f"{getattr(sharding, 'spec', 'sharded')} on {len(held)} devices ({digest})"

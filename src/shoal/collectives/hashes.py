@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from shoal.collectives.leaves import Array, LeafSpec, buffer_of
+from shoal.hashing import content_digest, quick_digest
 from shoal.plan.boxes import Box, boxes
 from shoal.runtime.rules.first_difference import ItemsInOrder
 from shoal.runtime.system.cores import num_cores
@@ -71,7 +71,7 @@ class FlatItems:
 
     def digest(self, low: int, high: int) -> bytes:
         """See `Items.digest`."""
-        return xxhash.xxh3_64_digest(self.read(low, high).data)
+        return quick_digest(self.read(low, high).data)
 
     def show(self, index: int) -> str:
         """Return an item: what prints, a tab, its bits."""
@@ -93,7 +93,7 @@ class TextItems:
         part = self._value[low:high]
         if isinstance(part, str):
             part = part.encode("utf-8", "surrogatepass")
-        return xxhash.xxh3_64_digest(part)
+        return quick_digest(part)
 
     def show(self, index: int) -> str:
         """Return what stands around an item, and its position from the end."""
@@ -114,12 +114,12 @@ class One:
 
     def digest(self, low: int, high: int) -> bytes:
         """See `Items.digest`."""
-        return xxhash.xxh3_64_digest(self._bits if low < high else b"")
+        return quick_digest(self._bits if low < high else b"")
 
     def show(self, index: int) -> str:
         """Return what prints, a tab, its bits."""
         if isinstance(self._value, int) and self._value.bit_length() > 256:
-            digest = xxhash.xxh3_64_hexdigest(self._bits)
+            digest = quick_digest(self._bits).hex()
             return f"an int of {self._value.bit_length()} bits (digest {digest})\t"
         return f"{self._value!r}\t{_hex(self._bits)}"
 
@@ -135,7 +135,7 @@ class Digests:
 
     def digest(self, low: int, high: int) -> bytes:
         """See `Items.digest`."""
-        return xxhash.xxh3_64_digest(b"".join(self._digests[low:high]))
+        return quick_digest(b"".join(self._digests[low:high]))
 
     def show(self, index: int) -> str:
         """See `Items.show`."""
@@ -157,7 +157,7 @@ def digest_of(items: ItemsInOrder, pool: ThreadPoolExecutor | None = None) -> by
     starts = range(0, len(items), step)
 
     def block(start: int) -> bytes:
-        return xxhash.xxh3_128_digest(items.read(start, start + step).data)
+        return content_digest(items.read(start, start + step).data)
 
     is_long = pool is not None and len(starts) > 1
     return _joined(pool.map(block, starts) if pool is not None and is_long else map(block, starts))
@@ -174,7 +174,7 @@ def hashing_pool() -> ThreadPoolExecutor:
 
 
 def _joined(digests: Any) -> bytes:
-    return xxhash.xxh3_128_digest(b"".join(digests))
+    return content_digest(b"".join(digests))
 
 
 def _hex(bits: bytes) -> str:

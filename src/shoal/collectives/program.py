@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import xxhash
 
 from shoal.collectives.arguments import Deadline, deadline_of
 from shoal.collectives.versions import groups_of, rows_of, speakers_of
 from shoal.colour import collective
 from shoal.errors import DivergenceError, UsageTypeError
+from shoal.hashing import content_digest
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.lanes import one_call
@@ -81,7 +81,7 @@ def assert_same_program_with(
     deadline = deadline_of("assert_same_program", name, timeout_s, "main")
     text = _text(jitted, args, kwargs)
     call = Call("assert_same_program", name, callsite())
-    digest = xxhash.xxh3_128_digest(text.encode())
+    digest = content_digest(text.encode())
     answers = agree(coordinator, call, digest, timeout_s=deadline.left_s)
     groups = groups_of(answers)
     if len(groups) > 1:

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
-import xxhash
 
 from shoal.collectives.hashes import FlatItems, digest_of, items_of
 from shoal.collectives.leaves import LeafSpec, words_of
 from shoal.errors import raise_all
+from shoal.hashing import quick_digest
 from shoal.plan.boxes import Box
 from shoal.runtime.rules.first_difference import ItemsInOrder
 
@@ -149,7 +149,7 @@ def _box(index: tuple[slice, ...], leaf: LeafSpec) -> Box:
 def _told(sharding: Any, regions: Any) -> str:
     """Say how an array lies on devices: in words, and as a digest of who holds what."""
     words = getattr(sharding, "spec", type(sharding).__name__)
-    digest = xxhash.xxh3_64_hexdigest(repr(regions).encode())
+    digest = quick_digest(repr(regions).encode()).hex()
     return f"{words} (who holds what has digest {digest})"
 
 

@@ -11,7 +11,6 @@ compares nothing.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 
 from shoal.errors import DeadlineError, DivergenceError
+from shoal.hashing import short_digest
 from shoal.plan.mesh import Mesh
 from shoal.plan.notation.words import runs_to_text
 from shoal.runtime.agreement import Call, agree
@@ -159,7 +159,7 @@ def _line(device: Any) -> str:
 
 
 def _digest(lines: Sequence[str]) -> str:
-    return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
+    return short_digest("\n".join(lines).encode()).hex()
 
 
 def _heading(meeting: _Meeting) -> str:

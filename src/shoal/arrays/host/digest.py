@@ -12,9 +12,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import xxhash
 
 from shoal.arrays.host.host_values import native
+from shoal.hashing import quick_digest
 
 HostArray = np.ndarray[Any, Any]
 
@@ -70,7 +70,7 @@ def _hash(array: HostArray) -> str:
     bits = _bits(array.dtype)
     if bits < 8:  # in memory a byte each; the rest of it is no part of the value
         data = data & np.uint8((1 << bits) - 1)
-    return xxhash.xxh3_64_hexdigest(data.data)
+    return quick_digest(data.data).hex()
 
 
 @lru_cache(maxsize=64)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.host.digest import digest
 from shoal.arrays.host.host_values import as_numpy, is_key
 from shoal.errors import InitializeError, WrongType
+from shoal.hashing import short_digest
 from shoal.plan.layout import Layout
 from shoal.plan.mesh import Mesh
 from shoal.plan.process_boxes import process_box
@@ -97,7 +97,7 @@ def _beside(lane: str, some: Group) -> str:
     """Return the lane in which some of the processes compare what only they hold."""
     name = f"replicas on {listed(some)}"
     if len(name) > _MOST_LANE:
-        name = f"{name[:_MOST_LANE]}… ({blake2b(name.encode(), digest_size=8).hexdigest()})"
+        name = f"{name[:_MOST_LANE]}… ({short_digest(name.encode()).hex()})"
     return name if lane == "main" else f"{lane}, {name}"
 
 

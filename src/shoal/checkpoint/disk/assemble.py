@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from shoal.checkpoint.disk.step_folder import in_folder
 from shoal.checkpoint.disk.step_names import check_place
 from shoal.checkpoint.disk.storage import Folder
@@ -20,6 +18,7 @@ from shoal.checkpoint.format.records import (
 )
 from shoal.checkpoint.format.table_files import decode_part
 from shoal.errors import CorruptCheckpoint
+from shoal.hashing import seal
 
 
 def assemble(folder: Folder, attempt: str) -> tuple[Manifest, Blob, Index]:
@@ -60,7 +59,7 @@ def _check_files(folder: Folder, index: Index) -> None:
 
 def blob_of(name: str, data: bytes) -> Blob:
     """Return what COMMIT says of a file."""
-    return Blob(name, len(data), hashlib.sha256(data).hexdigest())
+    return Blob(name, len(data), seal(data).hex())
 
 
 def commit_of(manifest: Manifest, manifest_blob: Blob, index: Index, index_blob: Blob) -> Commit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from shoal.checkpoint.format.records import (
 from shoal.checkpoint.planning.read_plan import Items
 from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
 from shoal.errors import CorruptCheckpoint, NotCommitted
+from shoal.hashing import seal
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ def _read_blob(folder: Folder, blob: Blob) -> bytes:
     what = "is missing"
     try:
         data = folder.read(blob.name, blob.bytes + 1)
-        if len(data) == blob.bytes and hashlib.sha256(data).hexdigest() == blob.sha256:
+        if len(data) == blob.bytes and seal(data).hex() == blob.sha256:
             return data
         what = "is not what was saved: its hash differs"
         if len(data) != blob.bytes:

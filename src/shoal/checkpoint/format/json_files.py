@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -29,6 +28,7 @@ from shoal.checkpoint.tree import dtypes
 from shoal.checkpoint.tree.nodes import from_json, names_of, to_json
 from shoal.checkpoint.tree.plain_values import shown, value_of
 from shoal.errors import CorruptCheckpoint, UsageError
+from shoal.hashing import SEAL_BYTES, seal
 
 _HEAD = {"format", "file", "version", "required", "attempt", "step", "created_ns", "metrics"}
 _MANIFEST_KEYS = frozenset(
@@ -209,7 +209,11 @@ def encode_commit(commit: Commit) -> bytes:
     }
     lines = ",\n".join([f"{_line(key)}: {_line(value)}" for key, value in fields.items()])
     text = ("{\n" + lines + "\n}\n").encode()
-    return text + hashlib.sha256(text).hexdigest().encode() + b"\n"
+    return text + _last_line(text)
+
+
+def _last_line(text: bytes) -> bytes:
+    return seal(text).hex().encode() + b"\n"
 
 
 def metrics_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
@@ -242,8 +246,8 @@ def decode_commit(data: bytes, file: str = "COMMIT") -> Commit:
       CorruptCheckpoint: it is none, or its bytes are not those that were written.
       UnsupportedCheckpoint: it is of a later version.
     """
-    text, seal = data[:-65], data[-65:]
-    if len(data) > COMMIT_BYTES or seal != hashlib.sha256(text).hexdigest().encode() + b"\n":
+    text = data[: -2 * SEAL_BYTES - 1]
+    if len(data) > COMMIT_BYTES or data[len(text) :] != _last_line(text):
         raise CorruptCheckpoint(
             f"{file} is damaged: its last line is not the SHA-256 of the bytes before it", file=file
         )

@@ -5,7 +5,6 @@ The last 32 bytes are the SHA-256 of all bytes before them.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -29,6 +28,7 @@ from shoal.checkpoint.format.records import (
 )
 from shoal.checkpoint.format.tiling import check_places
 from shoal.errors import CorruptCheckpoint
+from shoal.hashing import SEAL_BYTES, seal
 
 Array = np.ndarray[Any, Any]
 _SEAL = "sha256"
@@ -113,11 +113,11 @@ def _encode(
         dtype = "U64" if key == "block_hash" else "I64"
         entries.append(header.Entry(key, dtype, table.shape, begin, begin + table.nbytes))
         begin += table.nbytes
-    entries.append(header.Entry(_SEAL, "U8", (32,), begin, begin + 32))
+    entries.append(header.Entry(_SEAL, "U8", (SEAL_BYTES,), begin, begin + SEAL_BYTES))
     metadata = {key: one if type(one) is str else _text(one) for key, one in said.items()}
     first = header.build(entries, metadata, page_bytes=64)
     body = b"".join([first, *(table.tobytes() for table in tables.values())])
-    return body + hashlib.sha256(body).digest()
+    return body + seal(body)
 
 
 def _text(value: Any) -> str:
@@ -126,7 +126,7 @@ def _text(value: Any) -> str:
 
 def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]]:
     """Check the seal, the version and the tables' dtypes."""
-    if hashlib.sha256(memoryview(data)[:-32]).digest() != data[-32:]:
+    if seal(memoryview(data)[:-SEAL_BYTES]) != data[-SEAL_BYTES:]:
         raise CorruptCheckpoint(
             f"{file} is damaged: it does not end with the SHA-256 of the bytes before it", file=file
         )
@@ -149,14 +149,14 @@ def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]
         dtype = np.dtype("<i8" if entry.dtype == "I64" else "<u8")
         count = (entry.end - entry.begin) // 8
         tables[entry.name] = np.frombuffer(data, dtype, count, at).reshape(entry.shape)
-    if not found.entries or found.entries[-1] != (_SEAL, "U8", (32,), *_last(found, data)):
+    if not found.entries or found.entries[-1] != (_SEAL, "U8", (SEAL_BYTES,), *_last(found, data)):
         fields.refuse("does not end with its own hash")
     return fields, tables
 
 
 def _last(found: header.Header, data: bytes) -> tuple[int, int]:
     end = len(data) - found.num_bytes
-    return end - 32, end
+    return end - SEAL_BYTES, end
 
 
 def _files(fields: Fields) -> tuple[FileRecord, ...]:

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import numpy as np
-import xxhash
 
 from shoal.arrays.host.host_values import native
 from shoal.checkpoint.saving.file_images import words_here
@@ -20,6 +19,7 @@ from shoal.checkpoint.saving.state import Array, State, StateLeaf
 from shoal.checkpoint.tree import dtypes
 from shoal.checkpoint.tree.nodes import to_json
 from shoal.collectives.hashes import FlatItems, digest_of, hashing_pool
+from shoal.hashing import content_digest, quick_digest
 
 _SMALL_BYTES = 1 << 20
 _FEW = 8  # so many items are shown
@@ -46,7 +46,7 @@ def shown(value: object) -> str:
 def _cut(text: str, most: int) -> str:
     if len(text) <= most:
         return text
-    return f"{text[:most]}… (digest {xxhash.xxh3_64_hexdigest(text.encode())})"
+    return f"{text[:most]}… (digest {quick_digest(text.encode()).hex()})"
 
 
 def _line(leaf: StateLeaf, pool: ThreadPoolExecutor) -> str:
@@ -89,12 +89,12 @@ def _digest(leaf: StateLeaf, pool: ThreadPoolExecutor) -> str:
     if math.prod(shape) * dtype.itemsize > _SMALL_BYTES:
         return digest_of(FlatItems(shape, dtype, pieces), pool).hex()
     if len(pieces) == 1:
-        return xxhash.xxh3_128_hexdigest(_bytes(pieces[0][1]))
+        return content_digest(_bytes(pieces[0][1])).hex()
     whole: Array = np.empty(shape, dtype)
     for origin, words in pieces:
         where = tuple(slice(a, a + n) for a, n in zip(origin, words.shape, strict=True))
         whole[where] = words
-    return xxhash.xxh3_128_hexdigest(_bytes(whole))
+    return content_digest(_bytes(whole)).hex()
 
 
 def _bytes(array: Array) -> bytes | memoryview:

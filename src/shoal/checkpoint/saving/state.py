@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
-import xxhash
 
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of
 from shoal.arrays.host.host_values import deleted
@@ -28,6 +27,7 @@ from shoal.checkpoint.tree.per_process import PerProcess
 from shoal.checkpoint.tree.remedies import remedy
 from shoal.collectives import leaves as wire
 from shoal.errors import UsageError, WrongType, raise_all
+from shoal.hashing import quick_digest
 
 Array = np.ndarray[Any, Any]
 
@@ -282,7 +282,7 @@ def _spread(sharding: Any, shape: tuple[int, ...], words: tuple[int, ...]) -> Sp
     origin = np.array([box.origin for box in boxes], np.int64).reshape(len(boxes), rank)
     extent = np.array([box.extent for box in boxes], np.int64).reshape(len(boxes), rank)
     who = tuple(tuple(sorted(holders[box])) for box in boxes)
-    return Spread(origin, extent, who, xxhash.xxh3_64_hexdigest(repr((boxes, who)).encode()))
+    return Spread(origin, extent, who, quick_digest(repr((boxes, who)).encode()).hex())
 
 
 def _lies(value: jax.Array, words: tuple[int, ...]) -> tuple[Lies, ...]:

@@ -6,7 +6,6 @@ One folder may be mounted, or linked to, under another name on each host.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from shoal.checkpoint.disk.step_folder import new_attempt, temporary_name
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.together.lead import lead_says, meet_lead
 from shoal.errors import DivergenceError, StorageError
+from shoal.hashing import seal
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
@@ -103,7 +103,7 @@ def _look(folder: Folder, mark: str | None) -> bytes:
     """Return what all see alike who look at one folder."""
     try:
         if mark is None:
-            return hashlib.sha256(json.dumps(folder.names()).encode()).digest()
+            return seal(json.dumps(folder.names()).encode())
         folder.size(mark)
     except (StorageError, FileNotFoundError):
         return b"not there"

@@ -6,7 +6,6 @@ specification (see `agreement`). If they cannot be had, the error says what is k
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,9 +13,9 @@ from functools import wraps
 from typing import NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
+from shoal.hashing import SHORT_BYTES, short_digest
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.first_difference import (
-    DIGEST_BYTES,
     MAX_SPEAKERS,
     Meet,
     find_first,
@@ -139,7 +138,7 @@ def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail
         count = int(str(known.rows[0][0]).partition(":")[0])
         return coordinator.trails.stop_comparing(point, known.lane, count)
     told = json.dumps(known.rows).encode()
-    base = hashlib.blake2b(told, digest_size=DIGEST_BYTES).hexdigest()
+    base = short_digest(told).hex()
     return coordinator.trails.start_anew(point, base)
 
 
@@ -194,10 +193,10 @@ class _Calls:
     def digest(self, low: int, high: int) -> bytes:
         """See `Items.digest`. Of all calls so far: those before `low` are known to be equal."""
         if high < self._first:
-            return bytes(DIGEST_BYTES)
+            return bytes(SHORT_BYTES)
         end = min(high, self._trail.count)
         text = b"%d:" % end + self._trail.digest_of(end)
-        return hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
+        return short_digest(text)
 
     def show(self, index: int) -> str:
         """See `Items.show`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import NamedTuple
+
+from shoal.hashing import call_digest
 
 _SHOWN = 300  # characters of the lines that travel; of more, a digest
 
@@ -22,7 +23,7 @@ class Fingerprint(NamedTuple):
         text = "\n".join(lines)
         if len(text) <= _SHOWN:
             return cls(operation, site, "", lines)
-        digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+        digest = call_digest(text.encode(errors="surrogatepass")).hex()
         return cls(operation, site, f"{len(lines)} lines, {digest}", (text[:_SHOWN],))
 
     @classmethod

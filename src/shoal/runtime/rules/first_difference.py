@@ -7,12 +7,12 @@ takes log64(n) rounds, whatever its size.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import Protocol
 
-DIGEST_BYTES = 8  # of a piece: a chance of 2^-64 to overlook what is known to differ
+from shoal.hashing import SHORT_BYTES, short_digest
+
 MAX_SPEAKERS = 8  # so many versions are compared; who holds which is known without
 _PIECES = 64
 _WIDTH = 160  # characters of a line that a message shows
@@ -28,7 +28,7 @@ class ItemsInOrder(Protocol):
         """How many items there are."""
 
     def digest(self, low: int, high: int) -> bytes:
-        """Return DIGEST_BYTES of the items low ≤ i < high; those beyond the end do not count."""
+        """Return SHORT_BYTES of the items low ≤ i < high; those beyond the end do not count."""
 
     def show(self, index: int) -> str:
         """Return an item in words."""
@@ -47,7 +47,7 @@ class TextLines:
         """See `Items.digest`."""
         lines = self._lines[low:high]
         text = "\n".join([str(len(lines)), *lines])
-        return hashlib.blake2b(_bytes(text), digest_size=DIGEST_BYTES).digest()
+        return short_digest(_bytes(text))
 
     def show(self, index: int) -> str:
         """See `Items.show`."""
@@ -65,8 +65,7 @@ class Text:
 
     def digest(self, low: int, high: int) -> bytes:
         """See `Items.digest`."""
-        text = _bytes(self._text[low:high])
-        return hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
+        return short_digest(_bytes(self._text[low:high]))
 
     def show(self, index: int) -> str:
         """See `Items.show`."""
@@ -142,7 +141,7 @@ def _around(text: str, index: int) -> str:
 
 
 def _digests(joined: bytes) -> list[bytes]:
-    return [joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)]
+    return [joined[at : at + SHORT_BYTES] for at in range(0, len(joined), SHORT_BYTES)]
 
 
 def _bytes(text: str) -> bytes:

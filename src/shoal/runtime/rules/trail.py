@@ -10,7 +10,6 @@ of a loss have met, a trail starts anew.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections import deque
@@ -19,6 +18,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from shoal.errors import DivergenceError
+from shoal.hashing import call_digest, short_digest
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail_marks import Found, LaneTrail, Marks, TrailMarks, exact_of, lanes_of
 
@@ -57,11 +57,9 @@ class TrailEntry(NamedTuple):
 
     def chained(self, before: bytes) -> bytes:
         """Return the digest of all calls so far, if `before` is that of all before this one."""
-        digest = hashlib.blake2b(before, digest_size=16)
-        for part in (self.operation, self.site, _spec_of(self.spec).digest, self.values):
-            data = part.encode(errors="surrogatepass")
-            digest.update(b"%d:" % len(data) + data)
-        return digest.digest()
+        parts = (self.operation, self.site, _spec_of(self.spec).digest, self.values)
+        data = [part.encode(errors="surrogatepass") for part in parts]
+        return call_digest(before + b"".join([b"%d:" % len(one) + one for one in data]))
 
 
 class _Spec(NamedTuple):
@@ -75,7 +73,7 @@ def _spec_of(spec: tuple[str, ...]) -> _Spec:
 
 def _computed(spec: tuple[str, ...]) -> _Spec:
     data = "\n".join([str(len(spec)), *spec]).encode(errors="surrogatepass")
-    return _Spec(hashlib.blake2b(data, digest_size=16).hexdigest(), len(data))
+    return _Spec(call_digest(data).hex(), len(data))
 
 
 _of_short = lru_cache(maxsize=256)(_computed)
@@ -224,7 +222,7 @@ class Trails:
         with self._lock:
             if point.survivors:
                 text = f"{self._base} {sorted(members)}"
-                self._base = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+                self._base = short_digest(text.encode()).hex()
                 self._start_again(*key)
             elif (trail := self._trails.get(key)) is not None and not trail.is_unknown:
                 trail.forget(_count_of(point.trail))

@@ -12,7 +12,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-_DIGEST_BYTES = 8  # of a mark: a chance of 2^-64 to overlook what differs
+from shoal.hashing import SHORT_BYTES
+
 _MOST_LANES = 8  # of which an arrival tells
 _MOST_TEXT = 1000  # characters of the name of a lane; a lane of a longer one is not compared
 
@@ -33,7 +34,7 @@ class Marks:
 
     def add(self, count: int, digest: bytes) -> None:
         """The first `count` calls have this digest; every count comes once, in order, from 1."""
-        mark = (count, digest[:_DIGEST_BYTES].hex())
+        mark = (count, digest[:SHORT_BYTES].hex())
         level = 0
         while count % (1 << level) == 0:
             if level == len(self._levels):
