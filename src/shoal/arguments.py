@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from shoal.errors import UsageError, UsageTypeError, WrongType, nearest, raise_all
+
+SCALARS = (bool, int, float, complex)
+# Values of Python that travel and are saved as they are, by their type; not those of a subclass.
+PLAIN_KINDS: Mapping[type, str] = {
+    **{kind: kind.__name__ for kind in (*SCALARS, str, bytes)},
+    type(None): "None",
+}
 
 
 def shown(value: object) -> str:

@@ -58,7 +58,7 @@ HELD = (
     "checkpoint/format/", "checkpoint/planning/", "checkpoint/retention.py", "checkpoint/tree/",
 )  # fmt: skip
 NOT_HELD = ("checkpoint/tree/jax_nodes.py",)  # trees that only JAX knows
-HELD_TO = ("errors", "settings", "colour", "hashing", "plan")
+HELD_TO = ("errors", "settings", "colour", "arguments", "hashing", "plan")
 
 
 class Import(NamedTuple):

@@ -17,6 +17,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from shoal.arguments import PLAIN_KINDS
 from shoal.arrays.host.host_values import deleted, is_key, native
 from shoal.errors import UsageError, WrongType
 
@@ -24,15 +25,6 @@ Array: TypeAlias = np.ndarray[Any, Any]
 ANY = -1  # a size that may differ between processes
 Buffer: TypeAlias = bytes | memoryview  # of bytes
 
-_PLAIN: Mapping[type, str] = {
-    bool: "bool",
-    int: "int",
-    float: "float",
-    complex: "complex",
-    str: "str",
-    bytes: "bytes",
-    type(None): "None",
-}
 _OPEN = ("int", "str", "bytes")
 _PLAIN_BYTES: Mapping[str, int] = {"bool": 1, "float": 8, "complex": 16, "None": 0}
 _ABSTRACT = "stands for an array, but this process's value is asked for; give the array"
@@ -85,7 +77,7 @@ class LeafSpec(NamedTuple):
 
 def leaf_of(path: str, value: Any) -> LeafSpec | str:
     """Return the leaf that a value is, or what is wrong with it, in words."""
-    kind = _PLAIN.get(type(value))
+    kind = PLAIN_KINDS.get(type(value))
     if kind:
         return LeafSpec(path, kind)
     if isinstance(value, np.ndarray | np.generic):

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.arguments import PLAIN_KINDS
 from shoal.errors import UsageTypeError
 
 __all__ = ["decoded", "encoded"]
 
-_PLAIN = (type(None), bool, int, float, str)
+_AS_THEY_ARE = PLAIN_KINDS.keys() - {complex, bytes}
 _BUILDERS: Mapping[str, Callable[[Any], object]] = {
     "tuple": lambda items: tuple(map(decoded, items)),
     "set": lambda items: set(map(decoded, items)),
@@ -33,7 +34,7 @@ def encoded(value: object, name: str = "the value") -> object:
       UsageTypeError: something in it is no plain value; says where.
     """
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _AS_THEY_ARE:
         return value
     if isinstance(value, Path):
         return {"path": str(value)}

@@ -13,20 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.arguments import PLAIN_KINDS
 from shoal.checkpoint.tree import dtypes
 from shoal.checkpoint.tree.remedies import remedy
 from shoal.errors import UsageError, WrongType, raise_all
 
 LARGE_BYTES = 64 << 10  # longer str and bytes lie in data files
-_KINDS: Mapping[type, str] = {
-    bool: "bool",
-    int: "int",
-    float: "float",
-    complex: "complex",
-    str: "str",
-    bytes: "bytes",
-    type(None): "none",
-}
+_KINDS: Mapping[type, str] = {**PLAIN_KINDS, type(None): "none"}
 _PLAIN_INTS = 1 << 63  # larger ones are written in hex: Python limits long decimals
 _DEEPEST = 32  # plain values in plain values
 
