@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from shoal.runtime.rules.gathering import Answer, Reply
 from shoal.runtime.rules.meeting import Meeting
@@ -39,6 +39,8 @@ from shoal.runtime.wire.frames import (
 )
 from shoal.runtime.wire.server_sockets import Connection
 
+_Verb = TypeVar("_Verb")
+
 ECHO = pack_frame({"is": "beat"})
 _MAX_WORDS = 1000
 
@@ -54,48 +56,74 @@ class ProcessCaller:
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """See `connections.Listener`."""
-        verb, header, job = text_field(frame.header, "do"), frame.header, self._job
-        process = self._life.process
+        verb, meeting = text_field(frame.header, "do"), self._job.meeting
         if verb == "who":
-            if job.meeting is None:
-                absent = json.dumps(job.joining.absent()).encode()
-                job.send(connection, pack_frame({"is": "waiting"}, absent))
-        elif job.meeting is None:
+            self._tell_absent()
+        elif meeting is None:
             raise FrameError(f"{verb[:40]!r} before everybody had joined")
-        elif verb == "beat":
-            job.beat(process, beat_of(header))
-            if "trails" in header:
-                job.hear_trails(process, trails_of(header, process, job.num_processes))
-            job.send(connection, ECHO)
-        elif verb == "stacks":
-            ticket = whole_field(header, "ticket")
-            text = frame.body.decode(errors="replace")
-            job.hear_stacks(process, ticket, text, beat_of(header))
-        elif verb == "abandon":
-            left = abandoned_of(frame, process, job.num_processes)
-            job.answer(job.meeting.abandon(job.now(), process, left))
-            for arrive in self._life.release(left.point.lane):
-                arrive()
-        elif verb == "end lane":
-            job.meeting.end_lane(process, text_field(header, "lane"))
-        elif verb == "doing":
-            words = text_field(header, "words")[:_MAX_WORDS]
-            job.meeting.say(job.now(), process, words)
-        elif verb == "notice":
-            job.give_notice(process, given_of(header))
-        elif verb == "stop":
-            job.hear_stop(process, told_of(frame))
-        elif verb == "failed":
-            job.depart(process, "failed", frame.body.decode(errors="replace"))
-        elif verb == "bye":
-            words = one_line(frame.body.decode(errors="replace"))
-            job.depart(process, "left", words or "left the job")
         else:
-            raise FrameError(f"unknown verb {verb[:40]!r}")
+            _known(self.VERBS, verb)(self, meeting, frame)
+
+    def _tell_absent(self) -> None:
+        if self._job.meeting is None:
+            absent = json.dumps(self._job.joining.absent()).encode()
+            self._job.send(self._life.connection, pack_frame({"is": "waiting"}, absent))
+
+    def _beat(self, _meeting: Meeting[Connection], frame: Frame) -> None:
+        job, process, header = self._job, self._life.process, frame.header
+        job.beat(process, beat_of(header))
+        if "trails" in header:
+            job.hear_trails(process, trails_of(header, process, job.num_processes))
+        job.send(self._life.connection, ECHO)
+
+    def _stacks(self, _meeting: Meeting[Connection], frame: Frame) -> None:
+        ticket = whole_field(frame.header, "ticket")
+        text = frame.body.decode(errors="replace")
+        self._job.hear_stacks(self._life.process, ticket, text, beat_of(frame.header))
+
+    def _abandon(self, meeting: Meeting[Connection], frame: Frame) -> None:
+        job, process = self._job, self._life.process
+        left = abandoned_of(frame, process, job.num_processes)
+        job.answer(meeting.abandon(job.now(), process, left))
+        for arrive in self._life.release(left.point.lane):
+            arrive()
+
+    def _end_lane(self, meeting: Meeting[Connection], frame: Frame) -> None:
+        meeting.end_lane(self._life.process, text_field(frame.header, "lane"))
+
+    def _doing(self, meeting: Meeting[Connection], frame: Frame) -> None:
+        words = text_field(frame.header, "words")[:_MAX_WORDS]
+        meeting.say(self._job.now(), self._life.process, words)
+
+    def _notice(self, _meeting: Meeting[Connection], frame: Frame) -> None:
+        self._job.give_notice(self._life.process, given_of(frame.header))
+
+    def _stop(self, _meeting: Meeting[Connection], frame: Frame) -> None:
+        self._job.hear_stop(self._life.process, told_of(frame))
+
+    def _failed(self, _meeting: Meeting[Connection], frame: Frame) -> None:
+        self._job.depart(self._life.process, "failed", frame.body.decode(errors="replace"))
+
+    def _bye(self, _meeting: Meeting[Connection], frame: Frame) -> None:
+        words = one_line(frame.body.decode(errors="replace"))
+        self._job.depart(self._life.process, "left", words or "left the job")
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `connections.Listener`."""
         self._job.end_life(self._life, reason)
+
+    # What a process may say once all have joined; before, it may ask "who".
+    VERBS: ClassVar[Mapping[str, Callable[[ProcessCaller, Meeting[Connection], Frame], None]]] = {
+        "beat": _beat,  # a sign of life, with what it is doing
+        "stacks": _stacks,  # where its threads are: it was asked
+        "abandon": _abandon,  # it left a call by an exception
+        "end lane": _end_lane,
+        "doing": _doing,  # words for those who wait for it
+        "notice": _notice,  # it will be ended
+        "stop": _stop,  # which step it answered, or that it has saved
+        "failed": _failed,  # with a traceback
+        "bye": _bye,
+    }
 
 
 class LaneCaller:
@@ -127,7 +155,7 @@ class LaneCaller:
                 ticket = whole_field(header, "ticket")
                 job.answer([Reply(connection, ticket, Answer("waiting", facts))])
         else:
-            _ask(job, connection, verb, header)
+            _known(_QUESTIONS, verb)(job, connection, header)
 
     def _arrive(
         self, meeting: Meeting[Connection], connection: Connection, arrival: Arrival, body: bytes
@@ -162,19 +190,38 @@ class LaneCaller:
         self._life.held.pop(connection, None)
 
 
-def _ask(job: ServedJob, connection: Connection, verb: str, header: Mapping[str, Any]) -> None:
-    """Answer what members and observers may ask."""
-    if verb == "members":
-        job.tell_members(connection, whole_field(header, "ticket"))
-    elif verb == "stacks":
-        everybody = range(job.num_processes)
-        asked = everybody if header.get("processes") is None else None
-        processes = asked or processes_of(header, "processes", everybody)
-        job.ask_stacks(processes, connection, whole_field(header, "ticket"))
-    elif verb == "awaited":
-        job.tell_awaited(connection, whole_field(header, "ticket"))
-    else:
+def _members(job: ServedJob, connection: Connection, header: Mapping[str, Any]) -> None:
+    job.tell_members(connection, whole_field(header, "ticket"))
+
+
+def _others_stacks(job: ServedJob, connection: Connection, header: Mapping[str, Any]) -> None:
+    everybody = range(job.num_processes)
+    asked = everybody if header.get("processes") is None else None
+    processes = asked or processes_of(header, "processes", everybody)
+    job.ask_stacks(processes, connection, whole_field(header, "ticket"))
+
+
+def _awaited(job: ServedJob, connection: Connection, header: Mapping[str, Any]) -> None:
+    job.tell_awaited(connection, whole_field(header, "ticket"))
+
+
+# What members and observers may ask.
+_QUESTIONS: Mapping[str, Callable[[ServedJob, Connection, Mapping[str, Any]], None]] = {
+    "members": _members,
+    "stacks": _others_stacks,
+    "awaited": _awaited,
+}
+
+
+def _known(verbs: Mapping[str, _Verb], verb: str) -> _Verb:
+    """Return what a verb does.
+
+    Raises:
+      FrameError: it is none of these.
+    """
+    if (found := verbs.get(verb)) is None:
         raise FrameError(f"unknown verb {verb[:40]!r}")
+    return found
 
 
 class ObserverCaller:
@@ -185,7 +232,8 @@ class ObserverCaller:
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """See `connections.Listener`."""
-        _ask(self._newest_job(), connection, text_field(frame.header, "do"), frame.header)
+        verb, header = text_field(frame.header, "do"), frame.header
+        _known(_QUESTIONS, verb)(self._newest_job(), connection, header)
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `connections.Listener`."""
