@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.gathering import Gathering, Line, WaitingProcess, find_circle
 from shoal.runtime.rules.meeting import Meeting
+from shoal.runtime.rules.meeting_answers import WaitInCircle
 from shoal.runtime.rules.point import Point
 
 
@@ -246,7 +247,7 @@ def test_last_words_say_where_a_process_waits_or_what_it_did_last():
         "step 7, 1.0 s ago",
         "last at 'start' (t.py:1 (main)), 3.0 s ago",
     ]
-    assert table.meeting.waiting_for(table.now, 0, "main")["missing"] == [1, 2]
+    assert table.meeting.waiting_for(table.now, 0, "main").missing == [1, 2]
     assert table.meeting.waiting_for(table.now, 1, "main") is None
 
 
@@ -317,7 +318,7 @@ class Oracle:
         circles = {}
         for meeting, keys in self.came.items():
             answer = self.table.answers.get(next(iter(keys.values())))
-            if answer is not None and "circle" in answer.facts:
+            if isinstance(answer, WaitInCircle):
                 circles.setdefault(id(answer), []).append(meeting)
         for meetings in circles.values():
             told = {process for meeting in meetings for process in self.came[meeting]}
@@ -338,7 +339,7 @@ class Oracle:
                 assert len(points) == 1
             if kind == "diverged":
                 answer = table.answers[next(iter(keys.values()))]
-                assert "circle" in answer.facts or len(points) > 1
+                assert isinstance(answer, WaitInCircle) or len(points) > 1
             if kind == "deadline":
                 assert min(self.deadlines[key] for key in keys.values()) <= table.now
             if kind in ("lost", "failed"):

@@ -1,10 +1,18 @@
 """What is answered, in words: who speaks, who is missing, and no more lines than one reads."""
 
 import pickle
+from itertools import starmap
 
 import pytest
 
 from shoal.errors import DeadlineError
+from shoal.runtime.rules.meeting_answers import (
+    MeetingSide,
+    ProcessesGone,
+    SidesDiffer,
+    StillMissing,
+    TooLate,
+)
 from shoal.runtime.rules.outcomes import ThisProcess, error_of, listed, waiting_line
 from shoal.runtime.rules.point import Point
 
@@ -27,9 +35,8 @@ def test_processes_are_listed_in_runs(processes, told):
 
 def test_a_deadline_spells_out_a_few_and_counts_the_rest():
     missing = list(range(4, 100))
-    words = [[p, f"step {p}, 1.0 s ago"] for p in missing[:64]]
-    facts = {"missing": missing, "words": words, "by": 3, "timeout_s": 10.0}
-    error = error_of("deadline", facts, ME, POINT, 10.04)
+    words = [(p, f"step {p}, 1.0 s ago") for p in missing[:64]]
+    error = error_of(TooLate(StillMissing(missing, words), 3, 10.0), ME, POINT, 10.04)
     assert type(error) is DeadlineError
     lines = str(error).splitlines()
     assert lines[0] == (
@@ -50,9 +57,8 @@ def test_a_deadline_shows_where_the_main_threads_stand_and_keeps_the_whole():
     frames = [f'  File "/x/train.py", line {n} in f{n}' for n in range(9)]
     head = "Thread 'MainThread' (most recent call first):"
     stack = "\n".join([head, *frames, "", "Thread 'other' (most recent call first):", *frames])
-    words = [[4, "step 7, 1.0 s ago"], [5, "joined, 9.0 s ago"]]
-    facts = {"missing": [4, 5], "words": words, "by": 4, "timeout_s": 1.0, "stacks": [[4, stack]]}
-    error = error_of("deadline", facts, ME, POINT, 1.0)
+    waiting = StillMissing([4, 5], [(4, "step 7, 1.0 s ago"), (5, "joined, 9.0 s ago")])
+    error = error_of(TooLate(waiting, 4, 1.0, stacks=[(4, stack)]), ME, POINT, 1.0)
     assert str(error).splitlines()[1:] == [
         "  process 4 (host4): step 7, 1.0 s ago",
         *(f"  {frame}" for frame in frames[:3]),
@@ -64,10 +70,8 @@ def test_a_deadline_shows_where_the_main_threads_stand_and_keeps_the_whole():
 
 
 def test_who_comes_too_late_is_told_both_points():
-    words = [[3, "step 7, 1.0 s ago"], [5, "joined, 9.0 s ago"]]
-    facts = {"missing": [3, 5], "words": words, "by": 4, "timeout_s": 10.0}
-    facts["at"] = "'save' (a.py:1 (f))"
-    error = error_of("deadline", facts, ME, POINT, 0.0)
+    waiting = StillMissing([3, 5], [(3, "step 7, 1.0 s ago"), (5, "joined, 9.0 s ago")])
+    error = error_of(TooLate(waiting, 4, 10.0, "'save' (a.py:1 (f))"), ME, POINT, 0.0)
     assert str(error).splitlines() == [
         "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) came too late: the wait at 'save' "
         "(a.py:1 (f)) had ended after 10 s (the deadline of process 4); process 5 did not come in "
@@ -76,14 +80,14 @@ def test_who_comes_too_late_is_told_both_points():
         "  process 5 (host5): joined, 9.0 s ago",
         HINT,
     ]
-    sides = [["save", "", "a.py:1 (f)", [1]], ["load", "", "a.py:2 (f)", [2]]]
-    error = error_of("diverged", {"sides": sides}, ME, POINT, 0.0)
+    sides = [("save", "", "a.py:1 (f)", [1]), ("load", "", "a.py:2 (f)", [2])]
+    error = error_of(SidesDiffer(list(starmap(MeetingSide, sides))), ME, POINT, 0.0)
     assert str(error).splitlines()[0].endswith("; 'epoch' (train.py:31 (main)) came too late")
 
 
 def test_a_failure_shows_its_headline_first_and_then_its_traceback():
-    facts = {"gone": [[1, "Traceback\n  File x\nValueError: no data\n"], [2, "left the job"]]}
-    error = error_of("failed", facts, ME, POINT, 0.0)
+    gone = [(1, "Traceback\n  File x\nValueError: no data\n"), (2, "left the job")]
+    error = error_of(ProcessesGone("failed", gone), ME, POINT, 0.0)
     assert str(error).splitlines() == [
         "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) cannot complete: process 1 (host1)"
         " raised ValueError: no data (also gone: process 2)",
@@ -115,7 +119,7 @@ TRACE = (
     ],
 )
 def test_a_failure_is_told_as_a_sentence_and_no_text_of_others_adds_a_line(words, told, lines):
-    error = error_of("failed", {"gone": [[1, words]]}, ME, POINT, 0.0)
+    error = error_of(ProcessesGone("failed", [(1, words)]), ME, POINT, 0.0)
     first, *more = str(error).split("\n")
     head = "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) cannot complete: "
     assert first.isprintable()
@@ -127,9 +131,11 @@ def test_a_failure_is_told_as_a_sentence_and_no_text_of_others_adds_a_line(words
 
 def test_a_divergence_shows_what_differs_and_no_more():
     def lines(*sides, lane="main"):
-        facts = {"sides": [[*side, [2 * n, 2 * n + 1]] for n, side in enumerate(sides)]}
+        answer = SidesDiffer(
+            [MeetingSide(*side, [2 * n, 2 * n + 1]) for n, side in enumerate(sides)]
+        )
         point = Point("epoch", lane=lane, site="train.py:31 (main)")
-        error = error_of("diverged", facts, ME, point, 0.0)
+        error = error_of(answer, ME, point, 0.0)
         again = pickle.loads(pickle.dumps(error))
         assert (str(again), again.sides) == (str(error), error.sides)
         assert list(error.sides.values()) == [(0, 1), (2, 3)]
@@ -160,8 +166,8 @@ def test_a_divergence_shows_what_differs_and_no_more():
 
 def test_a_call_with_a_name_is_told_from_one_without():
     named, unnamed = "assert_same\n\n\nint", "assert_same\na.py:1 (f)\n\nint"
-    rows = [["assert_same", named, "a.py:1 (f)", [0]], ["assert_same", unnamed, "a.py:1 (f)", [1]]]
-    error = error_of("diverged", {"sides": rows}, ME, POINT, 0.0)
+    rows = [("assert_same", named, "a.py:1 (f)", [0]), ("assert_same", unnamed, "a.py:1 (f)", [1])]
+    error = error_of(SidesDiffer(list(starmap(MeetingSide, rows))), ME, POINT, 0.0)
     assert error.sides == {
         "assert_same 'assert_same' at a.py:1 (f)": (0,),
         "assert_same at a.py:1 (f)": (1,),
@@ -169,8 +175,8 @@ def test_a_call_with_a_name_is_told_from_one_without():
 
 
 def test_the_waiting_line_is_one_line():
-    facts = {"missing": [4, 5], "words": [[4, "joined, 9.0 s ago"], [5, "step 7, 1.0 s ago"]]}
-    assert waiting_line(facts, ME, POINT, 10.2) == (
+    waiting = StillMissing([4, 5], [(4, "joined, 9.0 s ago"), (5, "step 7, 1.0 s ago")])
+    assert waiting_line(waiting, ME, POINT, 10.2) == (
         "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) has waited 10 s for processes 4-5"
         " [process 4 (host4): joined, 9.0 s ago; process 5 (host5): step 7, 1.0 s ago]"
     )

@@ -64,13 +64,13 @@ def test_a_difference_is_seen_if_and_only_if_a_shared_mark_lies_behind_it(histor
 
         text = "5:abc" + lanes_of([LaneTrail(name, "", marks.text)])
         assert exact_of(text) == "5:abc"
-        facts = shared.add(process, text)
+        found = shared.add(process, text)
         versions = {n: process + 1 if n > own_from else 0 for n in COUNTS[count]}
         differs = [n for n, version in versions.items() if known.setdefault(n, version) != version]
-        assert bool(facts) == bool(differs)
+        assert (found is not None) == bool(differs)
         if differs:
-            assert {int(row[0].partition(":")[0]) for row in facts["trails"]} == {min(differs)}
-            assert any(process in row[3] for row in facts["trails"])
+            assert {int(one.text.partition(":")[0]) for one in found.versions} == {min(differs)}
+            assert any(process in one.processes for one in found.versions)
             return
 
 
@@ -81,7 +81,7 @@ def test_a_difference_is_seen_if_and_only_if_a_shared_mark_lies_behind_it(histor
 def test_what_no_process_of_ours_would_say_is_passed_over(text):
     shared = SharedMarks()
     for process in range(3):
-        assert shared.add(process, text.replace("y", str(process))) == {}
+        assert shared.add(process, text.replace("y", str(process))) is None
 
 
 def feed(coordinator, count, own_from=1000, first=0, **more):
@@ -149,12 +149,10 @@ def test_who_knows_nothing_of_the_difference_has_the_error_too():
 
 def test_a_lane_that_began_anew_is_compared_with_such_ones_alone():
     shared = SharedMarks()
-    assert shared.add(0, lanes_of([LaneTrail("data", "", "1:aa")])) == {}
-    assert shared.add(1, lanes_of([LaneTrail("data", "after", "1:bb")])) == {}
-    assert shared.add(2, lanes_of([LaneTrail("data", "after", "1:cc")])) == {
-        "lane": "data",
-        "trails": [["1:bb", "", "", [1]], ["1:cc", "", "", [2]]],
-    }
+    assert shared.add(0, lanes_of([LaneTrail("data", "", "1:aa")])) is None
+    assert shared.add(1, lanes_of([LaneTrail("data", "after", "1:bb")])) is None
+    found = shared.add(2, lanes_of([LaneTrail("data", "after", "1:cc")]))
+    assert found == ([("1:bb", "", "", [1]), ("1:cc", "", "", [2])], "data")
 
 
 class TestSignsOfLife:
@@ -189,7 +187,7 @@ class TestSignsOfLife:
         ]
         found = [latest.hear(p, TrailMarks(*key, f"1:{p}")) for p, *key in trails]
         assert found[:4] == [None] * 4
-        assert found[4].rows == [["1:1", "", "", [1]], ["1:4", "", "", [4]]]
+        assert found[4].versions == [("1:1", "", "", [1]), ("1:4", "", "", [4])]
 
     def told_by_steps(self, job):
         """Let signs of life travel, and each begin a step; return what each raised."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from shoal.runtime.rules.deadline import given_s
-from shoal.runtime.rules.gathering import Answer
+from shoal.runtime.rules.meeting_answers import AllMet, Outcome, outcome_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.wire.frames import Frame, split_payloads, text_field
 
@@ -35,12 +35,12 @@ def _place_and_limit(point: Point, timeout_s: float, given: float) -> bytes:
     return json.dumps(arrival)[1:].encode()
 
 
-def answer_of(frame: Frame, group: Sequence[int]) -> Answer:
+def answer_of(frame: Frame, group: Sequence[int]) -> Outcome:
     """Return an answer to an arrival of this group."""
     kind = text_field(frame.header, "is")
     if kind == "ok":
         if not frame.body:
-            return Answer(kind, payloads=dict.fromkeys(group, b""))
+            return AllMet(dict.fromkeys(group, b""))
         payloads = split_payloads(frame.body, len(group))
-        return Answer(kind, payloads=dict(zip(group, payloads, strict=True)))
-    return Answer(kind, json.loads(frame.body))
+        return AllMet(dict(zip(group, payloads, strict=True)))
+    return outcome_of(kind, json.loads(frame.body))

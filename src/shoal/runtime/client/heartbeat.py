@@ -22,7 +22,7 @@ from shoal.runtime.rules.messages import given_of, settled_of
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.stopping import Stop, Told
 from shoal.runtime.rules.trail import Trails
-from shoal.runtime.rules.trail_marks import Found
+from shoal.runtime.rules.trail_marks import Found, TrailVersion
 from shoal.runtime.system.stacks import stacks
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import Frame, text_field, whole_field
@@ -189,8 +189,9 @@ class Watcher:
         elif kind == "trail":
             group, lane = frame.header.get("group"), text_field(frame.header, "lane")
             members = None if group is None else tuple(group)
-            rows = json.loads(frame.body)
-            self._watched.trails.hear(Found(members, lane, text_field(frame.header, "base"), rows))
+            versions = [TrailVersion(*row) for row in json.loads(frame.body)]
+            base = text_field(frame.header, "base")
+            self._watched.trails.hear(Found(members, lane, base, versions))
         elif kind == "silent":
             silent = self._me.name(whole_field(frame.header, "process"))
             with contextlib.suppress(Exception):  # what handlers and filters raise is not ours

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import cast
 
 from shoal import settings
 from shoal.errors import ProcessLostError, UsageError
@@ -18,8 +19,9 @@ from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.lanes import Lanes, Scope
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.client.trail_search import compares_trails
-from shoal.runtime.rules.gathering import Answer, Reply
+from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting import Meeting
+from shoal.runtime.rules.meeting_answers import Outcome
 from shoal.runtime.rules.messages import Abandoned, beat_of
 from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
@@ -35,7 +37,7 @@ class _Mailbox:
     """Where one waiting thread finds its answer."""
 
     def __init__(self) -> None:
-        self.answer: Answer | None = None
+        self.answer: Outcome | None = None
         self.has_mail = threading.Event()
 
 
@@ -128,7 +130,7 @@ class LocalJob:
 
     def meet(
         self, process: int, point: Point, payload: bytes, timeout_s: float, step: int | None
-    ) -> Answer:
+    ) -> Outcome:
         """Arrive, and wait for the answer."""
         box = _Mailbox()
         with self._lock:
@@ -150,7 +152,7 @@ class LocalJob:
         with self._lock:
             self._meeting.end_lane(process, lane)
 
-    def _wait(self, box: _Mailbox, process: int, point: Point, since: float) -> Answer:
+    def _wait(self, box: _Mailbox, process: int, point: Point, since: float) -> Outcome:
         warn_at = since + (self.warn_after_s or settings.seconds("SHOAL_WARN_AFTER_S"))
         while (answer := box.answer) is None:
             with self._lock:
@@ -177,15 +179,15 @@ class LocalJob:
     def _warn(self, process: int, point: Point, since: float) -> None:
         with self._lock:
             now = self.clock()
-            facts = self._meeting.waiting_for(now, process, point.lane)
-        if facts is not None:
+            waiting = self._meeting.waiting_for(now, process, point.lane)
+        if waiting is not None:
             _LOG.warning(
-                "%s", waiting_line(facts, ThisProcess(process, self.hosts), point, now - since)
+                "%s", waiting_line(waiting, ThisProcess(process, self.hosts), point, now - since)
             )
 
     def _deliver(self, replies: list[Reply[_Mailbox]]) -> None:
         for reply in replies:
-            reply.to.answer = reply.answer
+            reply.to.answer = cast("Outcome", reply.answer)  # no question is asked here
             reply.to.has_mail.set()
 
 

@@ -32,7 +32,7 @@ from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.lanes import Lanes, Scope
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.client.trail_search import compares_trails
-from shoal.runtime.rules.gathering import Answer
+from shoal.runtime.rules.meeting_answers import Outcome, StillMissing
 from shoal.runtime.rules.messages import (
     Abandoned,
     abandoned_words,
@@ -327,7 +327,7 @@ class TcpCoordinator:
 
     def _meet(
         self, point: Point, payload: bytes, timeout_s: float, started: float, after: int
-    ) -> Answer:
+    ) -> Outcome:
         limit = started + timeout_s + _MARGIN_S
         arrival = pack_text(arrival_header(point, timeout_s, self._progress.step, after), payload)
 
@@ -340,15 +340,17 @@ class TcpCoordinator:
             channel.send(pack_frame({"do": "who", "ticket": ticket, "lane": point.lane}), limit)
             frame = receive(channel, limit, ticket)
             if frame.header.get("is") == "waiting":
-                self._warn(point, json.loads(frame.body), time.monotonic() - started)
+                self._warn(
+                    point, StillMissing.of(json.loads(frame.body)), time.monotonic() - started
+                )
                 frame = receive(channel, limit)
             return frame
 
         frame = self._calls.talk(repr(point.name), limit, exchange)
         return answer_of(frame, point.group or range(self.num_processes))
 
-    def _warn(self, point: Point, facts: Mapping[str, Any], waited_s: float) -> None:
-        _LOG.warning("%s", waiting_line(facts, self._me, point, waited_s))
+    def _warn(self, point: Point, waiting: StillMissing, waited_s: float) -> None:
+        _LOG.warning("%s", waiting_line(waiting, self._me, point, waited_s))
 
     def _ask(self, asked: str, question: Mapping[str, Any], timeout_s: float) -> Any:
         """Return the answer to a question that nobody waits for others in."""

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import NamedTuple
 
 from shoal.errors import DivergenceError, ShoalError
 from shoal.hashing import SHORT_BYTES, short_digest
@@ -24,6 +23,7 @@ from shoal.runtime.rules.first_difference import (
 from shoal.runtime.rules.outcomes import ThisProcess, disagreement, listed
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailsDiffer
+from shoal.runtime.rules.trail_marks import TrailVersion
 
 Arrive = Callable[..., Mapping[int, bytes]]
 
@@ -79,23 +79,14 @@ def raise_found(coordinator: Coordinator, asked: str, site: str) -> None:
     found = coordinator.trails.take_found()
     if found is not None:
         point = Point(asked, found.group, site=site)
-        raise _explained(coordinator, point, TrailsDiffer(found.rows, found.lane), _SEARCH_S)
+        raise _explained(coordinator, point, TrailsDiffer(found.versions, found.lane), _SEARCH_S)
 
 
-class _Side(NamedTuple):
-    """One version of the trail."""
-
-    text: str
-    name: str
-    site: str
-    processes: Sequence[int]
-
-    @property
-    def end(self) -> str:
-        """Where its calls ended, in words."""
-        if not self.name:
-            return "it has gone on since"
-        return f"it reached {self.name!r}" + (f" ({self.site})" if self.site else "")
+def _end(side: TrailVersion) -> str:
+    """Return where its calls ended, in words."""
+    if not side.name:
+        return "it has gone on since"
+    return f"it reached {side.name!r}" + (f" ({side.site})" if side.site else "")
 
 
 def _explained(
@@ -106,7 +97,7 @@ def _explained(
     From here on the trails of all that know are equal again: they begin anew.
     """
     trail = _taken(coordinator, point, known)
-    sides = [_Side(*row) for row in known.rows]
+    sides = known.versions
     me = ThisProcess(coordinator.process, coordinator.hosts)
     name = known.lane or point.lane
     lane = "" if name == "main" else f" (lane {name!r})"
@@ -135,9 +126,9 @@ def _explained(
 def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail:
     """Return the calls that differ; they are not compared again."""
     if known.lane is not None:
-        count = int(str(known.rows[0][0]).partition(":")[0])
+        count = int(known.versions[0].text.partition(":")[0])
         return coordinator.trails.stop_comparing(point, known.lane, count)
-    told = json.dumps(known.rows).encode()
+    told = json.dumps(known.versions).encode()
     base = short_digest(told).hex()
     return coordinator.trails.start_anew(point, base)
 
@@ -154,7 +145,7 @@ def _rounds(coordinator: Coordinator, point: Point, group: tuple[int, ...], limi
 
 
 def _search(
-    meet: Meet, mine: Trail | None, sides: Sequence[_Side], speakers: Sequence[int]
+    meet: Meet, mine: Trail | None, sides: Sequence[TrailVersion], speakers: Sequence[int]
 ) -> tuple[Sequence[str] | None, str]:
     """Return what each speaker has where the trails differ first, in words, and advice."""
     told = meet(b"" if mine is None else b"%d" % mine.first_kept)
@@ -168,7 +159,7 @@ def _search(
     told = meet(b"" if entry is None else entry.place.encode(errors="replace"))
     places = [told[process].decode(errors="replace") for process in speakers]
     if len({*places}) > 1:
-        ended = [f"(no call: {side.end} first)" for side in sides]
+        ended = [f"(no call: {_end(side)} first)" for side in sides]
         return [place or end for place, end in zip(places, ended, strict=False)], _ELSEWHERE
     lines = find_line(meet, None if entry is None else entry.lines, speakers)
     if lines is None:
@@ -204,7 +195,7 @@ class _Calls:
         return "" if entry is None else entry.place
 
 
-def _unexplained(side: _Side) -> str:
+def _unexplained(side: TrailVersion) -> str:
     count, _, digest = side.text.partition(":")
     made = f"{count} call{'' if count == '1' else 's'}, digest {digest[:8]}" if count else "no call"
-    return f"{made}; then {side.end}"
+    return f"{made}; then {_end(side)}"

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Container, Hashable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Container, Hashable, Iterator
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from shoal.runtime.rules.first_difference import excerpts
+from shoal.runtime.rules.meeting_answers import (
+    Answer,
+    CallLeft,
+    CircleSide,
+    MeetingSide,
+    Outcome,
+    SidesDiffer,
+    TrailsApart,
+    WaitInCircle,
+)
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.trail import trail_facts, trails_differ
+from shoal.runtime.rules.trail import trail_versions, trails_differ
 from shoal.runtime.rules.trail_marks import SharedMarks
 
 To = TypeVar("To", bound=Hashable)
 
 _TEXT = 1000  # characters of each text that an answer about sides carries; it goes to all of them
-
-
-class Answer(NamedTuple):
-    """What all members of a gathering are told: "ok" with the payloads, or what went wrong."""
-
-    kind: str  # "ok" | "live" | "diverged" | "deadline" | "lost" | "failed" | "abandoned"
-    facts: Mapping[str, Any] = MappingProxyType({})  # as JSON would carry it
-    payloads: Mapping[int, bytes] = MappingProxyType({})
-
-    @property
-    def is_success(self) -> bool:
-        """Did all meet?"""
-        return self.kind in ("ok", "live")
 
 
 class Reply(NamedTuple, Generic[To]):
@@ -77,11 +73,11 @@ class Gathering(Generic[To]):
         self.restarts = point.survivors  # has a survivor come?
         self.alike: list[Gathering[To]] = []  # all that ended together with it
         # Who has come, and has left the call since: the reason, and the next gathering's number
-        self.left: dict[int, tuple[Answer, int]] = {}
+        self.left: dict[int, tuple[Outcome, int]] = {}
         self.number = 0  # in the order of their opening
         self.opener = -1  # the process for which it was opened
         self.arrived: dict[int, WaitingProcess[To]] = {}
-        self.answer: Answer | None = None
+        self.answer: Outcome | None = None
         self.owing: set[int] = set()  # living members that must still be told
         self.deadline = math.inf
         self.limit = (-1, math.inf)  # whose deadline that is, and its time-out in seconds
@@ -176,37 +172,35 @@ def differ(one: Point, other: Point) -> bool:
     return what_of(one) != what_of(other) or trails_differ(one.trail, other.trail)
 
 
-def sides_facts(gathering: Gathering[Any]) -> dict[str, Any]:
+def divergence(gathering: Gathering[Any]) -> SidesDiffer | TrailsApart:
     """Group who arrived by what they came for; the first to come speaks for its side.
 
-    A row is name, fingerprint, site and processes. All are told at once of the first who differs,
-    so there are two. Where trails differ, that is what is told: the calls before are the cause.
+    All are told at once of the first who differs, so there are two sides. Where trails differ,
+    that is what is told: the calls before are the cause.
     """
-    if facts := trail_facts((p, wait.point) for p, wait in gathering.arrived.items()):
-        return facts
+    if found := trail_versions((p, wait.point) for p, wait in gathering.arrived.items()):
+        return TrailsApart(found)
     sides: dict[tuple[str, str, bool], tuple[Point, list[int]]] = {}
     for process, wait in gathering.arrived.items():
         sides.setdefault(what_of(wait.point), (wait.point, []))[1].append(process)
     rows = sorted((sorted(processes), point) for point, processes in sides.values())
     names = excerpts([point.name for _, point in rows])
-    return {
-        "sides": [
-            [name, point.fingerprint[:_TEXT], point.site[:_TEXT], processes]
-            for name, (processes, point) in zip(names, rows, strict=True)
-        ]
-    }
+    return SidesDiffer([
+        MeetingSide(name, point.fingerprint[:_TEXT], point.site[:_TEXT], processes)
+        for name, (processes, point) in zip(names, rows, strict=True)
+    ])  # fmt: skip
 
 
-def circle_facts(circle: list[Gathering[Any]], gone: Container[int]) -> dict[str, Any]:
+def circle_of(circle: list[Gathering[Any]], gone: Container[int]) -> WaitInCircle:
     """Return who waits where for whom."""
     sides = []
     for gathering in circle:
         place = place_text(next(iter(gathering.arrived.values())).point)
-        verb = "waits" if len(gathering.arrived) == 1 else "wait"
-        sides.append([f"{verb} at {place}", sorted(gathering.arrived), gathering.missing(gone)])
-    return {"circle": sides}
+        words = f"{'waits' if len(gathering.arrived) == 1 else 'wait'} at {place}"
+        sides.append(CircleSide(words, sorted(gathering.arrived), gathering.missing(gone)))
+    return WaitInCircle(sides)
 
 
-def went_on(process: int, point: Point) -> Answer:
+def went_on(process: int, point: Point) -> CallLeft:
     """Return what the members of a call get which a process has left for the one at `point`."""
-    return Answer("abandoned", {"process": process, "words": f"it is at {place_text(point)} now"})
+    return CallLeft(process, f"it is at {place_text(point)} now")

@@ -20,7 +20,8 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Hashable, Iterator
 from typing import Generic, TypeVar
 
-from shoal.runtime.rules.gathering import Answer, Gathering, Line
+from shoal.runtime.rules.gathering import Gathering, Line
+from shoal.runtime.rules.meeting_answers import Outcome
 from shoal.runtime.rules.point import Point
 
 To = TypeVar("To", bound=Hashable)
@@ -109,7 +110,7 @@ class OpenGatherings(Generic[To]):
         after.owing = {p for p in line.members if p not in left and p not in gone}
         line.gatherings.insert(line.gatherings.index(gathering) + 1, after)
 
-    def leave(self, process: int, gathering: Gathering[To], answer: Answer) -> None:
+    def leave(self, process: int, gathering: Gathering[To], answer: Outcome) -> None:
         """A process that has come to this gathering has left the call."""
         gathering.left[process] = (answer, self._count)
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
 
-from shoal.runtime.rules.gathering import Answer
+from shoal.runtime.rules.meeting_answers import (
+    Loss,
+    ProcessesGone,
+    ServicesLost,
+    SurvivorsMet,
+)
 from shoal.runtime.system.failure_words import headline_of
 
 
@@ -17,7 +21,7 @@ class Losses:
 
     def __init__(self, words: Callable[[int], str]) -> None:
         self.states: dict[int, str] = {}  # of processes: "left" | "failed" | "lost"
-        self.services: list[list[str]] = []  # [name, words]
+        self.services: list[tuple[str, str]] = []  # name, words
         self._words = words
 
     def concern(self, members: Collection[int]) -> bool:
@@ -25,13 +29,13 @@ class Losses:
         lost = any(state != "left" or p in members for p, state in self.states.items())
         return lost or bool(self.services)
 
-    def facts(self, members: Collection[int]) -> dict[str, Any]:
-        """Return [process, state, words] of those of them that are gone, and the services."""
+    def survivors(self, alive: Collection[int], members: Collection[int]) -> SurvivorsMet:
+        """Return what those that live are told of all members that are gone."""
         gone = [(p, state) for p, state in self.states.items() if p in members]
-        rows = [[p, state, self._words(p)] for p, state in gone]
-        return {"gone": rows, "services": list(self.services)}
+        rows = [(p, state, self._words(p)) for p, state in gone]
+        return SurvivorsMet([*alive], rows, list(self.services))
 
-    def answer(self, members: Collection[int], cause: int | None = None) -> Answer:
+    def answer(self, members: Collection[int], cause: int | None = None) -> ProcessesGone:
         """Return what is told of those of them that are gone.
 
         The first that did not leave in peace is the cause; its words are kept whole.
@@ -41,15 +45,15 @@ class Losses:
             cause = next((p for p in gone if self.states[p] != "left"), gone[0])
         kind = "lost" if self.states[cause] == "lost" else "failed"
         alike = [p for p in gone if (self.states[p] == "lost") == (kind == "lost")]
-        pairs = [[cause, self._words(cause)]]
-        pairs += [[p, headline_of(self._words(p))] for p in alike if p != cause]
-        return Answer(kind, {"gone": pairs})
+        pairs = [(cause, self._words(cause))]
+        pairs += [(p, headline_of(self._words(p))) for p in alike if p != cause]
+        return ProcessesGone(kind, pairs)
 
-    def service_answer(self) -> Answer:
+    def service_answer(self) -> ServicesLost:
         """Return what is told of services that are lost."""
-        return Answer("lost", {"gone": [], "services": list(self.services)})
+        return ServicesLost(list(self.services))
 
-    def any_answer(self, members: Collection[int]) -> Answer:
+    def any_answer(self, members: Collection[int]) -> Loss:
         """Return what is told of whoever is gone; of these first."""
         if not self.states:
             return self.service_answer()

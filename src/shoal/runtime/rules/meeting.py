@@ -16,22 +16,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from shoal.runtime.rules.deadline import given_s
 from shoal.runtime.rules.gathering import (
-    Answer,
     Gathering,
     Reply,
     WaitingProcess,
-    circle_facts,
+    circle_of,
     differ,
+    divergence,
     find_circle,
     place_text,
-    sides_facts,
     went_on,
 )
 from shoal.runtime.rules.lines import OpenGatherings
+from shoal.runtime.rules.meeting_answers import (
+    AllMet,
+    CallLeft,
+    Loss,
+    Outcome,
+    StacksHeard,
+    StillMissing,
+    SurvivorsMet,
+    TooLate,
+    TrailsApart,
+)
 from shoal.runtime.rules.member_record import Record
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
@@ -172,16 +182,16 @@ class Meeting(Roster[To]):
 
         It is an error of everybody until the survivors have met.
         """
-        self._losses.services.append([name, words])
+        self._losses.services.append((name, words))
         self._lose()
         answer = self._losses.service_answer()
         ended = [g for g in self._lines.all_open() if not g.survivors]
         return [reply for g in ended for reply in self._finish(now, g, answer)]
 
-    def waiting_for(self, now: float, process: int, lane: str) -> Mapping[str, Any] | None:
+    def waiting_for(self, now: float, process: int, lane: str) -> StillMissing | None:
         """Return who is missing where `process` waits, or None if it does not wait."""
         gathering = self._records[process].blocked.get(lane)
-        return self._missing_facts(gathering, now) if gathering else None
+        return self._missing(gathering, now) if gathering else None
 
     def waiters_for(self, process: int) -> set[int]:
         """Return the processes that wait for this one."""
@@ -194,7 +204,7 @@ class Meeting(Roster[To]):
         """Ask processes for their stacks; "stacks" goes to `to` when all said them, or late."""
         asked = [p for p in processes if p not in self._gone]
         if not asked:
-            return [Reply(to, ticket, Answer("stacks", {"stacks": {}}))]
+            return [Reply(to, ticket, StacksHeard({}))]
         self._asking.ask((to, ticket), asked, now + limit_s)
         self._next = min(self._next, now + limit_s)
         return []
@@ -215,11 +225,12 @@ class Meeting(Roster[To]):
 
     def _come(
         self, now: float, process: int, point: Point
-    ) -> tuple[Gathering[To], Answer | None, list[Reply[To]]]:
+    ) -> tuple[Gathering[To], Outcome | None, list[Reply[To]]]:
         """Return the gathering that a process comes to, or the answer that it gets at once.
 
         Others may still be in what it has left: they are answered on the way.
         """
+        answer: Outcome
         replies: list[Reply[To]] = []
         after_loss = self._records[process].has_lost
         while True:
@@ -244,14 +255,14 @@ class Meeting(Roster[To]):
                 return gathering, None, replies
             replies += self._finish(now, gathering, answer)
 
-    def _cause(self, record: Record[To], point: Point, left: Abandoned) -> Answer:
+    def _cause(self, record: Record[To], point: Point, left: Abandoned) -> Loss | CallLeft:
         """Return why a call fails that a process has left: perhaps for a loss that it knew of."""
         members = point.group or self._everybody
         if record.acknowledged < len(self._losses.services):
             return self._losses.service_answer()
         if any(process in self._gone for process in members):
             return self._losses.answer(members)
-        return Answer("abandoned", {"process": record.index, "words": left.words})
+        return CallLeft(record.index, left.words)
 
     def _judge(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:
         line, arrived = gathering.line, gathering.arrived
@@ -264,9 +275,9 @@ class Meeting(Roster[To]):
             if self._gone and len(arrived) == 1 and any(p in line.members for p in self._gone):
                 return self._finish(now, gathering, self._losses.answer(line.members))
         if mine is not first and differ(mine, first):
-            return self._finish(now, gathering, Answer("diverged", sides_facts(gathering)))
-        if "\n" in mine.trail and (facts := gathering.marks.add(process, mine.trail)):
-            return self._finish(now, gathering, Answer("diverged", facts))
+            return self._finish(now, gathering, divergence(gathering))
+        if "\n" in mine.trail and (found := gathering.marks.add(process, mine.trail)):
+            return self._finish(now, gathering, TrailsApart(found))
         if self._is_complete(gathering):
             return self._complete(now, gathering)
         waiting = self._lines.open_in(line.lane)
@@ -282,10 +293,11 @@ class Meeting(Roster[To]):
     def _break(self, now: float, circle: list[Gathering[To]]) -> list[Reply[To]]:
         """End a circle. Who waits for survivors that start again after a loss, learns of that."""
         ordinary = [g for g in circle if not g.survivors]
+        answer: Outcome
         if ordinary and len(ordinary) < len(circle) and self._losses.concern(()):
             circle, answer = ordinary, self._losses.any_answer(())
         else:
-            answer = Answer("diverged", circle_facts(circle, self._gone))
+            answer = circle_of(circle, self._gone)
         answered = {process for g in circle for process in g.arrived}
         replies = [reply for g in circle for reply in self._finish(now, g, answer)]
         self._lines.join(circle, answered)
@@ -302,10 +314,9 @@ class Meeting(Roster[To]):
         line, arrived = gathering.line, gathering.arrived
         if not gathering.survivors:
             payloads = {p: arrived[p].payload for p in line.members}
-            return self._finish(now, gathering, Answer("ok", payloads=payloads))
+            return self._finish(now, gathering, AllMet(payloads))
         alive = dict.fromkeys(sorted(arrived))
-        facts = {"alive": list(alive), **self._losses.facts(line.members)}
-        replies = self._finish(now, gathering, Answer("live", facts))
+        replies = self._finish(now, gathering, self._losses.survivors(alive, line.members))
         self._start_again(gathering, alive)
         return replies
 
@@ -324,12 +335,12 @@ class Meeting(Roster[To]):
             self._records[process].blocked.pop(gathering.line.lane, None)
             replies.append(Reply(wait.to, wait.ticket, self._losses.answer((process,))))
         if not gathering.arrived:
-            return replies + self._finish(now, gathering, Answer("live"))
+            return replies + self._finish(now, gathering, SurvivorsMet())
         if self._is_complete(gathering):
             replies += self._complete(now, gathering)
         return replies
 
-    def _finish(self, now: float, gathering: Gathering[To], answer: Answer) -> list[Reply[To]]:
+    def _finish(self, now: float, gathering: Gathering[To], answer: Outcome) -> list[Reply[To]]:
         """Give the one answer to all that wait; keep it for the living that did not come yet."""
         line = gathering.line
         gathering.answer = answer
@@ -368,19 +379,18 @@ class Meeting(Roster[To]):
         """A question is over, answered or not."""
         about = question.about
         if isinstance(about, tuple):
-            return [Reply(*about, Answer("stacks", {"stacks": question.stacks}))]
+            return [Reply(*about, StacksHeard(question.stacks))]
         return self._finish(now, about, self._late_answer(now, about, question.stacks))
 
     def _late_answer(
         self, now: float, gathering: Gathering[To], stacks: Mapping[int, str]
-    ) -> Answer:
+    ) -> TooLate:
         by, timeout_s = gathering.limit
-        facts = {**self._missing_facts(gathering, now), "by": by, "timeout_s": given_s(timeout_s)}
-        facts["at"] = place_text(next(iter(gathering.arrived.values())).point)
-        facts["stacks"] = [[p, text[:_STACK_CHARACTERS]] for p, text in stacks.items()]
-        return Answer("deadline", facts)
+        at = place_text(next(iter(gathering.arrived.values())).point)
+        shown = [(process, text[:_STACK_CHARACTERS]) for process, text in stacks.items()]
+        return TooLate(self._missing(gathering, now), by, given_s(timeout_s), at, shown)
 
-    def _missing_facts(self, gathering: Gathering[To], now: float) -> dict[str, Any]:
+    def _missing(self, gathering: Gathering[To], now: float) -> StillMissing:
         missing = gathering.missing(self._gone)
-        words = [[p, self._records[p].said(now)] for p in missing[:_WORDS]]
-        return {"missing": missing, "words": words}
+        words = [(p, self._records[p].said(now)) for p in missing[:_WORDS]]
+        return StillMissing(missing, words)

@@ -1,13 +1,13 @@
 """From what the meeting place answered to the exception that says it in words.
 
-The facts are those of `meeting.Answer`; both coordinators raise through this file, so a message
+Both coordinators raise through this file, so a message
 reads the same however the words travelled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shoal.errors import (
     DeadlineError,
@@ -18,7 +18,21 @@ from shoal.errors import (
 )
 from shoal.runtime.rules.fingerprints import Fingerprint
 from shoal.runtime.rules.first_difference import ENDED, excerpts, first_difference
+from shoal.runtime.rules.meeting_answers import (
+    CallLeft,
+    CircleSide,
+    Failure,
+    MeetingSide,
+    ProcessesGone,
+    ServicesLost,
+    SidesDiffer,
+    StillMissing,
+    TooLate,
+    TrailsApart,
+    WaitInCircle,
+)
 from shoal.runtime.rules.point import Point
+from shoal.runtime.rules.trail import TrailsDiffer
 from shoal.runtime.system.failure_words import fate_of, one_line, particulars_of
 from shoal.runtime.system.stacks import innermost
 
@@ -40,15 +54,6 @@ class ThisProcess(NamedTuple):
     def name(self, process: int) -> str:
         """Return another process with its host."""
         return f"process {process} ({self.hosts[process]})"
-
-
-class MeetingSide(NamedTuple):
-    """What some processes came for, as `gathering.sides_facts` tells it."""
-
-    name: str
-    fingerprint: str
-    site: str
-    processes: Sequence[int]
 
 
 class HiddenDifference(DivergenceError):
@@ -81,23 +86,25 @@ def disagreement(
     return DivergenceError(text, sides=dict(rows))
 
 
-def error_of(
-    kind: str, facts: Mapping[str, Any], me: ThisProcess, point: Point, waited_s: float
-) -> ShoalError:
-    """Return the exception of an answer that is not "ok"."""
-    if kind == "deadline":
-        return _deadline_error(facts, me, point, waited_s)
-    if kind == "diverged":
-        return _divergence_error(facts, me, point)
+def error_of(answer: Failure, me: ThisProcess, point: Point, waited_s: float) -> ShoalError:
+    """Return the exception of an answer that is no success."""
     what = f"{me}: {point.place} cannot complete"
-    if kind == "abandoned":
-        process, words = int(facts["process"]), str(facts["words"])
-        left = f"{me.name(process)} left this call: {words}"
-        return PeerFailedError(f"{what}: {left}", failed={process: words})
-    gone = {int(process): str(words) for process, words in facts["gone"]}
-    if not gone:
-        return service_error(facts["services"], what)
-    return gone_error(kind, gone, me, what)
+    match answer:
+        case TooLate():
+            return _deadline_error(answer, me, point, waited_s)
+        case CallLeft(process, words):
+            left = f"{me.name(process)} left this call: {words}"
+            return PeerFailedError(f"{what}: {left}", failed={process: words})
+        case ServicesLost(services):
+            return service_error(services, what)
+        case ProcessesGone(kind, gone):
+            return gone_error(kind, dict(gone), me, what)
+        case SidesDiffer(sides):
+            return _sides_error(_heading(sides, me, point), sides)
+        case WaitInCircle(sides):
+            return _circle_error(sides, me, point)
+        case TrailsApart(found):
+            return TrailsDiffer(*found)
 
 
 def service_error(services: Iterable[Sequence[str]], what: str) -> ProcessLostError:
@@ -118,10 +125,10 @@ def gone_error(kind: str, gone: Mapping[int, str], me: ThisProcess, what: str) -
     return PeerFailedError(f"{what}: {told}" + (f"\n{indented(more)}" if more else ""), failed=gone)
 
 
-def waiting_line(facts: Mapping[str, Any], me: ThisProcess, point: Point, waited_s: float) -> str:
+def waiting_line(waiting: StillMissing, me: ThisProcess, point: Point, waited_s: float) -> str:
     """Return the one line that a process logs when it has waited long."""
-    told = "; ".join([*_told(facts, me), *filter(None, [_more(facts)])])
-    missing = listed(facts["missing"])
+    told = "; ".join([*_told(waiting, me), *filter(None, [_more(waiting)])])
+    missing = listed(waiting.missing)
     return f"{me}: {point.place} has waited {waited_s:.0f} s for {missing} [{told}]"
 
 
@@ -138,48 +145,50 @@ def listed(processes: Iterable[int]) -> str:
     return f"{noun} " + ", ".join("-".join(map(str, run)) for run in runs)
 
 
-def _deadline_error(
-    facts: Mapping[str, Any], me: ThisProcess, point: Point, waited_s: float
-) -> DeadlineError:
-    missing, by, timeout_s = facts["missing"], facts["by"], facts["timeout_s"]
-    whose = "its deadline" if by == me.process else f"the deadline of process {by}"
+def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: float) -> DeadlineError:
+    waiting, missing = late.waiting, late.waiting.missing
+    whose = "its deadline" if late.by == me.process else f"the deadline of process {late.by}"
     if me.process in missing:
-        ended = f"the wait at {facts['at']} had ended after {timeout_s:g} s"
+        ended = f"the wait at {late.at} had ended after {late.timeout_s:g} s"
         told = f"came too late: {ended} ({whose})"
         if also := [process for process in missing if process != me.process]:
             told += f"; {listed(also)} did not come in time either"
     else:
-        told = f"waited {waited_s:.1f} s until {whose} ({timeout_s:g} s)"
+        told = f"waited {waited_s:.1f} s until {whose} ({late.timeout_s:g} s)"
         told += f"; {listed(missing)} did not come in time"
     lines = [f"{me}: {point.place} {told}"]
-    stacks = {int(process): str(text) for process, text in facts.get("stacks", ())}
-    for (process, _), told in zip(facts["words"], _told(facts, me), strict=False):
+    stacks = dict(late.stacks)
+    for (process, _), told in zip(waiting.words, _told(waiting, me), strict=False):
         lines.append(told)
         lines += [f"  {frame}" for frame in innermost(stacks.get(process, ""))]
-    if more := _more(facts):
+    if more := _more(waiting):
         lines.append(more)
     return DeadlineError(
         "\n  ".join(lines) + _PATIENCE_HINT,
         name=point.name,
         waited_s=waited_s,
         missing=missing,
-        last_words={int(process): str(words) for process, words in facts["words"]},
+        last_words=dict(waiting.words),
         stacks=stacks,
     )
 
 
-def _divergence_error(facts: Mapping[str, Any], me: ThisProcess, point: Point) -> DivergenceError:
-    lane = "" if point.lane == "main" else f" (lane {point.lane!r})"
-    if "circle" not in facts:
-        heading = f"{me}: processes disagree on what comes next{lane}"
-        if not any(me.process in processes for *_, processes in facts["sides"]):
-            heading += f"; {point.place} came too late"
-        return _sides_error(heading, [MeetingSide(*row) for row in facts["sides"]])
-    lines = [f"{me}: {point.place}: processes wait for each other in a circle{lane}"]
-    rows = facts["circle"]
-    lines += [f"{listed(here)} {told} for {listed(awaited)}" for told, here, awaited in rows]
-    sides = {told: tuple(here) for told, here, _ in rows}
-    return DivergenceError("\n  ".join(lines), sides=sides)
+def _heading(sides: Sequence[MeetingSide], me: ThisProcess, point: Point) -> str:
+    heading = f"{me}: processes disagree on what comes next{_lane(point)}"
+    if not any(me.process in side.processes for side in sides):
+        heading += f"; {point.place} came too late"
+    return heading
+
+
+def _lane(point: Point) -> str:
+    return "" if point.lane == "main" else f" (lane {point.lane!r})"
+
+
+def _circle_error(sides: Sequence[CircleSide], me: ThisProcess, point: Point) -> DivergenceError:
+    heading = f"{me}: {point.place}: processes wait for each other in a circle{_lane(point)}"
+    lines = [f"{listed(s.processes)} {s.words} for {listed(s.awaited)}" for s in sides]
+    told = {side.words: tuple(side.processes) for side in sides}
+    return DivergenceError("\n  ".join([heading, *lines]), sides=told)
 
 
 def _sides_error(heading: str, sides: Sequence[MeetingSide]) -> DivergenceError:
@@ -221,13 +230,13 @@ def _calls(
     return calls
 
 
-def _told(facts: Mapping[str, Any], me: ThisProcess) -> list[str]:
+def _told(waiting: StillMissing, me: ThisProcess) -> list[str]:
     """Return the last words of the first who are missing."""
-    return [f"{me.name(process)}: {words}" for process, words in facts["words"][:_LINES]]
+    return [f"{me.name(process)}: {words}" for process, words in waiting.words[:_LINES]]
 
 
-def _more(facts: Mapping[str, Any]) -> str:
-    more = len(facts["missing"]) - min(_LINES, len(facts["words"]))
+def _more(waiting: StillMissing) -> str:
+    more = len(waiting.missing) - min(_LINES, len(waiting.words))
     return f"and {more} more" if more else ""
 
 

@@ -15,12 +15,21 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from shoal.errors import DivergenceError
 from shoal.hashing import call_digest, short_digest
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.trail_marks import Found, LaneTrail, Marks, TrailMarks, exact_of, lanes_of
+from shoal.runtime.rules.trail_marks import (
+    Found,
+    LaneTrail,
+    Marks,
+    TrailMarks,
+    TrailVersion,
+    TrailVersions,
+    exact_of,
+    lanes_of,
+)
 
 _LOG = logging.getLogger("shoal")
 _MOST_ENTRIES = 1024  # of a trail are kept, so that the first difference can be named
@@ -322,13 +331,12 @@ class Trails:
 class TrailsDiffer(DivergenceError):
     """The trails of those that met differ; where they do, is not known yet.
 
-    `rows` holds, for each version: its text, the name and the call site of the point, processes.
     `lane` names the one beside the main line that it is about; None: that of the point.
     """
 
-    def __init__(self, rows: Sequence[Sequence[Any]], lane: str | None = None) -> None:
+    def __init__(self, versions: Sequence[TrailVersion], lane: str | None = None) -> None:
         super().__init__("processes disagree on an earlier call")
-        self.rows, self.lane = rows, lane
+        self.versions, self.lane = versions, lane
 
 
 def trails_differ(one: str, other: str) -> bool:
@@ -339,22 +347,20 @@ def trails_differ(one: str, other: str) -> bool:
     return one != other and _UNKNOWN not in (one, other)
 
 
-def trail_facts(points: Iterable[tuple[int, Point]]) -> dict[str, Any]:
-    """Group who arrived by trail, as an answer tells it; empty if the trails do not differ."""
+def trail_versions(points: Iterable[tuple[int, Point]]) -> TrailVersions | None:
+    """Group who arrived by trail; None: the trails do not differ."""
     sides: dict[str, tuple[Point, list[int]]] = {}
     for process, point in points:
         text = exact_of(point.trail)
         if not point.survivors and text != _UNKNOWN:
             sides.setdefault(text, (point, []))[1].append(process)
     if len(sides) < 2:
-        return {}
+        return None
     rows = sorted((sorted(processes), point) for point, processes in sides.values())
-    return {
-        "trails": [
-            [exact_of(point.trail)[:_TEXT], point.name[:_TEXT], point.site[:_TEXT], processes]
-            for processes, point in rows
-        ]
-    }
+    return TrailVersions([
+        TrailVersion(exact_of(p.trail)[:_TEXT], p.name[:_TEXT], p.site[:_TEXT], processes)
+        for processes, p in rows
+    ])  # fmt: skip
 
 
 def _count_of(text: str) -> int:

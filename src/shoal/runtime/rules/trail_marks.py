@@ -72,13 +72,29 @@ class TrailMarks(NamedTuple):
     marks: str
 
 
+class TrailVersion(NamedTuple):
+    """What some processes called, where not all called the same."""
+
+    text: str  # "count:digest" of their calls
+    name: str  # of the point that they had come to, and its call site; empty where they had not
+    site: str
+    processes: Sequence[int]
+
+
+class TrailVersions(NamedTuple):
+    """A trail of which there is more than one version."""
+
+    versions: Sequence[TrailVersion]
+    lane: str | None = None  # beside the main line; None: that of the point
+
+
 class Found(NamedTuple):
     """A difference that signs of life have shown."""
 
     group: tuple[int, ...] | None
     lane: str
     base: str
-    rows: Sequence[Sequence[Any]]  # as in an answer
+    versions: Sequence[TrailVersion]
 
 
 def lanes_of(lanes: list[LaneTrail]) -> str:
@@ -98,16 +114,16 @@ class SharedMarks:
     def __init__(self) -> None:
         self._versions: dict[tuple[str, str, int], dict[str, list[int]]] = {}
 
-    def add(self, process: int, text: str) -> dict[str, Any]:
-        """Take what a process brings; return, as an answer tells it, where it differs from what
-        others brought, or nothing."""
+    def add(self, process: int, text: str) -> TrailVersions | None:
+        """Take what a process brings; return where it differs from what others brought, if it
+        does."""
         for lane, base, count, digest in _marks_in(text):
             versions = self._versions.setdefault((lane, base, count), {})
             versions.setdefault(digest, []).append(process)
             if len(versions) > 1:
                 sides = sorted((who, f"{count}:{digest}") for digest, who in versions.items())
-                return {"trails": [[told, "", "", who] for who, told in sides], "lane": lane}
-        return {}
+                return TrailVersions([TrailVersion(at, "", "", who) for who, at in sides], lane)
+        return None
 
 
 class LatestMarks:
@@ -132,7 +148,8 @@ class LatestMarks:
             if len(versions := holders[count]) > 1:
                 self._found.add(key)
                 sides = sorted((sorted(who), digest) for digest, who in versions.items())
-                return Found(*key, [[f"{count}:{digest}", "", "", who] for who, digest in sides])
+                at = [TrailVersion(f"{count}:{digest}", "", "", who) for who, digest in sides]
+                return Found(*key, at)
         return None
 
     def _forget(self, process: int, told: TrailMarks) -> None:

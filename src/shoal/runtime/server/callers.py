@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
-from shoal.runtime.rules.gathering import Answer, Reply
+from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import (
     Arrival,
@@ -150,10 +150,10 @@ class LaneCaller:
             self._last = header, arrival
             self._arrive(meeting, connection, arrival, frame.body)
         elif verb == "who":
-            facts = meeting.waiting_for(job.now(), process, text_field(header, "lane"))
-            if facts is not None:
+            waiting = meeting.waiting_for(job.now(), process, text_field(header, "lane"))
+            if waiting is not None:
                 ticket = whole_field(header, "ticket")
-                job.answer([Reply(connection, ticket, Answer("waiting", facts))])
+                job.answer([Reply(connection, ticket, waiting)])
         else:
             _known(_QUESTIONS, verb)(job, connection, header)
 

@@ -9,10 +9,18 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
-from shoal.runtime.rules.gathering import Answer, Reply
+from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.joining import Hello, Joining, JoinReply
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.rules.meeting import Meeting
+from shoal.runtime.rules.meeting_answers import (
+    AllMet,
+    Answer,
+    MembersKnown,
+    StacksHeard,
+    StepsAwaited,
+    SurvivorsMet,
+)
 from shoal.runtime.rules.messages import Beat, given_words, step_text
 from shoal.runtime.rules.stopping import Given, Rounds, Settled, Told
 from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
@@ -165,7 +173,9 @@ class ServedJob:
             found = self._marks.hear(process, told)
             if found is not None:
                 header = {"is": "trail", "group": found.group, "lane": found.lane}
-                frame = pack_frame({**header, "base": found.base}, json.dumps(found.rows).encode())
+                frame = pack_frame(
+                    {**header, "base": found.base}, json.dumps(found.versions).encode()
+                )
                 self._push(found.group or range(self.num_processes), frame)
 
     def depart(self, process: int, state: str, words: str) -> None:
@@ -243,7 +253,7 @@ class ServedJob:
 
     def tell_awaited(self, to: Connection, ticket: int) -> None:
         """Answer who has not said yet where it stands, since a notice is open."""
-        self.answer([Reply(to, ticket, Answer("awaited", {"awaited": self.rounds.awaited}))])
+        self.answer([Reply(to, ticket, StepsAwaited(self.rounds.awaited))])
 
     # ---- keepers
 
@@ -290,13 +300,12 @@ class ServedJob:
         """Answer who is here."""
         meeting = self.meeting
         rows = meeting.members(self.now()) if meeting else self.joining.members()
-        facts = {"members": rows, "services": self.service_rows()}
-        self.answer([Reply(to, ticket, Answer("members", facts))])
+        self.answer([Reply(to, ticket, MembersKnown(rows, self.service_rows()))])
 
     def ask_stacks(self, processes: Iterable[int], to: Connection, ticket: int) -> None:
         """Ask processes where their threads are; answer `to` when they have said it."""
         if self.meeting is None:
-            self.answer([Reply(to, ticket, Answer("stacks", {"stacks": {}}))])
+            self.answer([Reply(to, ticket, StacksHeard({}))])
         else:
             now, limit_s = self.now(), _STACKS_S
             self.answer(self.meeting.ask_stacks(now, processes, limit_s, to, ticket))
@@ -355,7 +364,7 @@ class ServedJob:
             body = bodies.get(id(answer))
             if body is None:
                 body = bodies[id(answer)] = _body_of(answer)
-                if answer.kind == "live":
+                if isinstance(answer, SurvivorsMet):
                     self._told_gone = 0
             self._connections.send(to, pack_answer(ticket, answer.kind, body))
 
@@ -368,6 +377,6 @@ class ServedJob:
 
 
 def _body_of(answer: Answer) -> bytes:
-    if answer.kind == "ok":
+    if isinstance(answer, AllMet):
         return join_payloads(list(answer.payloads.values()))
     return json.dumps(answer.facts).encode()

@@ -1,0 +1,286 @@
+"""What the meeting answers: one type for each answer, and how each travels.
+
+All that wait at one gathering are given one answer object, hence all or none. On the wire an answer
+is its `kind` and, as JSON, its `facts`; the payloads of those that met have a form of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+from shoal.runtime.rules.point import Member
+from shoal.runtime.rules.trail_marks import TrailVersion, TrailVersions
+from shoal.runtime.wire.frames import FrameError
+
+Facts: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AllMet:
+    """All have come."""
+
+    payloads: Mapping[int, bytes]
+
+    kind: ClassVar[str] = "ok"
+    is_success: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivorsMet:
+    """All have come that live."""
+
+    alive: Sequence[int] = ()
+    gone: Sequence[tuple[int, str, str]] = ()  # process, state, words
+    services: Sequence[tuple[str, str]] = ()  # name, words; of those that are lost
+
+    kind: ClassVar[str] = "live"
+    is_success: ClassVar[bool] = True
+
+    @property
+    def facts(self) -> Facts:
+        """As it travels."""
+        rows = {"gone": _rows(self.gone), "services": _rows(self.services)}
+        return {"alive": [*self.alive], **rows}
+
+
+class MeetingSide(NamedTuple):
+    """What some processes came for."""
+
+    name: str
+    fingerprint: str
+    site: str
+    processes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SidesDiffer:
+    """Processes came for different things."""
+
+    sides: Sequence[MeetingSide]
+
+    kind: ClassVar[str] = "diverged"
+    is_success: ClassVar[bool] = False
+
+    @property
+    def facts(self) -> Facts:
+        """As it travels."""
+        return {"sides": _rows(self.sides)}
+
+
+@dataclass(frozen=True, slots=True)
+class TrailsApart:
+    """Processes made different calls before, of those that send nothing."""
+
+    found: TrailVersions
+
+    kind: ClassVar[str] = "diverged"
+    is_success: ClassVar[bool] = False
+
+    @property
+    def facts(self) -> Facts:
+        """As it travels."""
+        lane = {} if self.found.lane is None else {"lane": self.found.lane}
+        return {"trails": _rows(self.found.versions), **lane}
+
+
+class CircleSide(NamedTuple):
+    """Processes that wait at one gathering of a circle."""
+
+    words: str  # "wait at 'epoch' (train.py:31)"
+    processes: Sequence[int]
+    awaited: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitInCircle:
+    """Processes wait for each other, each at another point."""
+
+    sides: Sequence[CircleSide]
+
+    kind: ClassVar[str] = "diverged"
+    is_success: ClassVar[bool] = False
+
+    @property
+    def facts(self) -> Facts:
+        """As it travels."""
+        return {"circle": _rows(self.sides)}
+
+
+@dataclass(frozen=True, slots=True)
+class StillMissing:
+    """Who is missing where a process waits: what it may ask while it does."""
+
+    missing: Sequence[int]
+    words: Sequence[tuple[int, str]]  # of the first of them: process, its last words
+
+    kind: ClassVar[str] = "waiting"
+
+    @property
+    def facts(self) -> Facts:
+        """As it travels."""
+        return {"missing": [*self.missing], "words": _rows(self.words)}
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> StillMissing:
+        """Undo `facts`."""
+        return cls(facts["missing"], _pairs(facts["words"]))
+
+
+@dataclass(frozen=True, slots=True)
+class TooLate:
+    """The earliest deadline of those that waited has passed."""
+
+    waiting: StillMissing
+    by: int  # whose deadline it was
+    timeout_s: float
+    at: str = ""  # where those waited that had come
+    stacks: Sequence[tuple[int, str]] = ()  # of those that were late: process, text
+
+    kind: ClassVar[str] = "deadline"
+    is_success: ClassVar[bool] = False
+
+    @property
+    def facts(self) -> Facts:
+        """As it travels."""
+        limit = {"by": self.by, "timeout_s": self.timeout_s, "at": self.at}
+        return {**self.waiting.facts, **limit, "stacks": _rows(self.stacks)}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessesGone:
+    """Processes that are needed are gone, the cause first."""
+
+    kind: str  # "lost" | "failed"
+    gone: Sequence[tuple[int, str]]  # process, words
+
+    is_success: ClassVar[bool] = False
+
+    @property
+    def facts(self) -> Facts:
+        """As it travels."""
+        return {"gone": _rows(self.gone)}
+
+
+@dataclass(frozen=True, slots=True)
+class ServicesLost:
+    """Something that all processes need is lost."""
+
+    services: Sequence[tuple[str, str]]  # name, words
+
+    kind: ClassVar[str] = "lost"
+    is_success: ClassVar[bool] = False
+
+    @property
+    def facts(self) -> Facts:
+        """As it travels."""
+        return {"gone": [], "services": _rows(self.services)}
+
+
+@dataclass(frozen=True, slots=True)
+class CallLeft:
+    """A process has left the call."""
+
+    process: int
+    words: str
+
+    kind: ClassVar[str] = "abandoned"
+    is_success: ClassVar[bool] = False
+
+    @property
+    def facts(self) -> Facts:
+        """As it travels."""
+        return {"process": self.process, "words": self.words}
+
+
+@dataclass(frozen=True, slots=True)
+class MembersKnown:
+    """What is known of every process, and of the services."""
+
+    members: Sequence[Member]
+    services: Sequence[Sequence[str]]
+
+    kind: ClassVar[str] = "members"
+
+    @property
+    def facts(self) -> Facts:
+        """As it travels."""
+        return {"members": self.members, "services": self.services}
+
+
+@dataclass(frozen=True, slots=True)
+class StacksHeard:
+    """Where the threads of processes are, of those that said it in time."""
+
+    stacks: Mapping[int, str]
+
+    kind: ClassVar[str] = "stacks"
+
+    @property
+    def facts(self) -> Facts:
+        """As it travels."""
+        return {"stacks": {**self.stacks}}
+
+
+@dataclass(frozen=True, slots=True)
+class StepsAwaited:
+    """Who has not said yet where it stands, since a notice is open."""
+
+    processes: Sequence[int]
+
+    kind: ClassVar[str] = "awaited"
+
+    @property
+    def facts(self) -> Facts:
+        """As it travels."""
+        return {"awaited": self.processes}
+
+
+Success: TypeAlias = AllMet | SurvivorsMet
+Loss: TypeAlias = ProcessesGone | ServicesLost
+Divergence: TypeAlias = SidesDiffer | TrailsApart | WaitInCircle
+Failure: TypeAlias = Divergence | TooLate | Loss | CallLeft
+Outcome: TypeAlias = Success | Failure  # of a gathering
+Answer: TypeAlias = Outcome | StillMissing | MembersKnown | StacksHeard | StepsAwaited
+
+
+def outcome_of(kind: str, facts: Mapping[str, Any]) -> SurvivorsMet | Failure:
+    """Return the outcome that travelled as these.
+
+    Raises:
+      FrameError: there is none of this kind.
+    """
+    match kind:
+        case "live":
+            gone = [(process, state, words) for process, state, words in facts["gone"]]
+            return SurvivorsMet(facts["alive"], gone, _pairs(facts["services"]))
+        case "diverged":
+            return _divergence_of(facts)
+        case "deadline":
+            by, timeout_s, at = facts["by"], facts["timeout_s"], facts["at"]
+            return TooLate(StillMissing.of(facts), by, timeout_s, at, _pairs(facts["stacks"]))
+        case "abandoned":
+            return CallLeft(facts["process"], facts["words"])
+        case "lost" | "failed":
+            if facts["gone"]:
+                return ProcessesGone(kind, _pairs(facts["gone"]))
+            return ServicesLost(_pairs(facts["services"]))
+    raise FrameError(f"unknown answer {kind[:40]!r}")
+
+
+def _divergence_of(facts: Mapping[str, Any]) -> Divergence:
+    if "trails" in facts:
+        versions = [TrailVersion(*row) for row in facts["trails"]]
+        return TrailsApart(TrailVersions(versions, facts.get("lane")))
+    if "circle" in facts:
+        return WaitInCircle([CircleSide(*row) for row in facts["circle"]])
+    return SidesDiffer([MeetingSide(*row) for row in facts["sides"]])
+
+
+def _rows(rows: Iterable[Sequence[Any]]) -> list[list[Any]]:
+    return [[*row] for row in rows]
+
+
+def _pairs(rows: Iterable[Sequence[Any]]) -> list[tuple[Any, Any]]:
+    return [(first, second) for first, second in rows]

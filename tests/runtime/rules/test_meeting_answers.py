@@ -1,0 +1,77 @@
+"""What travels of an answer is the JSON that it was, and the answer comes back from it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shoal.runtime.rules.meeting_answers import (
+    CallLeft,
+    CircleSide,
+    MeetingSide,
+    ProcessesGone,
+    ServicesLost,
+    SidesDiffer,
+    StillMissing,
+    SurvivorsMet,
+    TooLate,
+    TrailsApart,
+    WaitInCircle,
+    outcome_of,
+)
+from shoal.runtime.rules.trail_marks import TrailVersion, TrailVersions
+from shoal.runtime.wire.frames import FrameError
+
+VERSIONS = [TrailVersion("3:ab", "w", "t.py:1", [0]), TrailVersion("", "", "", [1, 2])]
+TRAVELS = [
+    (
+        SurvivorsMet([0, 2], [(1, "lost", "killed")], [("JAX's service", "cut off")]),
+        '{"alive": [0, 2], "gone": [[1, "lost", "killed"]], '
+        '"services": [["JAX\'s service", "cut off"]]}',
+    ),
+    (
+        SidesDiffer([MeetingSide("a", "f", "t.py:1", [0]), MeetingSide("b", "", "", [1, 2])]),
+        '{"sides": [["a", "f", "t.py:1", [0]], ["b", "", "", [1, 2]]]}',
+    ),
+    (
+        TrailsApart(TrailVersions(VERSIONS)),
+        '{"trails": [["3:ab", "w", "t.py:1", [0]], ["", "", "", [1, 2]]]}',
+    ),
+    (
+        TrailsApart(TrailVersions(VERSIONS, "data")),
+        '{"trails": [["3:ab", "w", "t.py:1", [0]], ["", "", "", [1, 2]]], "lane": "data"}',
+    ),
+    (
+        WaitInCircle([CircleSide("waits at 'a'", [0], [1]), CircleSide("waits at 'b'", [1], [0])]),
+        '{"circle": [["waits at \'a\'", [0], [1]], ["waits at \'b\'", [1], [0]]]}',
+    ),
+    (
+        TooLate(StillMissing([1, 2], [(1, "joined")]), 0, 5.0, "'a'", [(1, "in fit")]),
+        '{"missing": [1, 2], "words": [[1, "joined"]], "by": 0, "timeout_s": 5.0, '
+        '"at": "\'a\'", "stacks": [[1, "in fit"]]}',
+    ),
+    (ProcessesGone("lost", [(1, "killed")]), '{"gone": [[1, "killed"]]}'),
+    (ProcessesGone("failed", [(1, "E"), (2, "E")]), '{"gone": [[1, "E"], [2, "E"]]}'),
+    (ServicesLost([("JAX", "cut off")]), '{"gone": [], "services": [["JAX", "cut off"]]}'),
+    (CallLeft(2, "KeyboardInterrupt"), '{"process": 2, "words": "KeyboardInterrupt"}'),
+]
+
+
+@pytest.mark.parametrize(("answer", "text"), TRAVELS)
+def test_an_outcome_travels_and_comes_back(answer, text):
+    assert json.dumps(answer.facts) == text
+    again = outcome_of(answer.kind, json.loads(text))
+    assert again == answer
+    assert again.is_success is isinstance(answer, SurvivorsMet)
+
+
+def test_who_is_missing_travels_too():
+    waiting = StillMissing([1], [(1, "joined")])
+    assert json.dumps(waiting.facts) == '{"missing": [1], "words": [[1, "joined"]]}'
+    assert StillMissing.of(json.loads(json.dumps(waiting.facts))) == waiting
+
+
+def test_what_is_no_outcome_is_refused():
+    with pytest.raises(FrameError, match="unknown answer 'fine'"):
+        outcome_of("fine", {})
