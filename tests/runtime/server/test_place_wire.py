@@ -136,7 +136,7 @@ def test_what_was_said_is_read_before_anybody_is_judged():
 
     assert half_a_second() == "here"
     process.say("beat", **BEAT)
-    inbox = place.newest_job.lives[0].connection.socket
+    inbox = place.newest_job.mail.lives[0].connection.socket
     assert select.select([inbox], [], [], PATIENCE_S)[0]
     assert [half_a_second() for _ in range(3)] == ["here", "here", "silent"]
     place._connections.close_all()

@@ -28,7 +28,8 @@ from shoal.runtime.rules.messages import (
     told_of,
     trails_of,
 )
-from shoal.runtime.server.job import Life, ServedJob
+from shoal.runtime.server.job import ServedJob
+from shoal.runtime.server.mail import Life
 from shoal.runtime.system.failure_words import one_line
 from shoal.runtime.wire.frames import (
     Frame,
@@ -67,14 +68,14 @@ class ProcessCaller:
     def _tell_absent(self) -> None:
         if self._job.meeting is None:
             absent = json.dumps(self._job.joining.absent()).encode()
-            self._job.send(self._life.connection, pack_frame({"is": "waiting"}, absent))
+            self._job.mail.send(self._life.connection, pack_frame({"is": "waiting"}, absent))
 
     def _beat(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         job, process, header = self._job, self._life.process, frame.header
         job.beat(process, beat_of(header))
         if "trails" in header:
             job.hear_trails(process, trails_of(header, process, job.num_processes))
-        job.send(self._life.connection, ECHO)
+        job.mail.send(self._life.connection, ECHO)
 
     def _stacks(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         ticket = whole_field(frame.header, "ticket")
@@ -84,7 +85,7 @@ class ProcessCaller:
     def _abandon(self, meeting: Meeting[Connection], frame: Frame) -> None:
         job, process = self._job, self._life.process
         left = abandoned_of(frame, process, job.num_processes)
-        job.answer(meeting.abandon(job.now(), process, left))
+        job.mail.answer(meeting.abandon(job.now(), process, left))
         for arrive in self._life.release(left.point.lane):
             arrive()
 
@@ -96,10 +97,10 @@ class ProcessCaller:
         meeting.say(self._job.now(), self._life.process, words)
 
     def _notice(self, _meeting: Meeting[Connection], frame: Frame) -> None:
-        self._job.give_notice(self._life.process, given_of(frame.header))
+        self._job.leaving.give_notice(self._life.process, given_of(frame.header))
 
     def _stop(self, _meeting: Meeting[Connection], frame: Frame) -> None:
-        self._job.hear_stop(self._life.process, told_of(frame))
+        self._job.leaving.hear_stop(self._life.process, told_of(frame))
 
     def _failed(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         self._job.depart(self._life.process, "failed", frame.body.decode(errors="replace"))
@@ -153,7 +154,7 @@ class LaneCaller:
             waiting = meeting.waiting_for(job.now(), process, text_field(header, "lane"))
             if waiting is not None:
                 ticket = whole_field(header, "ticket")
-                job.answer([Reply(connection, ticket, waiting)])
+                job.mail.answer([Reply(connection, ticket, waiting)])
         else:
             _known(_QUESTIONS, verb)(job, connection, header)
 
@@ -182,7 +183,7 @@ class LaneCaller:
             step=arrival.step,
         )
         if replies:
-            job.answer(replies)
+            job.mail.answer(replies)
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `connections.Listener`."""
@@ -202,7 +203,7 @@ def _others_stacks(job: ServedJob, connection: Connection, header: Mapping[str, 
 
 
 def _awaited(job: ServedJob, connection: Connection, header: Mapping[str, Any]) -> None:
-    job.tell_awaited(connection, whole_field(header, "ticket"))
+    job.leaving.tell_awaited(connection, whole_field(header, "ticket"))
 
 
 # What members and observers may ask.

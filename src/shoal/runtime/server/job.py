@@ -6,48 +6,24 @@ It carries the words between the sockets and the rules, and tells everybody who 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.joining import Hello, Joining, JoinReply
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.rules.meeting import Meeting
-from shoal.runtime.rules.meeting_answers import (
-    AllMet,
-    Answer,
-    MembersKnown,
-    StacksHeard,
-    StepsAwaited,
-    SurvivorsMet,
-)
-from shoal.runtime.rules.messages import Beat, given_words, step_text
-from shoal.runtime.rules.stopping import Given, Rounds, Settled, Told
+from shoal.runtime.rules.meeting_answers import MembersKnown, StacksHeard
+from shoal.runtime.rules.messages import Beat
 from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
-from shoal.runtime.wire.frames import join_payloads, pack_answer, pack_frame
+from shoal.runtime.server.keeper_connections import KeeperConnections
+from shoal.runtime.server.leaving import Leaving
+from shoal.runtime.server.mail import JobMail, Life
+from shoal.runtime.wire.frames import pack_frame
 from shoal.runtime.wire.server_sockets import Connection, Connections
 
 _STACKS_GRACE_S = 0.5  # how long those who are late may take to say where they are
 _STACKS_S = 2.0  # the same, when somebody asks
-# Everybody is told of this many losses until survivors meet; more are one disaster, in which words
-# to all about all would be a flood. Survivors are told of each when they meet.
-_MOST_GONE = 64
-
-
-class Life:
-    """A process that said HELLO: the connection whose end is its end, and those of its lanes."""
-
-    def __init__(self, process: int, connection: Connection) -> None:
-        self.process = process
-        self.connection = connection
-        self.lanes: set[Connection] = set()
-        # By connection, a lane and what takes an arrival there, until a word before it came.
-        self.held: dict[Connection, tuple[str, Callable[[], None]]] = {}
-
-    def release(self, lane: str) -> list[Callable[[], None]]:
-        """Return what takes the arrivals of a lane that were held."""
-        released = [connection for connection, (held, _) in self.held.items() if held == lane]
-        return [self.held.pop(connection)[1] for connection in released]
 
 
 class ServedJob:
@@ -63,19 +39,16 @@ class ServedJob:
     ) -> None:
         self.joining = joining
         self.meeting: Meeting[Connection] | None = None
-        self.lives: dict[int, Life] = {}
+        self.mail = JobMail(connections, self._is_member)
+        self.leaving = Leaving(joining.num_processes, self.mail)
         self.now = clock
-        self._connections = connections
         self._limits = limits
         self._liveness: Liveness[int] = Liveness(limits)
         self._running = running  # the time that silence is counted in
-        self._keepers: dict[str, Connection] = {}
-        self._told_gone = 0
+        self._keepers = KeeperConnections(connections)
         self._marks = LatestMarks()
         self.near = ""  # see `near.listen_near`
         self.service_rows: Callable[[], list[list[str]]] = list
-        self.rounds = Rounds(joining.num_processes)
-        self.on_leaving: Callable[[], None] = lambda: None  # `rounds` has changed
         self.on_news: Callable[..., None] = lambda **_news: None  # see `meeting_place.MeetingPlace`
 
     @property
@@ -90,25 +63,22 @@ class ServedJob:
 
     def is_over(self, now: float) -> bool:
         """Is nobody left who is part of it?"""
-        return not self.lives and (self.meeting is not None or self.joining.is_spent(now))
+        return not self.mail.lives and (self.meeting is not None or self.joining.is_spent(now))
 
     def ended_for(self, process: int, now: float) -> bool:
         """Does a HELLO of this process belong to another job than this one?"""
         left = self.meeting is not None and self.meeting.has_gone(process)
         return left or self.joining.has_told(process) or self.joining.is_spent(now)
 
-    def send(self, connection: Connection, frame: bytes) -> None:
-        """Send one frame."""
-        self._connections.send(connection, frame)
-
-    # ---- joining
+    def _is_member(self, process: int) -> bool:
+        return self.meeting is not None and not self.meeting.has_gone(process)
 
     def hello(self, connection: Connection, hello: Hello) -> Life | None:
         """Somebody wants to join; return its life, or None if it is refused."""
         replies = self.joining.hello(self.now(), hello, connection)
         life = None
         if not any(reply.to is connection and reply.refusal for reply in replies):
-            life = self.lives[hello.process] = Life(hello.process, connection)
+            life = self.mail.lives[hello.process] = Life(hello.process, connection)
             self.on_news(joined=hello.process)
         self.answer_joining(replies)
         return life
@@ -126,38 +96,20 @@ class ServedJob:
             refused.add(to)
             words = refusal.encode(errors="replace")  # JSON may carry half a surrogate pair
             frame = pack_frame({"is": "refused", "missing": missing}, words)
-            self._connections.send(to, frame, then_close=True)
+            self.mail.send_last(to, frame)
+        lives = self.mail.lives
         if refused:
-            lives = self.lives.items()
-            self.lives = {p: life for p, life in lives if life.connection not in refused}
+            self.mail.lives = {p: a for p, a in lives.items() if a.connection not in refused}
         elif is_welcome:
-            for process, welcome in enumerate(self._welcomes()):
-                self._connections.send(self.lives[process].connection, welcome)
+            more = {"near": self.near, **self._limits.words}
+            for process, welcome in enumerate(_welcomes(self.joining, more)):
+                self.mail.send(lives[process].connection, welcome)
 
     def _begin(self) -> None:
         now, joining = self.now(), self.joining
         self.meeting = Meeting(joining.hosts, now, pids=joining.pids, stack_grace_s=_STACKS_GRACE_S)
         for process in range(self.num_processes):
             self._liveness.watch(self._running.read(now), process)
-
-    def _welcomes(self) -> Iterator[bytes]:
-        """Return what each process is told when all are here, in order."""
-        leads = {min(pids): pids for pids in self.joining.shared_hosts().values()}
-        leader_of = {process: leader for leader, pids in leads.items() for process in pids}
-        header = {
-            "is": "welcome",
-            "jax_service": self.joining.jax_service,
-            "near": self.near,
-            **self._limits.words,
-        }
-        hosts = json.dumps(self.joining.hosts).encode()
-        for process in range(self.num_processes):
-            told: dict[str, Any] = {**header, "leader": leader_of.get(process, process)}
-            if process in leads:
-                told["keeps"] = leads[process]
-            yield pack_frame(told, hosts)
-
-    # ---- members
 
     def beat(self, process: int, beat: Beat) -> None:
         """A process gave a sign of life."""
@@ -176,7 +128,7 @@ class ServedJob:
                 frame = pack_frame(
                     {**header, "base": found.base}, json.dumps(found.versions).encode()
                 )
-                self._push(found.group or range(self.num_processes), frame)
+                self.mail.push(found.group or range(self.num_processes), frame)
 
     def depart(self, process: int, state: str, words: str) -> None:
         """A process is gone: "left", "failed" or "lost". Only the first such word counts."""
@@ -185,43 +137,25 @@ class ServedJob:
             return
         self._liveness.forget(process)
         self.on_news(gone=process, state=state, words=words, at_s=self.now())
-        self.answer(meeting.depart(self.now(), process, state, words))
+        self.mail.answer(meeting.depart(self.now(), process, state, words))
         if state != "left":
             name = f"process {process} ({self.joining.hosts[process]})"
-            self.push_gone(process, name, state, meeting.epitaph(process))
-        self._push_stop(self.rounds.depart(process))
+            self.mail.push_gone(process, name, state, meeting.epitaph(process))
+        self.leaving.depart(process)
 
     def end_life(self, life: Life, reason: str) -> None:
         """The connection that lived as long as a process has ended."""
-        self.lives.pop(life.process, None)
-        for lane in life.lanes:
-            self._connections.close(lane)
+        self.mail.forget(life)
         if self.meeting is None:
             self.answer_joining(self.joining.depart(self.now(), life.process))
         else:
             self.depart(life.process, "lost", reason)
-        if not self.lives:
-            self._release_keepers()
+        if not self.mail.lives:
+            self._keepers.release()
 
     def life_of(self, process: int, incarnation: str) -> Life | None:
         """Return the life of a process of this job, if it is the one it says it is."""
-        return self.lives.get(process) if self.joining.knows(process, incarnation) else None
-
-    def push_gone(self, process: int | None, name: str, state: str, words: str) -> None:
-        """Tell all who live that somebody is gone."""
-        if self.meeting is None:
-            return
-        self._told_gone += 1
-        if self._told_gone <= _MOST_GONE or process is None:
-            header = {"is": "gone", "process": process, "name": name, "state": state}
-            self._push(self.lives, pack_frame(header, words.encode(errors="replace")))
-
-    def _push(self, processes: Iterable[int], frame: bytes) -> None:
-        meeting = self.meeting
-        for process in processes:
-            life = self.lives.get(process)
-            if life is not None and meeting is not None and not meeting.has_gone(process):
-                self._connections.send(life.connection, frame)
+        return self.mail.lives.get(process) if self.joining.knows(process, incarnation) else None
 
     def lose_service(self, name: str, words: str) -> None:
         """Something that all processes need is gone."""
@@ -229,33 +163,8 @@ class ServedJob:
             reason = f"{name} is lost ({words})"
             self.answer_joining(self.joining.abandon(self.now(), reason))
             return
-        self.answer(self.meeting.lose_service(self.now(), name, words))
-        self.push_gone(None, name, "lost", words)
-
-    # ---- leaving
-
-    def give_notice(self, process: int, given: Given) -> None:
-        """A process was told that it will be ended: tell all."""
-        number = self.rounds.give()
-        header = {"is": "notice", "number": number, "process": process, **given_words(given)}
-        self._push(self.lives, pack_frame(header))
-        self.on_leaving()
-
-    def hear_stop(self, process: int, told: Told) -> None:
-        """A process says what it has answered, or that it has saved."""
-        self._push_stop(self.rounds.hear(process, told))
-        self.on_leaving()
-
-    def _push_stop(self, settled: Settled | None) -> None:
-        if settled is not None:
-            header = {"is": "stop", "round": settled.round}
-            self._push(self.lives, pack_frame(header, step_text(settled.step)))
-
-    def tell_awaited(self, to: Connection, ticket: int) -> None:
-        """Answer who has not said yet where it stands, since a notice is open."""
-        self.answer([Reply(to, ticket, StepsAwaited(self.rounds.awaited))])
-
-    # ---- keepers
+        self.mail.answer(self.meeting.lose_service(self.now(), name, words))
+        self.mail.push_gone(None, name, "lost", words)
 
     def keep(
         self, connection: Connection, process: int, incarnation: str
@@ -267,9 +176,7 @@ class ServedJob:
         kept = self.joining.shared_hosts().get(host_id, {})
         if min(kept, default=None) != process:
             return None
-        if (before := self._keepers.get(host_id)) is not None:
-            self._connections.close(before)  # its end is about to be read, or it is cut off
-        self._keepers[host_id] = connection
+        self._keepers.add(host_id, connection)
         return host_id, kept
 
     def hear_states(
@@ -281,50 +188,39 @@ class ServedJob:
         if self.meeting is not None:
             self.meeting.stop(now, of, stopped)
 
-    def _release_keepers(self) -> None:
-        """The job is over. Its processes may live on; who keeps them hears it by the end."""
-        for connection in self._keepers.values():
-            self._connections.close(connection)
-        self._keepers.clear()
-
     def end_keeper(self, host_id: str, connection: Connection) -> None:
         """A keeper has gone: what it said is not known any more."""
-        if self._keepers.get(host_id) is connection:
-            del self._keepers[host_id]
+        if self._keepers.discard(host_id, connection):
             self.on_news(keeper_gone=host_id, at_s=self.now())
             self.hear_states(self.joining.shared_hosts()[host_id], (), ())
-
-    # ---- what may be asked
 
     def tell_members(self, to: Connection, ticket: int) -> None:
         """Answer who is here."""
         meeting = self.meeting
         rows = meeting.members(self.now()) if meeting else self.joining.members()
-        self.answer([Reply(to, ticket, MembersKnown(rows, self.service_rows()))])
+        self.mail.answer([Reply(to, ticket, MembersKnown(rows, self.service_rows()))])
 
     def ask_stacks(self, processes: Iterable[int], to: Connection, ticket: int) -> None:
         """Ask processes where their threads are; answer `to` when they have said it."""
         if self.meeting is None:
-            self.answer([Reply(to, ticket, StacksHeard({}))])
+            self.mail.answer([Reply(to, ticket, StacksHeard({}))])
         else:
             now, limit_s = self.now(), _STACKS_S
-            self.answer(self.meeting.ask_stacks(now, processes, limit_s, to, ticket))
-            self._send_questions()
+            self.mail.answer(self.meeting.ask_stacks(now, processes, limit_s, to, ticket))
+            self.mail.ask_stacks(self.meeting.take_questions())
 
     def hear_stacks(self, process: int, ticket: int, text: str, beat: Beat) -> None:
         """A process says where its threads are."""
         self.beat(process, beat)
         if self.meeting is not None:
-            self.answer(self.meeting.hear_stacks(self.now(), process, ticket, text))
-
-    # ---- time
+            self.mail.answer(self.meeting.hear_stacks(self.now(), process, ticket, text))
 
     def on_time(self, now: float) -> None:
         """End what has lasted too long."""
         self.answer_joining(self.joining.tick(now))
         if self.meeting is not None:
-            self.answer(self.meeting.tick(now))
-            self._send_questions()
+            self.mail.answer(self.meeting.tick(now))
+            self.mail.ask_stacks(self.meeting.take_questions())
 
     def is_silence_due(self, now: float) -> bool:
         """Is somebody to be judged for silence?"""
@@ -340,43 +236,30 @@ class ServedJob:
                 self._dismiss(process, words)
                 continue
             meeting.hush(process, now - silent_s)
-            awake = (p for p in self.lives if not self._liveness.is_quiet(p))
+            awake = (p for p in self.mail.lives if not self._liveness.is_quiet(p))
             lowest = min((p for p in awake if not meeting.has_gone(p)), default=process)
             told = meeting.waiters_for(process) | {lowest}
             header = {"is": "silent", "process": process}
-            self._push(told - {process}, pack_frame(header, words.encode()))
+            self.mail.push(told - {process}, pack_frame(header, words.encode()))
 
     def _dismiss(self, process: int, words: str) -> None:
         """A process is lost, though its connection is not: it must learn that when it wakes."""
         self.on_news(dismissed=process)
         self.depart(process, "lost", words)
-        life = self.lives.pop(process, None)
+        life = self.mail.lives.get(process)
         if life is not None:
-            for lane in life.lanes:
-                self._connections.close(lane)
-            farewell = pack_frame({"is": "lost"}, words.encode())
-            self._connections.send(life.connection, farewell, then_close=True)
-
-    def answer(self, replies: Iterable[Reply[Connection]]) -> None:
-        """Send each its answer; the body of an answer is packed once for all."""
-        bodies: dict[int, bytes] = {}
-        for to, ticket, answer in replies:
-            body = bodies.get(id(answer))
-            if body is None:
-                body = bodies[id(answer)] = _body_of(answer)
-                if isinstance(answer, SurvivorsMet):
-                    self._told_gone = 0
-            self._connections.send(to, pack_answer(ticket, answer.kind, body))
-
-    def _send_questions(self) -> None:
-        if self.meeting is not None:
-            for ticket, process in self.meeting.take_questions():
-                life = self.lives.get(process)
-                if life is not None and not life.connection.is_blocked:  # it will not answer
-                    self._push((process,), pack_frame({"is": "stacks", "ticket": ticket}))
+            self.mail.forget(life)
+            self.mail.send_last(life.connection, pack_frame({"is": "lost"}, words.encode()))
 
 
-def _body_of(answer: Answer) -> bytes:
-    if isinstance(answer, AllMet):
-        return join_payloads(list(answer.payloads.values()))
-    return json.dumps(answer.facts).encode()
+def _welcomes(joining: Joining[Connection], more: Mapping[str, Any]) -> Iterator[bytes]:
+    """Return what each process is told when all are here, in order."""
+    leads = {min(pids): pids for pids in joining.shared_hosts().values()}
+    leader_of = {process: leader for leader, pids in leads.items() for process in pids}
+    header = {"is": "welcome", "jax_service": joining.jax_service, **more}
+    hosts = json.dumps(joining.hosts).encode()
+    for process in range(joining.num_processes):
+        told: dict[str, Any] = {**header, "leader": leader_of.get(process, process)}
+        if process in leads:
+            told["keeps"] = leads[process]
+        yield pack_frame(told, hosts)

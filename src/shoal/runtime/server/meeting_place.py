@@ -194,19 +194,19 @@ class MeetingPlace:
         self._services = [service for service in self._services if service.state == "here"]
         job = ServedJob(joining, self._connections, self._clock, self._limits, self._running)
         job.near = self._near
-        job.on_leaving = self._tell_leaving
+        job.leaving.on_change = self._tell_leaving
         job.on_news = self._on_news
         job.service_rows = lambda: [service.row for service in self._services]
         return job
 
     def _tell_leaving(self) -> None:
-        rounds = self.newest_job.rounds
+        rounds = self.newest_job.leaving.rounds
         if (told := (rounds.is_open, rounds.has_saved)) != self._told_leaving:
             self._told_leaving = told
             self._on_leaving(*told)
 
     def _is_somebody_here(self) -> bool:
-        return bool(self.newest_job.lives) or any(job.lives for job in self._earlier)
+        return bool(self.newest_job.mail.lives) or any(job.mail.lives for job in self._earlier)
 
     def _due(self) -> float:
         """When something must be done though nobody says anything."""
@@ -217,7 +217,7 @@ class MeetingPlace:
         return due if self._is_somebody_here() else min(due, newest.joining.stands_until)
 
     def _on_time(self, now: float) -> None:
-        self._earlier = [job for job in self._earlier if job.lives]
+        self._earlier = [job for job in self._earlier if job.mail.lives]
         for job in self._jobs:
             job.on_time(now)
         if now >= self._look_at:
