@@ -14,8 +14,8 @@ from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, messages
 from shoal.checkpoint.disk import step_folder, sweep
 from shoal.checkpoint.disk.storage import LocalFolder
 from shoal.checkpoint.saving import settling
-from shoal.checkpoint.saving.protocol import Save
-from shoal.checkpoint.saving.save import request_of, save, save_with
+from shoal.checkpoint.saving.agreeing import check_numbers
+from shoal.checkpoint.saving.save import save, save_with
 from shoal.checkpoint.together.errors_between import tellers, told, untold
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.errors import (
@@ -392,8 +392,8 @@ def test_a_save_on_the_main_line_shows_that_it_works(path, lane):
 
 def test_the_numbers_of_jax_may_come_in_any_order_but_must_be_those_of_the_job(path):
     """Who holds what is said by JAX's numbers of processes."""
-    one = Save(LocalJob(3).coordinators[0], request_of(path, None, None, None, None, None))
-    one._check_numbers({0: b'{"number": 2}', 1: b"{}", 2: b'{"number": 0}'})
+    asked = f"save({str(path)!r})"
+    check_numbers(asked, {0: b'{"number": 2}', 1: b"{}", 2: b'{"number": 0}'})
     for wrong in (b'{"number": 1}', b'{"number": 3}'):
         with pytest.raises(UsageError, match="the numbers"):
-            one._check_numbers({0: wrong, 1: b"{}", 2: b"{}"})
+            check_numbers(asked, {0: wrong, 1: b"{}", 2: b"{}"})

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from shoal.checkpoint.blocks.arena import Arena
+from shoal.checkpoint.disk.step_folder import new_attempt
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Commit
-from shoal.checkpoint.saving.protocol import Save
+from shoal.checkpoint.saving.agreeing import agree_on
+from shoal.checkpoint.saving.protocol import complete, snapshot
 from shoal.checkpoint.saving.save import request_of
+from shoal.checkpoint.saving.save_members import SaveMembers
 from shoal.checkpoint.saving.state import read_state
 from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.client.group import group_in
@@ -109,14 +112,14 @@ def start_save_with(
     request = request_of(path, step, user, metrics, name, timeout_s)
     state = read_state(tree, coordinator.num_processes, request.asked)
     group = group_in(coordinator, request.asked, processes)
-    one = Save(coordinator, request, group)
-    one.agree(state)
-    with coordinator.call("save", one.own_lane, group.named):  # if it is left, no thread comes
-        one.snapshot(state, arena)
+    agreed = agree_on(SaveMembers(coordinator, request, group, new_attempt()), state)
+    lane = agreed.own_lane
+    with coordinator.call("save", lane, group.named):  # if it is left, no thread comes
+        taken = snapshot(agreed, state, arena)
 
     def work() -> None:
-        with coordinator.call("save", one.own_lane, group.named, ends_lane=True):
-            commit = one.complete(arena, lane=one.own_lane)
+        with coordinator.call("save", lane, group.named, ends_lane=True):
+            commit = complete(agreed, taken, arena, lane=lane)
         on_done(commit)
 
     return Saving(request.asked, work)

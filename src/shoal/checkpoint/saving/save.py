@@ -9,12 +9,15 @@ from typing import Any
 
 from shoal import settings
 from shoal.checkpoint.blocks.arena import Arena
+from shoal.checkpoint.disk.step_folder import new_attempt
 from shoal.checkpoint.disk.step_names import step_at
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.fields import check_json
 from shoal.checkpoint.format.json_files import metrics_json
-from shoal.checkpoint.saving.protocol import Save
+from shoal.checkpoint.saving.agreeing import agree_on
+from shoal.checkpoint.saving.protocol import complete, snapshot
 from shoal.checkpoint.saving.request import Request, Waits
+from shoal.checkpoint.saving.save_members import SaveMembers
 from shoal.checkpoint.saving.state import read_state
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError
@@ -115,10 +118,9 @@ def save_with(
     """Do what `save` does, with the coordinator given, and memory to copy the values to first."""
     request = request_of(path, step, user, metrics, name, timeout_s)
     state = read_state(tree, coordinator.num_processes, request.asked)
-    one = Save(coordinator, request, group_in(coordinator, request.asked, processes))
-    one.agree(state)
-    one.snapshot(state, arena)
-    one.complete(arena)
+    group = group_in(coordinator, request.asked, processes)
+    agreed = agree_on(SaveMembers(coordinator, request, group, new_attempt()), state)
+    complete(agreed, snapshot(agreed, state, arena), arena)
 
 
 def request_of(
