@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from shoal.checkpoint.blocks.memory import uncollected
 from shoal.checkpoint.disk.opening import Checkpoint, open_folder
@@ -39,6 +39,8 @@ from shoal.runtime.rules.outcomes import ThisProcess, listed
 from shoal.runtime.system import fault_points
 
 _LOG = logging.getLogger("shoal")
+
+Value = TypeVar("Value")
 
 
 class RestoreRequest(NamedTuple):
@@ -129,22 +131,27 @@ class Restore:
 
     def run(self, most_bytes: int) -> Any:
         """Do it all."""
-        opened, problem = _tried(lambda: open_for(self._request))
-        brought = b"" if opened is None else _identity(opened, self._group)
+        opened = _tried(lambda: open_for(self._request))
+        brought = opened if isinstance(opened, Exception) else _identity(opened, self._group)
         fault_points.reach("restore.before_arrive", self._coordinator.process)
-        answers = self._meet(self._call, problem, brought)
+        answers = self._meet(self._call, brought)
+        if isinstance(opened, Exception):
+            raise opened  # not reached: what a process brings is raised there
         self._same(answers)
         self._refuse_other_devices(opened, answers)
         fault_points.reach("restore.read", self._coordinator.process)
-        values, problem = _tried(lambda: self._read(opened, most_bytes))
+        values = _tried(lambda: self._read(opened, most_bytes))
         call = self._call._replace(spec=(opened.checkpoint.commit.attempt,))
-        self._meet(call, problem, b"")
+        self._meet(call, values if isinstance(values, Exception) else b"")
+        if isinstance(values, Exception):
+            raise values  # not reached
         self._exchange(opened, values)
         return _built(self._request, opened, values)
 
-    def _meet(self, call: Call, problem: Exception | None, brought: bytes) -> Mapping[int, bytes]:
+    def _meet(self, call: Call, brought: bytes | Exception) -> Mapping[int, bytes]:
         """Meet all, and return what they bring; raise, on all alike, what one of them met with."""
-        payload = brought if problem is None else told(problem)
+        problem = brought if isinstance(brought, Exception) else None
+        payload = told(brought) if isinstance(brought, Exception) else brought
         answers = agree(
             self._coordinator,
             call,
@@ -343,10 +350,10 @@ def _identity(opened: Opened, group: Group) -> bytes:
     return json.dumps(said).encode()
 
 
-def _tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
+def _tried(work: Callable[[], Value]) -> Value | Exception:
     """Return what came out, or what went wrong: the others are told."""
     try:
         with uncollected():
-            return work(), None
+            return work()
     except Exception as error:  # noqa: BLE001 - whatever it is
-        return None, error
+        return error
