@@ -28,8 +28,9 @@ from shoal.runtime.rules.stopping import Given
 from shoal.runtime.startup import membership
 from shoal.runtime.startup.device_start import DeviceStart
 from shoal.runtime.startup.initialized import Initialized
-from shoal.runtime.startup.launchers import Arguments, ShownJob, shown_job
+from shoal.runtime.startup.launchers import ShownJob, shown_job
 from shoal.runtime.startup.not_joined import BY_JAX, not_joined
+from shoal.runtime.startup.options import Arguments
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system.callsite import callsite
 
