@@ -95,9 +95,9 @@ def open_mpi():
     return prterun and [prterun, "--personality", "ompi", *options]
 
 
-def needs(command, what):
+def needs(command, package):
     if command is None:
-        pytest.skip(f"{what} is not installed (pip install shoal[{what.split()[-1]}])")
+        pytest.skip(f"{package} is not installed (pip install shoal[test])")
     return command
 
 
@@ -111,23 +111,23 @@ def test_shoal_run(start):
 
 
 def test_open_mpi(start):
-    assert start(needs(open_mpi(), "Open MPI of test")) == expected(2)
+    assert start(needs(open_mpi(), "openmpi")) == expected(2)
 
 
 def test_mpich(start):
-    hydra = needs(program("mpiexec.hydra"), "MPICH of test")
+    hydra = needs(program("mpiexec.hydra"), "mpich")
     assert start([hydra, "-n", "2"]) == expected(2)
 
 
 def test_mpich_through_a_script_of_the_users(start, tmp_path):
-    hydra = needs(program("mpiexec.hydra"), "MPICH of test")
+    hydra = needs(program("mpiexec.hydra"), "mpich")
     (tmp_path / "wrap.sh").write_text('"$@"; exit $?\n')
     assert start([hydra, "-n", "2", "sh", "wrap.sh"]) == expected(2)
 
 
 def test_torchrun(start):
     if importlib.util.find_spec("torch") is None:
-        pytest.skip("torch is not installed (pip install shoal[torch])")
+        pytest.skip("torch is not installed (pip install torch)")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     # torchrun wants a script, not a Python
     assert start(lambda me: [[*torchrun, "--nproc-per-node", "2", me[1]]]) == expected(2)
@@ -149,7 +149,7 @@ def test_a_shared_directory_is_enough(start, tmp_path):
 
 
 def test_two_jobs_of_one_host_at_once_meet_apart(start):
-    hydra = needs(program("mpiexec.hydra"), "MPICH of test")
+    hydra = needs(program("mpiexec.hydra"), "mpich")
     job = f"SAID=$SAID/$name {hydra} -n 2 {sys.executable} script.py || exit 1"
     both = f"for name in a b; do mkdir $SAID/$name; ({job}) & done; wait"
     assert start(lambda me: [["sh", "-c", both]]) == expected(2) * 2
