@@ -32,6 +32,7 @@ _LOG = logging.getLogger("shoal")
 _ANSWER = "address"
 _COMER = re.compile(r"process-([0-9]+)-([0-9a-f]{16})")
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.005, 0.25
+_PROCESSES_PER_S = 2000  # that look into the directory, where there are thousands
 
 
 class Rendezvous(NamedTuple):
@@ -95,14 +96,15 @@ class Visit:
         Raises:
           InitializeError: it told nothing by the deadline, or that it gave up.
         """
-        pause = _Pause(self._waiting, deadline)
+        pause = _Pause(self._waiting, deadline, self._num_processes)
         while True:
             answer = self._read()
             if self._drawn in answer.get("to", ()):
                 break
             with contextlib.suppress(OSError):  # process 0, which takes all away, may be there now
-                self._directory.mkdir(mode=0o700, exist_ok=True)
-                self._own.touch(mode=0o600)
+                if not self._own.exists():
+                    self._directory.mkdir(mode=0o700, exist_ok=True)
+                    self._own.touch(mode=0o600)
             if not pause.wait("process 0 has not said where"):
                 raise self._error(
                     f"process 0 said nothing within {given_s(deadline):g} s"
@@ -128,7 +130,7 @@ class Visit:
                 self._directory.rmdir()
 
     def _wait(self, deadline: float) -> None:
-        pause = _Pause(self._waiting, deadline)
+        pause = _Pause(self._waiting, deadline, self._num_processes)
         while True:
             came = self._came()
             if self._drawn not in came.get(0, ()):
@@ -196,8 +198,9 @@ class Visit:
 class _Pause:
     """Pauses between two looks, longer and longer, until the deadline; one warning."""
 
-    def __init__(self, waiting: str, deadline: float) -> None:
+    def __init__(self, waiting: str, deadline: float, num_processes: int) -> None:
         self._waiting, self._deadline, self._pause_s = waiting, deadline, _FIRST_PAUSE_S
+        self._last_s = max(_LAST_PAUSE_S, num_processes / _PROCESSES_PER_S)
         self._warn_at = time.monotonic() + settings.seconds("SHOAL_WARN_AFTER_S")
 
     def wait(self, words: str) -> bool:
@@ -209,7 +212,7 @@ class _Pause:
             _LOG.warning("%s: %s", self._waiting, words)
             self._warn_at = float("inf")
         time.sleep(min(self._pause_s, self._deadline - now))
-        self._pause_s = min(1.5 * self._pause_s, _LAST_PAUSE_S)
+        self._pause_s = min(1.5 * self._pause_s, self._last_s)
         return True
 
 
