@@ -22,7 +22,7 @@ def free_port() -> int:
 
 def mpiexec() -> str | None:
     """Return the launcher of an MPI that mpi4py can use, if there is one."""
-    beside = Path(sys.executable).with_name("mpiexec")
+    beside = Path(sys.executable).with_name("mpiexec.hydra")  # MPICH's, also beside Open MPI's
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
     with contextlib.suppress(ImportError):
         import mpi4py  # noqa: F401

@@ -28,6 +28,8 @@ class Setting(NamedTuple):
 _ROWS = (
     # who am I (set by `shoal run`, or by you)
     ("SHOAL_COORDINATOR", "", "host:port", "the meeting place of the job"),
+    ("SHOAL_RENDEZVOUS", "", "folder", "shared by all hosts, in which process 0 says where the "
+     "meeting place is; for launchers that give no address"),
     ("SHOAL_JAX_SERVICE", "", "host:port", "JAX's coordination service, if one runs already"),
     ("SHOAL_NUM_PROCESSES", "", "processes", "how many processes the job has"),
     ("SHOAL_PROCESS_ID", "", "index", "which of them this one is, from 0"),

@@ -15,7 +15,8 @@ import pytest
 import shoal
 from shoal.compat import dtensor
 from shoal.compat.dtensor import DTensorCheckpoint, DTensorDataset, DVariable, Layout
-from shoal.runtime.startup.launchers import Arguments, decide
+from shoal.runtime.startup.launchers import decide
+from shoal.runtime.startup.options import Arguments
 from shoal.testing.cluster import Cluster
 
 U = dtensor.UNSHARDED

@@ -28,8 +28,9 @@ from shoal.runtime.rules.stopping import Given
 from shoal.runtime.startup import membership
 from shoal.runtime.startup.device_start import DeviceStart
 from shoal.runtime.startup.initialized import Initialized
-from shoal.runtime.startup.launchers import Arguments, ShownJob, shown_job
+from shoal.runtime.startup.launchers import ShownJob, shown_job
 from shoal.runtime.startup.not_joined import BY_JAX, not_joined
+from shoal.runtime.startup.options import Arguments
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system.callsite import callsite
 
@@ -75,10 +76,10 @@ def initialize(
 
     Call it before the first use of JAX's devices. Called again with arguments that come to the same
     (a notebook's cell that is run again), it does nothing. Numbers that you do not give come from
-    `SHOAL_*`, `JAX_*`, `DTENSOR_*`, torchrun, Open MPI, MPICH or a Slurm step, in this order;
-    without any this is a job of one process. With PMIx alone (`prterun`), which gives no count,
-    give them. It is impossible that it returns on one process and raises on another that is alive,
-    or that it aborts the process.
+    `SHOAL_*`, `JAX_*`, `DTENSOR_*`, torchrun, Open MPI, MPICH, a Slurm step, a TPU slice or
+    Kubernetes, in this order (docs/starting.md); without any this is a job of one process. With
+    PMIx alone (`prterun`), which gives no count, give them. It is impossible that it returns on one
+    process and raises on another that is alive, or that it aborts the process.
 
     Under `shoal run` the services of the job run already; otherwise process 0 starts them in
     processes of their own, which end with the job. If the program called
@@ -90,7 +91,8 @@ def initialize(
       coordinator_address: host and port where the processes meet, on the host of process 0.
       num_processes: how many processes the job has.
       process_id: which of them this one is, from 0.
-      local_device_ids: the accelerators that this process may use; None: all it sees.
+      local_device_ids: the accelerators that this process may use; None: all it sees, or its share
+        of the GPUs where the launcher says that several processes of this host see the same ones.
       coordinator_bind_address: the host process 0 binds the services to; None: the loopback if
         the address is the loopback's, else all interfaces.
       timeout_s: until all must have joined; None: SHOAL_INITIALIZE_TIMEOUT_S (300).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 
+import jax  # noqa: F401 (what platforms it was told is read from it)
 import pytest
 
 from shoal.errors import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shoal.errors import UsageError
-from shoal.runtime.startup.launchers import Arguments, decide, numbers_of, shown_job
+from shoal.runtime.startup.launchers import decide, numbers_of, shown_job
+from shoal.runtime.startup.options import Arguments
 
 TWO = {"DTENSOR_JOBS": "a:1,b:2"}
 
@@ -52,7 +53,9 @@ def test_what_is_refused(env, words):
 
 
 def test_entries_that_are_no_addresses_are_refused():
-    with pytest.raises(UsageError, match="DTensor tells no address: set SHOAL_COORDINATOR"):
+    with pytest.raises(
+        UsageError, match=r"DTensor gives no address of process 0.* or SHOAL_COORDINATOR"
+    ):
         decide(Arguments(), {"DTENSOR_JOBS": "/bns/l/0:80,/bns/l/1:80"})
 
 

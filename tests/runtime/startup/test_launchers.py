@@ -8,7 +8,10 @@ from hypothesis import strategies as st
 
 from shoal.errors import InitializeError, UsageError
 from shoal.runtime.process import initialize, is_joined
-from shoal.runtime.startup.launchers import Arguments, decide, first_host, is_loopback, shown_job
+from shoal.runtime.startup.addresses import is_loopback
+from shoal.runtime.startup.launchers import decide, shown_job
+from shoal.runtime.startup.options import Arguments
+from shoal.runtime.startup.slurm_step import first_host
 
 SHOAL = {"SHOAL_PROCESS_ID": "1", "SHOAL_NUM_PROCESSES": "4", "SHOAL_COORDINATOR": "h:1"}
 JAX = {"JAX_PROCESS_ID": "2", "JAX_NUM_PROCESSES": "5", "JAX_COORDINATOR_ADDRESS": "j:2"}
@@ -53,7 +56,6 @@ NUMBERS = [(1, 4), (2, 5), (3, 6), (1, 2), (0, 3), (5, 8)]
         # a batch script and a shell in an allocation: the job's variables are not the step's
         ({}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}, 0, 1, None, "one"),
         ({}, SALLOC, 0, 1, None, "one process"),
-        ({}, {"RANK": "3"}, 0, 1, None, "one process"),
         ({}, {**SLURM, **SLURM_PMIX}, 5, 8, None, "Slurm step"),
         ({}, {**MPICH, "PMIX_RANK": "0", "SHOAL_COORDINATOR": "h:1"}, 0, 3, "h:1", "MPICH"),
         ({}, {**OPEN_MPI, **PRRTE, "SHOAL_COORDINATOR": "h:1"}, 1, 2, "h:1", "Open MPI"),
@@ -105,7 +107,7 @@ def test_an_index_must_be_below_the_count(process, count):
         ({}, {"SHOAL_PROCESS_ID": "0"}, ["without SHOAL_NUM_PROCESSES"]),
         ({}, {"JAX_NUM_PROCESSES": "2"}, ["without JAX_PROCESS_ID"]),
         ({}, {**OPEN_MPI, "PMIX_RANK": "0"}, ["OMPI_COMM_WORLD_RANK=1 contradicts PMIX_RANK=0"]),
-        ({}, OPEN_MPI, ["Open MPI tells no address", "SHOAL_COORDINATOR"]),
+        ({}, OPEN_MPI, ["Open MPI gives no address", "SHOAL_COORDINATOR", "SHOAL_RENDEZVOUS"]),
         ({"virtual_devices": 0}, {}, ["virtual_devices=0"]),
         ({}, {"SHOAL_VIRTUAL_DEVICES": "many"}, ["SHOAL_VIRTUAL_DEVICES='many'"]),
         (
@@ -167,6 +169,8 @@ def test_a_rank_without_a_count_is_no_job_of_one(around):
     [
         (SHOAL, "SHOAL_PROCESS_ID=1, SHOAL_NUM_PROCESSES=4", 4),
         ({"SHOAL_NUM_PROCESSES": "4"}, "SHOAL_NUM_PROCESSES=4", 4),
+        ({"RANK": "3"}, "torchrun (RANK=3)", None),
+        ({"WORLD_SIZE": "4"}, "torchrun (WORLD_SIZE=4)", 4),
         ({"JAX_PROCESS_ID": "1"}, "JAX_PROCESS_ID=1", None),
         (JAX, "JAX_PROCESS_ID=2, JAX_NUM_PROCESSES=5", 5),
         (TORCH, "torchrun (RANK=3, WORLD_SIZE=6)", 6),
@@ -192,8 +196,8 @@ def test_a_job_is_shown_to_a_process_that_has_not_joined_it(env, words, count):
         {},
         SALLOC,
         SBATCH,
-        {"RANK": "3"},
-        {"WORLD_SIZE": "4"},
+        {"WORLD_SIZE": "1"},
+        {"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.0.0.1"},
         {"SHOAL_NUM_PROCESSES": "1"},
         {"RANK": "0", "WORLD_SIZE": "1", **SLURM},  # torchrun of one in each task of a step
         {"SHOAL_PROCESS_ID": "0", "SHOAL_NUM_PROCESSES": "1", **OPEN_MPI},
@@ -206,8 +210,10 @@ def test_no_job_of_several_is_shown(env):
 
 
 def test_what_was_passed_over_is_told():
-    cluster = decide(Arguments(), {"RANK": "3", **MPICH, "SHOAL_COORDINATOR": "h:1"})
-    assert cluster.passed_over == ("torchrun: RANK=3 without WORLD_SIZE",)
+    cluster = decide(Arguments(), SBATCH)
+    assert cluster.passed_over == ("Slurm step: SLURM_PROCID=0 without SLURM_STEP_NUM_TASKS",)
+    assert cluster.reason == "no launcher's variables: a job of one process"
+    cluster = decide(Arguments(), {**MPICH, "SHOAL_COORDINATOR": "h:1"})
     assert cluster.reason == "MPICH (PMI_RANK=0, PMI_SIZE=3); address from SHOAL_COORDINATOR"
 
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from shoal.runtime.jax_service.service_link import ServiceLink
+from shoal.runtime.rules.process_numbers import checked
 from shoal.runtime.system.accelerators import count_accelerators
 from shoal.runtime.system.child_process import leave_signals_to_the_job
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, overruled, with_configured
@@ -108,6 +109,13 @@ def devices(platform: str | None) -> list[Any]:
 def platforms() -> str:
     """Return which platforms JAX was told to use, "" for its own choice."""
     return str(sys.modules["jax"].config.jax_platforms or "")
+
+
+def tpu_hosts() -> tuple[Any, ...]:
+    """Return JAX's own detectors of TPU hosts: on GKE by variables, else by the metadata server."""
+    from jax._src import clusters
+
+    return clusters.GkeTpuCluster, clusters.GceTpuCluster
 
 
 def virtual_devices() -> int:
@@ -304,12 +312,14 @@ def processes_of(owners: Iterable[int], process: int, *, timeout_s: float) -> di
       process: what this one is called in the job, told to the others.
 
     Raises:
-      TimeoutError: one of them did not tell in time.
+      TimeoutError, InitializeError: one did not tell in time; two have one index.
     """
     import jax
 
-    publish(f"{_PROCESS}/{jax.process_index()}", str(process))
-    return {owner: int(look_up(f"{_PROCESS}/{owner}", timeout_s=timeout_s)) for owner in owners}
+    own = jax.process_index()
+    publish(f"{_PROCESS}/{own}", str(process))
+    told = {owner: int(look_up(f"{_PROCESS}/{owner}", timeout_s=timeout_s)) for owner in owners}
+    return checked(told, own, process)
 
 
 def serve_unmodified_scripts(on_initialize: Callable[[], None] = lambda: None) -> None:

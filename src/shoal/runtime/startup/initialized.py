@@ -8,8 +8,9 @@ import os
 from typing import NamedTuple
 
 from shoal.errors import InitializeError
-from shoal.runtime.startup.launchers import Arguments, JobPlace, decide
+from shoal.runtime.startup.launchers import JobPlace, decide
 from shoal.runtime.startup.membership import find_cluster
+from shoal.runtime.startup.options import Arguments
 
 # Which job, and as whom; not by whose word, or with which secret.
 _COMPARED = {

@@ -30,8 +30,11 @@ from shoal.runtime.jax_service.keeper_link import (
 from shoal.runtime.rules.deadline import given_s, left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup import services
-from shoal.runtime.startup.launchers import Arguments, JobPlace, decide, is_loopback
+from shoal.runtime.startup.addresses import is_loopback
+from shoal.runtime.startup.launchers import JobPlace, decide
+from shoal.runtime.startup.options import Arguments
 from shoal.runtime.startup.peers_alive import MORE, check_living
+from shoal.runtime.startup.rendezvous import Visit, own_host
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
@@ -122,22 +125,25 @@ def become_member(
     Raises:
       InitializeError: on every living process, before the deadline.
     """
-    if cluster.address is None:
+    if cluster.num_processes == 1:
         return alone()
-    if is_attached:
-        place = _attached_place(cluster, cluster.address, deadline, f"{_KEY}/{attempt}")
-    else:
-        place = _own_place(cluster, cluster.address, deadline)
-    keeper = HostKeeper()
+    visit: Visit | None = None
+    if cluster.rendezvous is not None:
+        visit = Visit(cluster.rendezvous, cluster.process, cluster.num_processes)
+    place, keeper, joined = None, HostKeeper(), None
     try:
-        if cluster.num_processes > 1 and leads_probably(cluster.process, os.environ):
+        place = _place(cluster, visit, deadline, f"{_KEY}/{attempt}" if is_attached else "")
+        if leads_probably(cluster.process, os.environ):
             keeper.start_early()
         joined = _join(cluster, place, deadline)
     except BaseException:
         keeper.dismiss()
-        if place.services is not None:
+        if place is not None and place.services is not None:
             services.retire(place.services)
         raise
+    finally:
+        if visit is not None:
+            visit.leave(has_begun=joined is not None)
     if place.services is not None:
         services.release(place.services)
     try:
@@ -152,6 +158,40 @@ def become_member(
             raise InitializeError(f"initialize: {error}", missing=missing) from None
         raise
     return joined
+
+
+def _place(cluster: JobPlace, visit: Visit | None, deadline: float, key: str) -> _Place:
+    """Return where the job meets, as its processes find it; `key`: of an attached job."""
+    if visit is not None:
+        return _visited_place(cluster, visit, deadline)
+    address = str(cluster.address)
+    if key:
+        return _attached_place(cluster, address, deadline, key)
+    return _own_place(cluster, address, deadline)
+
+
+def _visited_place(cluster: JobPlace, visit: Visit, deadline: float) -> _Place:
+    """Process 0 starts the services on ports that are free, and tells the others in a directory."""
+    visit.come()
+    if cluster.process != 0:
+        told = visit.follow(deadline)
+        return _Place(told["address"], None, told["token"])
+    host = cluster.bind_host if cluster.bind_host not in ("0.0.0.0", "::") else None
+    if cluster.rendezvous is not None and cluster.rendezvous.on_one_host:
+        host = host or "127.0.0.1"
+    host = host or own_host()
+    token = cluster.token or secrets.token_hex(16)
+    bind = cluster.bind_host or _bind_for(host)
+    started = services.start(
+        cluster.num_processes, bind=bind, port=0, token=token, timeout_s=left_of(deadline)
+    )
+    address, jax_service = _moved(started.address, host), _moved(started.jax_service, host)
+    try:
+        visit.lead({"address": address, "token": token}, deadline)
+    except BaseException:
+        services.retire(started)
+        raise
+    return _Place(address, jax_service, token, started)
 
 
 def _join(cluster: JobPlace, place: _Place, deadline: float) -> TcpCoordinator:

@@ -48,12 +48,26 @@ def count_accelerators(env: Mapping[str, str]) -> int:
     for kind in _ACCELERATORS:
         if not any(importlib.util.find_spec(plugin) for plugin in kind.plugins):
             continue
-        listed = next((env[name] for name in kind.visible if name in env), None)
-        if listed is not None:
-            ids = [part for part in listed.split(",") if part.strip() not in ("", "-1")]
-            return len(ids)
-        return max(len(glob.glob(pattern)) for pattern in kind.devices)
+        return _seen(kind, env)[0]
     return 0
+
+
+def devices_seen(platform: str, env: Mapping[str, str]) -> tuple[int, bool]:
+    """Return how many devices of a platform ("gpu", "tpu") this process is likely to see.
+
+    And whether a variable lists them.
+    """
+    for kind in _ACCELERATORS:
+        if kind.platform == platform and any(map(importlib.util.find_spec, kind.plugins)):
+            return _seen(kind, env)
+    return 0, False
+
+
+def _seen(kind: _Accelerators, env: Mapping[str, str]) -> tuple[int, bool]:
+    listed = next((env[name] for name in kind.visible if name in env), None)
+    if listed is None:
+        return max(len(glob.glob(pattern)) for pattern in kind.devices), False
+    return len([part for part in listed.split(",") if part.strip() not in ("", "-1")]), True
 
 
 def are_attached(platform: str) -> bool:

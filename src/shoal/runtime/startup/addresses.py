@@ -1,0 +1,121 @@
+"""Where the processes of a job meet: at an address, or in a directory where process 0 gives one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shoal.runtime.startup.launched_by import launcher_of
+from shoal.runtime.startup.launcher_table import Launcher, jax_address
+from shoal.runtime.startup.local_devices import LocalPlace
+from shoal.runtime.startup.rendezvous import Rendezvous, local_base
+from shoal.runtime.wire.frames import split_address
+
+Environment = Mapping[str, str]
+ON_THIS_HOST = "a directory of this host"
+_SET = (
+    "set SHOAL_RENDEZVOUS=/a/directory that all hosts share, or SHOAL_COORDINATOR=host:port (a "
+    "free port on the host of process 0), for all processes, or pass coordinator_address="
+)
+
+
+class MeetsAt(NamedTuple):
+    """One of both, and who said so; neither, after an offence."""
+
+    address: str | None = None
+    rendezvous: Rendezvous | None = None
+    source: str = ""
+
+
+class Launched(NamedTuple):
+    """What a launcher said of this process, beside its numbers."""
+
+    launcher: Launcher
+    env: Environment  # completed
+    num_processes: int
+    local: LocalPlace
+
+
+def meets_at(
+    given: str | None, env: Environment, launched: Launched | None, offences: list[str]
+) -> MeetsAt:
+    """Return where the job meets.
+
+    The first that says it: the argument, SHOAL_COORDINATOR, SHOAL_RENDEZVOUS,
+    JAX_COORDINATOR_ADDRESS, the launcher. Where none does and the launcher has all processes on
+    this host, they find each other here.
+    """
+    directory = env.get("SHOAL_RENDEZVOUS", "").strip()
+    sources = [
+        ("coordinator_address", given),
+        ("SHOAL_COORDINATOR", env.get("SHOAL_COORDINATOR")),
+        ("SHOAL_RENDEZVOUS", directory),
+        ("JAX_COORDINATOR_ADDRESS", jax_address(env)),
+    ]
+    for source, said in sources:
+        if said and source == "SHOAL_RENDEZVOUS":
+            return _in_directory(directory, launched, offences)
+        if said:
+            return _at(said, source, offences)
+    if launched is None:
+        offences.append(f"no address given: {_SET}")
+        return MeetsAt()
+    said = launched.launcher.address(launched.env)
+    if said:
+        return _at(said, launched.launcher.name, offences)
+    if launched.local.processes == launched.num_processes:
+        return MeetsAt(None, _here(launched), ON_THIS_HOST)
+    offences.append(_no_address(launched))
+    return MeetsAt()
+
+
+def is_loopback(host: str) -> bool:
+    """Is this a name or an address of the machine itself, for itself only?"""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def _at(address: str, source: str, offences: list[str]) -> MeetsAt:
+    try:
+        split_address(address)
+    except (ValueError, AttributeError, TypeError):
+        offences.append(f"{source}={address!r} is no address: give host:port")
+    return MeetsAt(address, None, source)
+
+
+def _in_directory(directory: str, launched: Launched | None, offences: list[str]) -> MeetsAt:
+    if not os.path.isabs(directory):
+        offences.append(f"SHOAL_RENDEZVOUS={directory!r} must be an absolute path: give /a/folder")
+    return MeetsAt(None, Rendezvous(directory, _name(launched), False), "SHOAL_RENDEZVOUS")
+
+
+def _here(launched: Launched) -> Rendezvous:
+    launcher, env = launched.launcher, launched.env
+    shown = [f"{name}={env[name]}" for name in launcher.indices if name in env]
+    return Rendezvous(local_base(), _name(launched, launcher_of(shown)), True)
+
+
+def _name(launched: Launched | None, *more: str) -> str:
+    """Return what the directory of this job is called: equal on all its processes."""
+    if launched is None:
+        return "shoal-job"
+    name = re.sub("[^a-z0-9]+", "-", launched.launcher.name.lower()).strip("-")
+    told = [launched.env.get(variable, "").strip() for variable in launched.launcher.job]
+    key = "\n".join([*told, *more]).encode()
+    return f"shoal-{name}-{hashlib.blake2b(key, digest_size=8).hexdigest()}"
+
+
+def _no_address(launched: Launched) -> str:
+    launcher, local = launched.launcher, launched.local
+    if "JOB_COMPLETION_INDEX" in launched.env:
+        return (
+            f"{launcher.name} gives no address, and the pod has no name in a headless service: "
+            f"name one as `subdomain` of its template, or {_SET}"
+        )
+    hosts = "its processes are on several hosts"
+    if local.processes is None:
+        hosts = "it does not say that all processes are on one host"
+    shown = f" ({local.words})" if local.words else ""
+    return f"{launcher.name} gives no address of process 0, and {hosts}{shown}: {_SET}"

@@ -1,0 +1,40 @@
+"""Which process of this machine launched the processes of a job that run on it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+
+
+def launcher_of(variables: Collection[str]) -> str:
+    """Return what is equal for all processes of this host that one launcher started.
+
+    The launcher is the nearest ancestor that was started without `variables` ("PMI_RANK=3"), which
+    it sets for each of its own: wrapper scripts in between inherit them. Without /proc it is the
+    parent.
+    """
+    wanted = {variable.encode() for variable in variables}
+    pid = os.getpid()
+    try:
+        while True:
+            pid, _ = _parent_and_start(pid)
+            if pid <= 1 or not wanted & _environment(pid):
+                return f"{pid} started {_parent_and_start(pid)[1]}" if pid > 0 else "outside"
+    except OSError:
+        return str(os.getppid())
+
+
+def _parent_and_start(pid: int) -> tuple[int, int]:
+    """Return the parent's pid, 0 if it is outside of this container; and when `pid` began."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    return int(fields[1]), int(fields[19])
+
+
+def _environment(pid: int) -> set[bytes]:
+    """Return the variables that a process was started with; of another user's, none."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return set(file.read().split(b"\0"))
+    except PermissionError:
+        return set()

@@ -1,0 +1,92 @@
+"""What the caller of `initialize` and the variables ask of this process's devices and sockets."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.runtime.wire.frames import split_address
+
+Environment = Mapping[str, str]
+
+
+class Arguments(NamedTuple):
+    """What the caller of `initialize` gave; None: not given."""
+
+    coordinator_address: str | None = None
+    num_processes: int | None = None
+    process_id: int | None = None
+    local_device_ids: int | Sequence[int] | None = None
+    coordinator_bind_address: str | None = None
+    virtual_devices: int | None = None
+    host_devices: int | None = None
+
+
+def whole(name: str, value: object, least: int, offences: list[str]) -> int | None:
+    """Return a whole number ≥ `least` from an argument or a variable's text, or None."""
+    number: int | None = None
+    if isinstance(value, str) and name not in Arguments._fields:  # variables have texts alone
+        number = int(value) if value.isascii() and value.isdigit() else None
+    elif not isinstance(value, bool | str):
+        try:
+            number = operator.index(value)  # type: ignore[arg-type]
+        except TypeError:
+            number = None
+    if number is None or number < least:
+        offences.append(f"{name}={value!r} must be a whole number, at least {least}")
+        return None
+    return number
+
+
+def bind_host(arguments: Arguments, env: Environment, offences: list[str]) -> str | None:
+    """Return the host to bind to; JAX's spelling, host:port, is taken too."""
+    given = arguments.coordinator_bind_address or env.get("JAX_COORDINATOR_BIND_ADDRESS")
+    if not given or not isinstance(given, str):
+        return None
+    try:
+        return split_address(given)[0]
+    except ValueError:
+        if re.fullmatch(r"[\w.-]+|\[?[0-9a-fA-F:.]+\]?", given):
+            return given.strip("[]")
+    offences.append(f"coordinator_bind_address={given!r} is no host and no host:port")
+    return None
+
+
+def virtual_devices(arguments: Arguments, env: Environment, offences: list[str]) -> int | None:
+    if arguments.virtual_devices is not None:
+        return whole("virtual_devices", arguments.virtual_devices, 1, offences)
+    given = env.get("SHOAL_VIRTUAL_DEVICES", "").strip()
+    return whole("SHOAL_VIRTUAL_DEVICES", given, 1, offences) if given else None
+
+
+def host_devices(arguments: Arguments, offences: list[str]) -> int | None:
+    if arguments.host_devices is None:
+        return None
+    if arguments.virtual_devices is not None:
+        offences.append(
+            "virtual_devices= is for CPU devices alone, host_devices= for CPU devices beside "
+            "accelerators: give one of them"
+        )
+    return whole("host_devices", arguments.host_devices, 1, offences)
+
+
+def device_ids(
+    arguments: Arguments, env: Environment, offences: list[str]
+) -> tuple[int, ...] | None:
+    name, given = "local_device_ids", arguments.local_device_ids
+    ids: Sequence[object]
+    if given is None:
+        name = "JAX_LOCAL_DEVICE_IDS"
+        ids = [part.strip() for part in env.get(name, "").split(",") if part.strip()]
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        ids = given
+    else:
+        ids = [given]
+    numbers = [whole(name, value, 0, offences) for value in ids]
+    if given is not None and not ids:
+        offences.append(f"{name}={given!r} names no device; leave it out for all that there are")
+    if twice := sorted({n for n in numbers if n is not None and numbers.count(n) > 1}):
+        offences.append(f"{name}={given or ids!r} names {twice} twice")
+    return tuple(n for n in numbers if n is not None) or None
