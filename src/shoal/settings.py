@@ -1,7 +1,7 @@
-"""Every environment variable of shoal, its unit, default and meaning.
+"""Every environment variable of shoal, with its unit, default and meaning.
 
-Read when needed, never at import: a test or a launcher may set them at any time. An explicit
-argument always wins over a variable. The reference page lists `SETTINGS`.
+Read when needed, never at import, so that a test or a launcher may set them at any time. An
+explicit argument always takes precedence. The reference page lists `SETTINGS`.
 """
 
 from __future__ import annotations

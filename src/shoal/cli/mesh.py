@@ -32,7 +32,7 @@ def mesh(
         typer.Argument(metavar="[TOPOLOGY] AXES", help=f"a topology, or none; and {_AXES}"),
     ],
     processes: Annotated[
-        int | None, typer.Option("-n", "--processes", help="Spread over so many.")
+        int | None, typer.Option("-n", "--processes", help="Number of processes.")
     ] = None,
     across: Across = None,
     weights: Weights = None,
@@ -41,7 +41,7 @@ def mesh(
     html: Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Draw a mesh: which device stands where, and whose it is. Needs no device.
+    """Draw a mesh: the position and the process of each device. Needs no device.
 
     With a topology, the mesh is placed on it, and the wires are drawn: chips, hosts, links, and
     the rings of each axis. Without one, it is the grid of device ids.
@@ -140,7 +140,7 @@ def _most(topology: Topology) -> None:
 
 
 def read_mesh(text: str, processes: int = 1) -> Mesh:
-    """Read a mesh from JSON or from its text form; `processes` share its devices evenly."""
+    """Parse a mesh in JSON or text form; `processes` share its devices evenly."""
     grid = Mesh(pairs_of_json(text, "mesh")) if text.lstrip().startswith("{") else Mesh.parse(text)
     if processes == 1:
         return grid

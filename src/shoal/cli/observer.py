@@ -1,7 +1,7 @@
-"""Finding a job that runs, and asking its meeting place. An observer only reads.
+"""Find a running job, and query its meeting place. An observer only reads.
 
-Where a job is: `host:port` of its meeting place, or the `job.json` that `shoal run` keeps beside
-the logs while the job runs.
+The address of a job: `host:port` of its meeting place, or the `job.json` that `shoal run` keeps
+beside the logs while the job runs.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, split_addre
 ANSWER_S = 10.0  # a meeting place that does not answer within this is frozen or cut off
 _MAX_ANSWER_BYTES = 1 << 30  # the stacks of 10,000 processes
 _FILE = "job.json"
-_MOST_ASKED = 1000  # processes in one question, whose size is limited
+_MOST_ASKED = 1000  # processes in one query, whose size is limited
 
 
 class ServerAddress(NamedTuple):
-    """A meeting place, and the secret that it asks for."""
+    """A meeting place, and its token."""
 
     address: str
     token: str
 
 
 class _JobFile(NamedTuple):
-    """What a `job.json` says."""
+    """The content of a `job.json`."""
 
     path: str
     place: ServerAddress
@@ -45,16 +45,16 @@ class _JobFile(NamedTuple):
 
 
 def find(asked: str, where: str | None, token: str | None) -> ServerAddress:
-    """Return the meeting place that is meant.
+    """Return the meeting place to observe.
 
     Args:
       asked: the command, for messages.
       where: host:port, a folder with a job.json, or such a file; None: SHOAL_COORDINATOR, else
-        the one job of this user that runs here.
-      token: None: the one of job.json, else SHOAL_TOKEN.
+        the only running job of this user on this host.
+      token: None: that of job.json, else SHOAL_TOKEN.
 
     Raises:
-      UsageError: there is no such place, or several could be meant.
+      UsageError: there is no such place, or it is ambiguous.
     """
     secret = settings.text("SHOAL_TOKEN") if token is None else token
     where = where or settings.text("SHOAL_COORDINATOR")
@@ -85,7 +85,7 @@ def _address(asked: str, where: str) -> str:
 
 
 def _only_job(asked: str) -> ServerAddress:
-    """Return the job of this user that runs here, if there is one."""
+    """Return the only running job of this user on this host."""
     records = {}
     temporary = os.path.join(glob.escape(tempfile.gettempdir()), "shoal-run-*")
     for folders in (os.curdir, "*", temporary):
@@ -104,10 +104,10 @@ def _only_job(asked: str) -> ServerAddress:
 
 
 def _running(path: str) -> _JobFile | None:
-    """Return what a file says if it is ours and its job runs."""
+    """Return the content of a file if it is this user's and its job is running."""
     try:
         if os.stat(path).st_uid != os.getuid():
-            return None  # somebody else's, who should not be told our token
+            return None  # another user's, who must not receive the token
         record = _read("", path)
     except (OSError, UsageError):
         return None
@@ -137,20 +137,20 @@ def _read(asked: str, path: str) -> _JobFile:
 
 
 class Observer:
-    """A connection to a meeting place that looks, one small question at a time."""
+    """A read-only connection to a meeting place, with one small query at a time."""
 
     def __init__(self, asked: str, place: ServerAddress, *, answer_s: float = ANSWER_S) -> None:
         """Connect.
 
         Raises:
-          InitializeError: nobody listens there, it is no meeting place, or the token is wrong.
+          InitializeError: nothing listens there, it is no meeting place, or the token is wrong.
           DeadlineError: it does not answer within `answer_s`.
         """
         self.place = place
         self._asked = asked
         self._answer_s = answer_s
         self._ticket = 0
-        self._asked_at = math.inf  # when the question that is not answered yet was put
+        self._asked_at = math.inf  # when the pending query was sent
         limit = time.monotonic() + answer_s
         self._channel = _connected(asked, place, limit)
         try:
@@ -173,11 +173,11 @@ class Observer:
             raise InitializeError(f"{self._name()} says: {told}")
 
     def waits_s(self) -> float:
-        """How long a question has not been answered, seconds; 0 if all are."""
+        """Return the age of a pending query, seconds; 0 if there is none."""
         return max(0.0, time.monotonic() - self._asked_at)
 
     def ask(self) -> None:
-        """Ask who is there, unless that was asked and not answered yet."""
+        """Query the members, unless a query is pending."""
         if self._asked_at == math.inf:
             self._put({"do": "members"})
 
@@ -191,7 +191,7 @@ class Observer:
         return None if frame is None else self._roll(frame)
 
     def roll(self) -> Roll:
-        """Ask who is there and return the answer.
+        """Query the members and return the answer.
 
         Raises:
           DeadlineError: there was none in time.
@@ -204,7 +204,7 @@ class Observer:
         return roll
 
     def stacks(self, processes: Sequence[int] | None = None) -> dict[int, str]:
-        """Return the stacks of all threads of `processes` (None: all), without the silent.
+        """Return the stacks of all threads of `processes` (None: all), as far as they answer.
 
         Raises as `roll` does.
         """
@@ -224,7 +224,7 @@ class Observer:
         return {int(process): str(text) for process, text in told.items()}
 
     def close(self) -> None:
-        """Go. Nobody minds."""
+        """Close the connection."""
         self._channel.close()
 
     def _put(self, question: dict[str, Any]) -> None:
@@ -247,7 +247,7 @@ class Observer:
                     self._asked_at = math.inf
                     return frame
         except TimeoutError as error:
-            if time.monotonic() < limit:  # the kernel gave up on the link
+            if time.monotonic() < limit:  # the kernel found the link dead
                 raise self._lost(error) from None
             return None
         except OSError as error:

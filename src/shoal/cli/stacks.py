@@ -1,4 +1,4 @@
-"""`shoal stacks`: what the threads of a running job's processes are doing."""
+"""`shoal stacks`: the Python stacks of a running job's processes."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.rules.point import Member
 
 _HELP = """\
-Show what the threads of a running job's processes are doing: their Python stacks.
+Show the Python stacks of a running job's processes.
 
-WHERE is host:port of the job's meeting place, or the folder of the logs of shoal run (with its
-job.json). Default: SHOAL_COORDINATOR, else the one job of yours that runs here. PROCESSES are
-indices, as in 3 or 0-7,12; default: all.
+WHERE is host:port of the job's meeting place, or the log directory of shoal run (with its
+job.json). Default: SHOAL_COORDINATOR, else your only running job on this host. PROCESSES are
+ranks, as in 3 or 0-7,12; default: all.
 
 \b
 Examples:
-  shoal stacks                     all processes of the job that runs here
-  shoal stacks 3                   of process 3
-  shoal stacks logs 0-7,12         of some, of shoal run --log-dir logs
-  shoal stacks 10.0.0.1:8476       of the job that meets there
-  shoal stacks --json              everything, for another program
+  shoal stacks                     all processes of the job on this host
+  shoal stacks 3                   rank 3
+  shoal stacks logs 0-7,12         some ranks, of shoal run --log-dir logs
+  shoal stacks 10.0.0.1:8476       of the job with this meeting place
+  shoal stacks --json              everything, for programs
 
 \b
-Processes whose main threads stand at the same line are shown once: the calls
+Processes whose main threads are at the same line are shown once: the calls
 of the program, innermost first, then those of libraries. shoal's own threads
-are left out (--json has them, and all as it is). A process
-answers also while its main thread hangs in native code, such as a collective.
-It cannot while it is frozen, cut off, or native code holds its interpreter
-lock: who does not answer is listed last. A debugger on its host (py-spy, gdb)
-may know more.
+are omitted (--json has them, and full stacks). A process answers even while
+its main thread hangs in native code, such as a collective. It cannot answer
+while it is frozen, cut off, or native code holds its interpreter lock: such
+processes are listed last. A debugger on their host (py-spy, gdb) may show
+more.
 
 \b
 Exit code:
-  0      shown, also if some did not answer
+  0      shown, even if some did not answer
   2      wrong usage, or no such job
-  71     the meeting place went away before it answered
+  71     the meeting place closed before it answered
   73     the meeting place does not answer: frozen or cut off
-  74     nobody listens there, or the token is wrong
+  74     nothing listens there, or the token is wrong
 """
 
 _INDICES = re.compile(r"\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*")
 _OWN = "Thread 'shoal "
 _SHOAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARY = re.compile(  # the processes may run elsewhere: their paths alone say it
+_LIBRARY = re.compile(  # the processes may run elsewhere: only their paths are known
     r'^  File "(?:<frozen |.*/lib(?:64)?/python[\d.]+/|.*/(?:site|dist)-packages/|'
     r".*/shoal/(?:arrays|checkpoint|cli|collectives|compat|interop|runtime|testing)/|"
     + re.escape(_SHOAL + os.sep)
@@ -73,7 +73,7 @@ def stacks(
     token: Token = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Show what the threads of a running job's processes are doing: their Python stacks."""
+    """Show the Python stacks of a running job's processes."""
     if processes is None and where and _INDICES.fullmatch(where) and not os.path.exists(where):
         where, processes = None, where
     asked = None if processes is None else read_processes(processes)
@@ -83,7 +83,7 @@ def stacks(
             roll = observer.roll()
             chosen = _chosen(roll, asked)
             answers = observer.stacks(None if asked is None else [m.process for m in chosen])
-            roll = observer.roll()  # how they are now, after the wait for those who are silent
+            roll = observer.roll()  # their state now, after the wait for silent ones
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     chosen = _chosen(roll, asked)
@@ -97,10 +97,10 @@ stacks.__doc__ = _HELP
 
 
 def read_processes(text: str) -> list[int]:
-    """Return the indices that a text such as `0-7,12` names, sorted.
+    """Parse ranks such as `0-7,12`; return them sorted.
 
     Raises:
-      UsageError: it names none.
+      UsageError: it is malformed.
     """
     if not _INDICES.fullmatch(text):
         raise UsageError(f"stacks: {text!r} are no processes; give indices, as in 3 or 0-7,12")
@@ -130,7 +130,7 @@ def _chosen(roll: Roll, asked: list[int] | None) -> list[Member]:
 
 
 def _paragraphs(chosen: list[Member], answers: dict[int, str]) -> list[str]:
-    """Return one paragraph for each main-thread stack, the rarest first; then the silent."""
+    """Return one paragraph for each main-thread stack, rarest first; then silent processes."""
     alike: dict[str, list[Member]] = {}
     for member in chosen:
         if member.process in answers:
@@ -145,12 +145,12 @@ def _paragraphs(chosen: list[Member], answers: dict[int, str]) -> list[str]:
 
 
 def _threads(text: str) -> list[str]:
-    """Return the stack of each thread; the main thread's is the first."""
+    """Return the stack of each thread, the main thread's first."""
     return [block.strip("\n") for block in text.split("\n\n") if block.strip()]
 
 
 def _paragraph(main: str, members: list[Member], answers: dict[int, str]) -> str:
-    """Return the main thread of some processes, and their other threads, each once."""
+    """Return the main thread's stack of some processes, and their other threads, each once."""
     hosts = sorted({member.host for member in members})
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
     head = f"{listed(member.process for member in members)} ({where}): {_told(members)}"
@@ -178,7 +178,7 @@ def _program_first(block: str) -> list[str]:
 
 
 def _told(members: list[Member]) -> str:
-    """Return what these say of themselves, on one line."""
+    """Return the last words of these processes, on one line."""
     places = {standing(member) for member in members}
     if len(members) == 1:
         return members[0].said
@@ -188,13 +188,13 @@ def _told(members: list[Member]) -> str:
 
 
 def _why_silent(member: Member) -> str:
-    """Say who does not answer, and why, as far as that is known."""
+    """Return a line about a process that does not answer, with the reason if known."""
     name = f"process {member.process}" + (f" ({member.host})" if member.host else "")
     if member.state in GONE or member.state == "absent":
         verb = "has" if member.state in ("failed", "left") else "is"
         return f"{name} {verb} {member.state}: {standing(member)}"
     pid = f"pid {member.pid}: " if member.pid else ""
-    may = [] if member.state == "stopped" else [_MAY_BE]  # and what is known is said
+    may = [] if member.state == "stopped" else [_MAY_BE]  # a stopped process needs no guess
     told = "; ".join([*may, *filter(None, [member.said])])
     return f"{name} does not answer: {pid}{told}"
 

@@ -1,11 +1,11 @@
-"""Two processes watch over each other, so that a job never outlives its launcher.
+"""Two processes that watch each other, so that a job never outlives its launcher.
 
 `launcher` is the process that the user started: it forwards signals and waits. `keeper` is its
 only child, in a session of its own: it starts and ends everything else. They are joined by one
 pipe, which only the launcher can write: a byte is a signal to pass on, the end of the pipe means
 that the launcher is dead (SIGKILL included) and everything must end. If the keeper dies first, the
-launcher inherits what it left and ends that. What neither can do is outlive both being killed in
-the same instant.
+launcher inherits its children and ends them. Only if both are killed at the same instant do
+processes remain.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 from shoal.launch.descendants import adopt_orphans, kill_all
 from shoal.launch.ignored_signals import heeded
 
-# SIGUSR1 and SIGUSR2 are what batch systems announce the end of an allocation with.
+# Batch systems announce the end of an allocation with SIGUSR1 or SIGUSR2.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_LAST_RESORT = 3  # so many SIGINT mean that the keeper itself is stuck
+_LAST_RESORT = 3  # this many SIGINTs mean that the keeper itself is stuck
 _WITHIN_S = 5.0
 
 
@@ -32,8 +32,8 @@ def run_kept(job: Callable[[int], int]) -> int:
     """Run `job(orders_fd)` in a keeper and return its exit code.
 
     Args:
-      job: reads the numbers of forwarded signals from `orders_fd`, one byte each; at its end it
-        returns at once. Whatever processes it leaves are killed.
+      job: reads the numbers of forwarded signals from `orders_fd`, one byte each; at the end of the
+        pipe it returns at once. Processes that it leaves behind are killed.
     """
     _open_standard_streams()
     orders_fd, lifeline_fd = os.pipe()
@@ -54,7 +54,7 @@ def run_kept(job: Callable[[int], int]) -> int:
 
 
 def _be_keeper(job: Callable[[int], int], orders_fd: int) -> None:
-    """Run the job, end what it leaves, and end this process whatever happens."""
+    """Run the job, end what it leaves behind, and always end this process."""
     code = 1
     try:
         # Own session: neither Ctrl-C nor a signal to the launcher's group reaches the keeper, and
@@ -74,7 +74,7 @@ def _be_keeper(job: Callable[[int], int], orders_fd: int) -> None:
 
 
 def _wait_for(keeper: int) -> int:
-    """Wait until the keeper ends; if somebody killed it, end what it kept."""
+    """Wait until the keeper ends; if it was killed, end its children."""
     adopt_orphans()
     while True:
         status = os.waitpid(keeper, os.WUNTRACED)[1]
@@ -93,9 +93,9 @@ def _wait_for(keeper: int) -> int:
 
 
 def _forward_signals(lifeline_fd: int) -> dict[int, Any]:
-    """Write each forwarded signal to the lifeline; return the handlers that stood before.
+    """Write each forwarded signal to the lifeline; return the previous handlers.
 
-    A signal that is ignored stays so.
+    An ignored signal stays ignored.
     """
     interrupts = 0
 
@@ -112,11 +112,11 @@ def _forward_signals(lifeline_fd: int) -> dict[int, Any]:
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Handle a signal by having been woken."""
+    """Do nothing: the signal only has to wake this process."""
 
 
 def _open_standard_streams() -> None:
-    """Give a closed standard stream (`shoal run … >&-`) to /dev/null, before a pipe takes it."""
+    """Open closed standard streams (`shoal run … >&-`) as /dev/null, before a pipe gets them."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

@@ -1,7 +1,7 @@
-"""The directory of a job's logs: one job at a time writes there.
+"""The directory of a job's logs, used by one job at a time.
 
-The launcher holds a lock on `job.lock` there, and with it its keeper: the kernel gives it back
-when both have ended, however they do. The file says which job that is, and goes when the job ends.
+The launcher and its keeper hold a lock on `job.lock` there: the kernel releases it when both have
+ended, in any way. The file names the job, and is removed when the job ends.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from shoal.errors import UsageError
 from shoal.paths import local_path
 
 _LOCK = "job.lock"
-_LETTERS = 200  # of a command that a message quotes
-_WRITTEN_S = 1.0  # the owner of a lock writes who it is as soon as it has it
+_LETTERS = 200  # of a command in a message
+_WRITTEN_S = 1.0  # the owner of a lock writes its identity as soon as it has it
 _PAUSE_S = 0.01
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 @contextlib.contextmanager
 def open_log_dir(asked: str | None, command: Sequence[str]) -> Iterator[str]:
-    """Give the absolute path of a directory that is this job's alone as long as the block runs.
+    """Yield the absolute path of a directory that belongs to this job alone during the block.
 
     Args:
-      asked: None: a new temporary one.
-      command: that of this job, for the message to another one that asks for the same.
+      asked: None: a new temporary directory.
+      command: that of this job, shown to another job that requests the same directory.
 
     Raises:
-      UsageError: it takes no files, or another job that runs writes there.
+      UsageError: it is not writable, or another running job writes there.
     """
     if asked is None:
         try:
@@ -71,14 +71,14 @@ def _lock(asked: str, command: Sequence[str]) -> int:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:  # a file system without locks has none to give
+            if error.errno not in _NO_LOCKS:  # the file system does not support locks
                 os.close(fd)
                 if not isinstance(error, BlockingIOError):
                     raise
                 raise _refusal(asked, path) from None
         if _is_at(path, fd):
             break
-        os.close(fd)  # the job that had it has ended meanwhile, and removed it
+        os.close(fd)  # its owner has ended meanwhile, and removed it
     owner = {
         "command": shlex.join(command),
         "pid": os.getpid(),
@@ -98,7 +98,7 @@ def _is_at(path: str, fd: int) -> bool:
 
 
 def _refusal(asked: str, path: str) -> UsageError:
-    """Return the error that names the job to which a directory belongs."""
+    """Return the error that names the job that owns a directory."""
     owner = _owner(path)
     told = "another job that runs"
     if owner:
@@ -111,7 +111,7 @@ def _refusal(asked: str, path: str) -> UsageError:
 
 
 def _owner(path: str) -> dict[str, Any]:
-    """Return what the owner of a lock wrote; one that has only just got it is about to."""
+    """Return what the owner of a lock wrote; wait for one that has just acquired it."""
     until_s = time.monotonic() + _WRITTEN_S
     while time.monotonic() < until_s:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):

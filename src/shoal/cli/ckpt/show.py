@@ -1,4 +1,4 @@
-"""`shoal ckpt show`: what a checkpoint holds."""
+"""`shoal ckpt show`: the contents of a checkpoint."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def show(
 
 
 def _chosen(found: Contents, pattern: str) -> list[SavedLeaf]:
-    """Return the leaves that a pattern names; without one, all.
+    """Return the leaves that match a pattern; without one, all.
 
     Raises:
-      UsageError: it names none.
+      UsageError: it matches none.
     """
     chosen = [one for name, one in found.leaves.items() if not pattern or matches(pattern, name)]
     if not chosen and pattern:

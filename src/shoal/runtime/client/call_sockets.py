@@ -1,4 +1,4 @@
-"""The connections in which calls wait for their answers: each thread that waits has its own."""
+"""A pool of connections for calls that wait: one for each waiting thread."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from shoal.runtime.wire.unix_socket import connect_near
 
 T = TypeVar("T")
 
-_VERDICT_S = 0.5  # a call's connection may end a moment before the one that says why
+_VERDICT_S = 0.5  # a call's connection may close just before the reason arrives
 
 
 class Over(NamedTuple):
-    """Why no call can succeed any more."""
+    """Why the pool is closed: no call can succeed any more."""
 
     kind: type[ShoalError]
     reason: str
     lost: Mapping[int, str] = MappingProxyType({})
 
     def error(self, me: ThisProcess, asked: str) -> ShoalError:
-        """Return the exception that says so."""
+        """Return the exception for a call."""
         message = f"{me}: {asked}: {self.reason}" if asked else f"{me}: {self.reason}"
         if issubclass(self.kind, ProcessLostError):
             return self.kind(message, lost=self.lost)
@@ -34,7 +34,7 @@ class Over(NamedTuple):
 
 
 class Calls:
-    """A pool of connections to one address; a new one begins with `introduction`."""
+    """A pool of connections to one address; each begins by sending `introduction`."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Calls:
     ) -> None:
         self.over: Over | None = None
         self._address = address
-        self._near = near  # empty once it did not open: then it is another host's
+        self._near = near  # cleared once it fails to open: the server is on another host
         self._introduction = pack_frame(introduction)
         self._me = me
         self._max_body_bytes = max_body_bytes
@@ -65,10 +65,12 @@ class Calls:
         *,
         late: ShoalError | None = None,
     ) -> T:
-        """Talk over a connection. If anything goes wrong it is closed: an answer may be half read.
+        """Run an exchange on a connection. A connection that fails is closed: it may hold half an
+        answer.
 
-        The meeting place counts what it got, so an interrupted wait (Ctrl-C) leaves the others'
-        count right. Without an answer by `limit` it is lost, or `late` is raised if that is given.
+        The meeting place counts the arrivals it received, so an interrupted wait (Ctrl-C) leaves
+        the count right. Without an answer by `limit` the meeting place is lost, or `late` is
+        raised if given.
 
         Raises:
           ProcessLostError: the meeting place is gone, or this process was declared lost.
@@ -83,7 +85,7 @@ class Calls:
         except ShoalError:
             self._drop(channel)
             raise
-        except (OSError, ValueError) as error:  # ValueError: no frame, no JSON
+        except (OSError, ValueError) as error:  # ValueError: not a frame, not JSON
             self._drop(channel)
             if late is not None and isinstance(error, TimeoutError) and error.errno is None:
                 raise late from None
@@ -92,12 +94,12 @@ class Calls:
             self._drop(channel)
             raise
         self._free.append(channel)
-        if self.over is not None:  # hung up meanwhile, by another thread
+        if self.over is not None:  # closed meanwhile by another thread
             self._drop(channel)
         return result
 
     def hang_up(self, why: Over) -> None:
-        """End all connections. Those that threads wait in are shut, and closed by them."""
+        """Close all connections. Those in use are shut down, and closed by their threads."""
         self.over = self.over or why
         self._is_judged.set()
         free, self._free = self._free, []
@@ -107,7 +109,7 @@ class Calls:
             channel.shut()
 
     def abandon(self, why: Over) -> None:
-        """In a forked child: close our copies; shut nothing, for they are the parent's."""
+        """In a forked child: close the copies without shutting down the parent's connections."""
         self.over = self.over or why
         for channel in self._channels:
             channel.close()
@@ -141,7 +143,7 @@ class Calls:
             self._channels.discard(channel)
 
     def _end(self, asked: str, error: Exception) -> NoReturn:
-        """Raise the reason why a talk broke off: the watcher may be about to read it."""
+        """Raise the reason why an exchange failed; the watcher may be about to receive it."""
         if isinstance(error, TimeoutError) or not self._is_judged.wait(_VERDICT_S):
             self._lose("it does not answer" if isinstance(error, TimeoutError) else str(error))
         over = self.over or Over(ProcessLostError, "the meeting place is lost")
@@ -149,7 +151,7 @@ class Calls:
 
 
 def receive(channel: Channel, limit: float, ticket: int | None = None) -> Frame:
-    """Return the next frame that answers an arrival or `ticket`; others came too late."""
+    """Return the answer to an arrival or to `ticket`; skip answers to earlier questions."""
     while True:
         frame = channel.receive(limit)
         if frame.header.get("ticket") in (None, ticket):

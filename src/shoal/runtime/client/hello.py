@@ -1,4 +1,4 @@
-"""Saying HELLO at the meeting place, and being told that all are here."""
+"""The handshake with the meeting place: HELLO, then wait for all other processes."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from shoal.runtime.wire.frames import (
 
 _LOG = logging.getLogger("shoal")
 _MARGIN_S = 1.0  # how much later than the deadline the meeting place may answer
-_FIRST_PAUSE_S = 0.02  # between two knocks at a meeting place that does not listen yet
+_FIRST_PAUSE_S = 0.02  # between attempts while the meeting place does not listen yet
 _LAST_PAUSE_S = 0.5
-_ENDING_S = 1.0  # an end without a word within this is that of an earlier job
+_ENDING_S = 1.0  # a connection closed sooner, unanswered, belongs to an earlier job
 
 
 class Welcome(NamedTuple):
-    """What a process learns when all are here."""
+    """The answer to HELLO, once all processes have joined."""
 
     hosts: tuple[str, ...]
     jax_service: str
-    incarnation: str  # of this process; its further connections show it
+    incarnation: str  # of this process; identifies its further connections
     max_body_bytes: int  # the largest answer
-    heartbeat_s: float  # as the meeting place has it, for all
+    heartbeat_s: float  # the meeting place's setting, for all processes
     lost_after_s: float
     leader: int  # the lowest process of this host
     keeps: Mapping[int, int]  # for the leader: the pid of each process of its host
-    near: str  # the meeting place's door for processes of its own host; empty: it has none
+    near: str  # name of the Unix socket for processes on the server's host; empty: none
 
 
 class Card(NamedTuple):
-    """What a process says of itself."""
+    """The identity that a process presents."""
 
     process: int
     processes: int
@@ -57,7 +57,7 @@ class Card(NamedTuple):
     token: str
     versions: str | None  # None: the versions of shoal and JAX
     jax_service: str
-    host_id: str  # equal for processes that see each other's pids; empty: not known
+    host_id: str  # equal for processes that see each other's pids; empty: unknown
 
     def __str__(self) -> str:
         return f"process {self.process} of {self.processes} ({self.host})"
@@ -66,7 +66,7 @@ class Card(NamedTuple):
 def say_hello(
     address: str, card: Card, timeout_s: float, warn_after_s: float
 ) -> tuple[Channel, Welcome]:
-    """Connect, say HELLO, wait for all others. See `coordinator_tcp.join`."""
+    """Connect, send HELLO, wait for all other processes. See `over_tcp.join`."""
     asked = f"{card}: cannot join the job at {address}"
     if card.process < 0 or card.processes < 1 or not timeout_s > 0:
         raise UsageError(f"{asked}: process ≥ 0, num_processes ≥ 1 and timeout_s > 0 are needed")
@@ -92,17 +92,17 @@ def say_hello(
 
 
 class _Absent(Exception):
-    """No meeting place that takes a HELLO of this job was there by the deadline."""
+    """No meeting place accepted a HELLO for this job by the deadline."""
 
 
 class _Waiting:
-    """One wait for all others: until when, and the one line about it once it is long."""
+    """A wait for the other processes: its deadline, and one log line once it is long."""
 
     def __init__(
         self, address: str, card: Card, began: float, limit: float, warn_after_s: float
     ) -> None:
         self.address, self.card, self.limit = address, card, limit
-        self.warn_at = began + warn_after_s  # inf once it is said
+        self.warn_at = began + warn_after_s  # inf once logged
         self._began = began
 
     def warn(self, reason: str) -> None:
@@ -112,8 +112,8 @@ class _Waiting:
 
 
 def _knock(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tuple[Channel, Frame]:
-    """Say HELLO again and again until the deadline: the meeting place may start later than we,
-    and that of an earlier job at the same address may be about to end."""
+    """Send HELLO repeatedly until the deadline: the meeting place may start later than this
+    process, and that of an earlier job at the same address may be about to end."""
     pause_s, limit = _FIRST_PAUSE_S, waiting.limit
     while True:
         try:
@@ -136,7 +136,7 @@ def _knock(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tuple[Ch
 
 
 def _speak(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame | None:
-    """Say HELLO and wait for the answer. None: the meeting place is one that ends."""
+    """Send HELLO and wait for the answer. None: the meeting place is shutting down."""
     began, limit = time.monotonic(), waiting.limit + _MARGIN_S
     try:
         channel.send(_hello_frame(waiting.card, incarnation, waiting.limit), limit)
@@ -153,7 +153,7 @@ def _speak(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame | Non
 
 
 def _hear(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
-    """Wait for the answer; when that takes long, ask who is missing and say so."""
+    """Wait for the answer; if that takes long, query and log the missing processes."""
     try:
         return channel.receive(min(limit, waiting.warn_at))
     except TimeoutError:
@@ -208,7 +208,7 @@ def _hello_frame(card: Card, incarnation: str, limit: float) -> bytes:
 
 
 def host_id() -> str:
-    """Return what is equal for all that see each other's pids and loopback; empty: not known."""
+    """Return an id shared by processes that share pids and loopback; empty: unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -218,7 +218,7 @@ def host_id() -> str:
 
 
 def _versions() -> str:
-    """The versions that must be equal everywhere, without importing anything of them."""
+    """The versions that must be equal everywhere, found without importing the packages."""
     return ", ".join(f"{name} {_version(name)}" for name in ("shoal", "jax"))
 
 

@@ -1,6 +1,6 @@
-"""The coordinator inside one process: a job of one, or N threads of a test.
+"""An in-process coordinator: a job of one process, or N threads of a test.
 
-The rules are those of `meeting.Meeting`, as for real processes; only the words need not travel.
+The rules are those of `meeting.Meeting`, as for real processes; no frames are sent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOG = logging.getLogger("shoal")
 
 
 class _Mailbox:
-    """Where one waiting thread finds its answer."""
+    """The slot in which a waiting thread finds its answer."""
 
     def __init__(self) -> None:
         self.answer: Answer | None = None
@@ -69,11 +69,11 @@ class LocalJob:
         self.coordinators = tuple(LocalCoordinator(self, i) for i in range(num_processes))
 
     def lose(self, process: int, reason: str = "its connection closed") -> None:
-        """Let a process be lost, as if it had been killed."""
+        """Mark a process as lost, as if it had been killed."""
         self.depart(process, "lost", reason)
 
     def depart(self, process: int, state: str, words: str) -> None:
-        """Let a process be gone: "left", "failed" or "lost"."""
+        """Mark a process as gone: "left", "failed" or "lost"."""
         with self._lock:
             self._deliver(self._meeting.depart(self.clock(), process, state, words))
             words = self._meeting.epitaph(process)
@@ -85,7 +85,7 @@ class LocalJob:
             self._push_stop(self._rounds.depart(process))
 
     def give_notice(self, process: int, given: Given) -> None:
-        """A process was told that it will be ended: tell all."""
+        """Pass a preemption notice of one process on to all."""
         self.tell_launcher(given)
         with self._lock:
             number = self._rounds.give()
@@ -95,13 +95,13 @@ class LocalJob:
                     self._push_stop(self._rounds.hear(coordinator.process, told))
 
     def hear_stop(self, process: int, told: Told) -> None:
-        """A process says what it has answered, or that it has saved."""
+        """Take a process's answer about stopping, or its report of a save."""
         self.tell_launcher(told)
         with self._lock:
             self._push_stop(self._rounds.hear(process, told))
 
     def awaited(self) -> tuple[int, ...]:
-        """Return who has not answered yet since a notice is open."""
+        """Return the processes that have not answered the open notice."""
         with self._lock:
             return self._rounds.awaited
 
@@ -111,18 +111,18 @@ class LocalJob:
                 coordinator.stop.settle(settled)
 
     def say(self, process: int, words: str) -> None:
-        """Remember what a process is doing."""
+        """Record what a process is doing."""
         with self._lock:
             self._meeting.say(self.clock(), process, words)
 
     def members(self) -> tuple[Member, ...]:
-        """Return what is known of each process."""
+        """Return the state of each process."""
         with self._lock:
             self._beat()
             return self._meeting.members(self.clock())
 
     def tick(self) -> None:
-        """End the waits whose deadline has passed by `clock`: for a clock that tests advance."""
+        """End waits whose deadline has passed; for clocks that tests advance."""
         with self._lock:
             self._deliver(self._meeting.tick(self.clock()))
 
@@ -141,12 +141,12 @@ class LocalJob:
         return self._wait(box, process, point, now)
 
     def abandon(self, process: int, left: Abandoned) -> None:
-        """A process has left a call by an exception."""
+        """Record that a process left a call by an exception."""
         with self._lock:
             self._deliver(self._meeting.abandon(self.clock(), process, left))
 
     def end_lane(self, process: int, lane: str) -> None:
-        """A process makes no more calls in a lane."""
+        """Record that a process makes no more calls in a lane."""
         with self._lock:
             self._meeting.end_lane(process, lane)
 
@@ -155,7 +155,7 @@ class LocalJob:
         while (answer := box.answer) is None:
             with self._lock:
                 pause_s = min(self._meeting.next_deadline, warn_at) - self.clock()
-            # Whoever waits drives the clock. A wait longer than a day would overflow a lock's.
+            # The waiting threads drive the clock. A wait over a day would overflow a lock's.
             if box.has_mail.wait(max(0.0, min(pause_s, 86_400.0))):
                 continue
             self.tick()
@@ -165,7 +165,7 @@ class LocalJob:
         return answer
 
     def _beat(self) -> None:
-        """Let the meeting know how far each has come; what real processes tell in their beats."""
+        """Report each process's progress to the meeting, as heartbeats do for real processes."""
         for coordinator in self.coordinators:
             beat = beat_of(coordinator.progress.beat())
             self._meeting.beat(self.clock(), coordinator.process, beat)
@@ -214,7 +214,7 @@ class LocalCoordinator:
 
     @property
     def num_processes(self) -> int:
-        """How many processes the job has."""
+        """The number of processes of the job."""
         return len(self._job.hosts)
 
     @property
@@ -297,7 +297,7 @@ class LocalCoordinator:
     def stacks(
         self, processes: Iterable[int] | None = None, *, timeout_s: float
     ) -> Mapping[int, str]:
-        """See `Coordinator.stacks`. All threads of all of them: who is who is not known."""
+        """See `Coordinator.stacks`. Threads of all processes: they cannot be told apart."""
         asked = checked_processes("stacks()", processes, self.num_processes)
         alive = [m.process for m in self._job.members() if m.state == "here"]
         return dict.fromkeys((process for process in asked if process in alive), stacks())

@@ -1,15 +1,16 @@
-"""The keeper of a host: one small process that sees from outside what its processes cannot say.
+"""The keeper of a host: a small process that observes the host's processes from outside.
 
 ::
 
     python -P -m shoal.runtime.jax_service.keeper    reads its orders, one line of JSON, from stdin
 
-The lowest process of each host starts one. It tells the meeting place which processes of the host
-are stopped (a stopped process is as silent as a busy one), and it is the near end of JAX's service
-(`splice`): so it must outlive whoever started it, and no signal to the job ends it. It ends by
-itself: when all its processes have ended, or when the job is over and nobody uses the splice.
+The lowest process of each host starts one. It reports to the meeting place which processes of the
+host are stopped (a stopped process is as silent as a busy one), and it is the near end of JAX's
+service (`tcp_splice`): so it must outlive the process that started it, and no signal to the job
+ends it. It exits by itself: when all its processes have ended, or when the job is over and the
+splice is not in use.
 
-The meeting place may die before; the splice goes on, for JAX's clients abort without it.
+If the meeting place dies first, the splice goes on, because JAX's clients abort without it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from shoal.runtime.jax_service.tcp_splice import Splices, find
 from shoal.runtime.system.child_process import leave_signals_to_the_job
 from shoal.runtime.wire.frames import number_field, pack_frame, split_address
 
-_LOOK_S = 2.0  # between two looks at the processes, at most
+_LOOK_S = 2.0  # maximum interval between checks of the processes
 _ENDED, _STOPPED = "ZX", "Tt"
 
 
@@ -48,11 +49,11 @@ class _Kept:
 
     @property
     def all_ended(self) -> bool:
-        """Has everybody ended?"""
+        """Return whether all processes have ended."""
         return len(self.ended) == len(self._pids)
 
     def look(self) -> None:
-        """Look at all that have not ended."""
+        """Update the state of the processes that have not ended."""
         stopped = []
         before = (self.stopped, len(self.ended))
         for process, pid in self._pids.items():
@@ -66,7 +67,7 @@ class _Kept:
         self.has_news |= (self.stopped, len(self.ended)) != before
 
     def _await_end(self, pid: int) -> None:
-        """Be woken when it ends, where the kernel can do that (else the next look sees it)."""
+        """Wake up when it ends, where the kernel supports it (else the next check finds out)."""
         with contextlib.suppress(OSError, AttributeError):
             handle = os.pidfd_open(pid)
 
@@ -79,10 +80,10 @@ class _Kept:
 
 
 def _look(pid: int) -> tuple[str, str]:
-    """Return the state of a process ("X": gone) and when it began: pids are used again."""
+    """Return a process's state ("X": gone) and start time, because pids are reused."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # proc_pid_stat(5): pid (name, which may hold anything) state … starttime, the 22nd
+            # proc_pid_stat(5): pid (name, of any characters) state … starttime, the 22nd
             fields = file.read().rpartition(b")")[2].split()
         return fields[0].decode(), fields[19].decode()
     except (OSError, IndexError):
@@ -98,7 +99,7 @@ def _look(pid: int) -> tuple[str, str]:
 
 
 class _Reports:
-    """What the meeting place is told: everything, again and again."""
+    """The reports to the meeting place: the full state, periodically."""
 
     def __init__(self, orders: Mapping[str, Any], limit: float, selector: Any) -> None:
         self._selector = selector
@@ -113,7 +114,7 @@ class _Reports:
         selector.register(self._socket, selectors.EVENT_READ, self._on_read)
 
     def say(self, kept: _Kept) -> None:
-        """Say how the processes are, unless the last report is still on its way."""
+        """Send the states of the processes, unless the last report is still being sent."""
         if self.is_gone:
             return
         states = {"do": "states", "stopped": kept.stopped, "ended": kept.ended}
@@ -144,7 +145,7 @@ _SHOWN = ("token", "process", "incarnation")
 
 
 class _Keeper:
-    """One host's keeper."""
+    """The keeper process of one host."""
 
     def __init__(self, orders: Mapping[str, Any]) -> None:
         limit = time.monotonic() + number_field(orders, "timeout_s")
@@ -161,11 +162,11 @@ class _Keeper:
 
     @property
     def address(self) -> str:
-        """Of the splice; empty without one."""
+        """The address of the splice; empty without one."""
         return self._splices.address if self._splices else ""
 
     def run(self) -> None:
-        """Keep, until there is nothing more to keep."""
+        """Run until no process and no splice needs the keeper."""
         due = -math.inf
         while not (self._kept.all_ended or self._is_needless()):
             for key, mask in self._selector.select(max(0.0, due - time.monotonic())):
@@ -180,7 +181,7 @@ class _Keeper:
                 due = now + self._look_s
 
     def _is_needless(self) -> bool:
-        """Is the job over, though its processes live on?"""
+        """Return whether the job is over and the splice unused, though processes live on."""
         splices, reports = self._splices, self._reports
         if splices is not None and not splices.is_idle:
             return False
@@ -190,17 +191,17 @@ class _Keeper:
 
 
 def main() -> int:
-    """Keep the host that the orders on stdin name."""
+    """Run the keeper of the host given by the orders on stdin."""
     leave_signals_to_the_job()
     line = sys.stdin.buffer.readline()
     if not line:
-        return 0  # whoever started us is no leader after all, or has died
+        return 0  # the starter is no leader after all, or has died
     try:
         keeper = _Keeper(json.loads(line))
     except OSError as error:
         print(error, file=sys.stderr)
         return 1
-    with contextlib.suppress(BrokenPipeError):  # it died; others may come
+    with contextlib.suppress(BrokenPipeError):  # the starter died; other processes may connect
         print(json.dumps({"address": keeper.address}), flush=True)
     _let_go_of_the_starter()
     keeper.run()

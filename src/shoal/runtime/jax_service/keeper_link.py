@@ -1,4 +1,4 @@
-"""How the processes of each host come to their keeper, and learn where its splice is."""
+"""Start the keeper of each host, and tell its processes the address of the splice."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LOCAL_INDICES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
 
 
 def leads_probably(process: int, environ: Mapping[str, str]) -> bool:
-    """Is this process likely to be the lowest of its host? What the meeting place says counts."""
+    """Guess whether this process is the lowest of its host; the meeting place decides later."""
     return process == 0 or any(environ.get(name) == "0" for name in _LOCAL_INDICES)
 
 
 def past_the_proxy(host: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which JAX's client reaches `host` itself.
+    """Return the environment in which JAX's client connects to `host` without a proxy.
 
-    gRPC asks a web proxy even for the loopback, unless one of three variables names the host; the
+    gRPC uses a web proxy even for the loopback, unless one of three variables names the host; the
     first of them that is set counts.
     """
     names = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
@@ -35,25 +35,25 @@ def past_the_proxy(host: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class HostKeeper:
-    """The keeper of this host, as its starter sees it.
+    """The keeper of this host, as seen by the process that starts it.
 
-    It may be started before it is known who is to start it: then it is ready when it is needed.
+    It may be started before it is known which process is to start it, so as to be ready in time.
     """
 
     def __init__(self) -> None:
         self._spawned: Spawned | None = None
 
     def start_early(self) -> None:
-        """Start it if that is possible. If not, that is said when it is needed."""
+        """Start it if possible. A failure is reported when the keeper is needed."""
         with contextlib.suppress(OSError):
             self._spawned = Spawned("shoal.runtime.jax_service.keeper")
 
     def begin(self, joined: TcpCoordinator, token: str, jax_service: str, limit: float) -> str:
-        """Give it its orders; return the address of its splice.
+        """Send its orders; return the address of its splice.
 
         Raises:
           OSError: it cannot be started, cannot reach JAX's service, or is late.
-          ProcessLostError, PeerFailedError: somebody is gone meanwhile.
+          ProcessLostError, PeerFailedError: a process is gone meanwhile.
         """
         spawned, self._spawned = self._spawned or Spawned("shoal.runtime.jax_service.keeper"), None
         welcome, left_s = joined.welcome, max(0.001, limit - time.monotonic())
@@ -63,7 +63,7 @@ class HostKeeper:
             "process": joined.process,
             "incarnation": welcome.incarnation,
             "heartbeat_s": None if welcome.heartbeat_s == math.inf else welcome.heartbeat_s,
-            # A process that does not know its host keeps itself, and has nothing to report.
+            # A process that does not know its host keeps only itself, with nothing to report.
             "keeps": dict(joined.keeps) or {joined.process: os.getpid()},
             "reports": bool(joined.keeps),
             "jax_service": jax_service,
@@ -72,7 +72,7 @@ class HostKeeper:
         with contextlib.suppress(BrokenPipeError):
             spawned.stdin.write(json.dumps(orders).encode() + b"\n")
             spawned.stdin.close()
-        # A service that has died meanwhile is waited for by the keeper, but need not be by us.
+        # The keeper waits for a service that has died meanwhile; this process need not.
         line = spawned.first_line(left_s + 1.0, check=joined.check)
         if not line:
             raise OSError(spawned.last_words())
@@ -80,7 +80,7 @@ class HostKeeper:
         return str(json.loads(line)["address"])
 
     def dismiss(self) -> None:
-        """It is not needed: it ends by itself."""
+        """Dismiss a keeper that is not needed: it ends by itself."""
         if self._spawned is not None:
             self._spawned.stdin.close()
             self._spawned.let_go()
@@ -95,7 +95,7 @@ def find_host_keeper(
     All processes of the job call it.
 
     Raises:
-      InitializeError: on all; a keeper cannot be started, or cannot reach JAX's service.
+      InitializeError: on all: a keeper cannot be started, or cannot reach JAX's service.
     """
     told = {}
     if joined.leader == joined.process:

@@ -1,4 +1,4 @@
-"""What tells this process that it will be ended: signals, files, and functions that are asked."""
+"""The notice sources of this process: signals, files, and functions that are polled."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from shoal.runtime.notices.signals import SignalWatch
 from shoal.runtime.rules.stopping import Given
 
 _LOG = logging.getLogger("shoal")
-_WRITTEN_S = 0.05  # after which somebody who made a file has written his line
+_WRITTEN_S = 0.05  # a new file's first line is written within this
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
 Ask = Callable[[], object]
 
 
 class FileNotice:
-    """A notice while a file is there; asked again and again.
+    """A notice while a file exists; called periodically.
 
     >>> FileNotice("/no/such/file")() is None
     True
@@ -39,7 +39,7 @@ class FileNotice:
         self._reason: str | None = None
 
     def __call__(self) -> tuple[str, float | None] | None:
-        """Return the first line that it held when it appeared."""
+        """Return the first line that the file had when it appeared."""
         if not os.path.exists(self.path):
             self._reason = None
             return None
@@ -54,17 +54,18 @@ class FileNotice:
         try:
             with open(self.path, encoding="utf-8", errors="replace") as file:
                 return file.readline(1000).strip()
-        except OSError as error:  # a folder, or not ours to read: it is there all the same
+        except OSError as error:  # a folder, or unreadable: it exists all the same
             return f"it is there ({error.strerror})"
 
 
 class Sources:
-    """All of this process. Each that is asked has a thread of its own: a slow one delays itself."""
+    """The sources of this process. Each function has its own thread, so that none delays others."""
 
     def __init__(self, give: Callable[[Given], bool], has_trouble: Callable[[], bool]) -> None:
-        """`give` takes a notice, and says whether it is new.
+        """Create an empty set of sources.
 
-        `has_trouble` says whether a process of the job is gone.
+        `give` takes a notice, and returns whether it is new; `has_trouble` returns whether a
+        process of the job is gone.
         """
         self.pid = os.getpid()
         self.is_set_up = False
@@ -83,7 +84,7 @@ class Sources:
         every_s: float,
         grace_s: float | None,
     ) -> None:
-        """Do what `watch_notices` does."""
+        """Implement `watch_notices`."""
         offences: list[str] = []
         numbers = [_number(one, offences) for one in _listed("signals", signals, offences)]
         paths = [_path(one, offences) for one in _listed("files", files, offences)]
@@ -111,7 +112,7 @@ class Sources:
             threading.Thread(target=self._poll, args=arguments, name=name, daemon=True).start()
 
     def watch_by_default(self) -> None:
-        """Watch SIGTERM, unless somebody wants it ignored. Only the main thread can."""
+        """Watch SIGTERM, unless it is ignored. Only possible in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             if not self._has_warned:
                 self._has_warned = True
@@ -126,16 +127,16 @@ class Sources:
             self.watch([signal.SIGTERM], (), (), 1.0, None)
 
     def close(self) -> None:
-        """Watch no more, and put back the handlers that were there."""
+        """Stop watching, and restore the previous handlers."""
         self._is_closed.set()
         if self._signals is not None:
             self._signals.close()
 
     def _take(self, number: int) -> None:
-        """A signal came."""
+        """Handle a signal."""
         watch = self._signals
         if watch is not None and watch.ends(number) and self._has_trouble():
-            os._exit(128 + number)  # as without us, but for the word "signal" in the exit status
+            os._exit(128 + number)  # as if unwatched, except that the exit status names no signal
         reason = signal.strsignal(number) or f"signal {number}"
         self._tell(Given(reason, signal.Signals(number).name, self._grace_s.get(number)))
 
@@ -162,14 +163,14 @@ class Sources:
         except Exception:  # noqa: BLE001 - or the thread would end, and with it all that follows
             _LOG.exception("notice from %s: it could not be told", given.source)
             return
-        with contextlib.suppress(Exception):  # what handlers and filters raise is not ours
+        with contextlib.suppress(Exception):  # handlers and filters may raise
             left = "" if given.deadline_s is None else f"; {given.deadline_s:.0f} s are left"
             if is_new:
                 _LOG.warning("notice from %s: %s%s", given.source, given.reason, left)
 
 
 def _given(answer: Any, source: str) -> Given | None:
-    """Return what a function answered."""
+    """Parse a function's answer."""
     if answer is None:
         return None
     try:

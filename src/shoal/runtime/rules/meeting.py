@@ -1,15 +1,15 @@
-"""The rules of meeting, as a pure state machine: no socket, no thread, no clock of its own.
+"""The rules of meeting, as a pure state machine: no socket, no thread, no clock.
 
-`meeting_place` drives it from a socket loop and `coordinator_local` under a lock, so both obey
-one set of rules. Every method takes the time and returns the replies that are now due.
+`meeting_place` drives it from a socket loop and `in_process` under a lock, so both obey one set of
+rules. Every method takes the time and returns the replies that are now due.
 
 The n-th arrival of each process in a *line* (a group and a lane) is one *gathering*. Arrivals are
-counted here and not by who arrives, so the count cannot drift apart: a gathering that failed stays
-in its line until every living member came and was told. One answer object is given to all, hence
-all or none.
+counted here and not by the processes, so the counts cannot drift apart: a gathering that failed
+stays in its line until every living member has arrived and was answered. One answer object is given
+to all, hence all or none.
 
-A point of *survivors* does not wait for who is gone. It is where those who are left start again
-after a loss, each from another place of the program: what they still owed counts no more.
+A point of *survivors* does not wait for lost processes. There the remaining processes start again
+after a loss, each from another place of the program: earlier failures are no longer owed.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from shoal.runtime.rules.stack_requests import Asking, Question
 
 To = TypeVar("To", bound=Hashable)
 
-_WORDS = 64  # an answer quotes the last words of this many processes; it goes to all of them
-_ASKED = 16  # so many of those who are late are asked for their stacks
-_STACK_CHARACTERS = 8 << 10  # of each that an answer shows
+_WORDS = 64  # an answer quotes the last words of this many processes; it is sent to all members
+_ASKED = 16  # late processes whose stacks are requested
+_STACK_CHARACTERS = 8 << 10  # of each stack in an answer
 
 
 class Meeting(Roster[To]):
-    """All points of a job whose processes are all here; `to` is any address for the answers.
+    """All points of a job, once all processes have joined; `to` is any address for the answers.
 
-    `stack_grace_s` is how long those who are late may take to say where they are: whoever drives
-    the meeting sends `take_questions` to them and brings what they say to `hear_stacks`.
+    `stack_grace_s` is how long late processes may take to send their stacks: the driver of the
+    meeting sends `take_questions` to them and passes their answers to `hear_stacks`.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Meeting(Roster[To]):
         self._everybody = range(len(hosts))
         self._lines: OpenGatherings[To] = OpenGatherings(self._everybody)
         self._stack_grace_s = stack_grace_s
-        # About a gathering that is late, or about whoever asked: (to, ticket).
+        # About a gathering that is late, or for a query: (to, ticket).
         self._asking: Asking[Gathering[To] | tuple[To, int]] = Asking()
         self._next = math.inf
 
     @property
     def next_deadline(self) -> float:
-        """When `tick` must be called; never too late, at times too early."""
+        """The time at which `tick` must be called; never too late, perhaps too early."""
         return self._next
 
     def arrive(
@@ -85,7 +85,7 @@ class Meeting(Roster[To]):
         ticket: int,
         step: int | None = None,
     ) -> list[Reply[To]]:
-        """Take an arrival; return the answers that it settles (for nobody: everybody waits)."""
+        """Take an arrival; return the answers that are now due, if any."""
         record = self._records[process]
         record.come(point, step)
         if process in self._gone:
@@ -104,15 +104,15 @@ class Meeting(Roster[To]):
         return replies + self._judge(now, process, gathering)
 
     def abandon(self, now: float, process: int, left: Abandoned) -> list[Reply[To]]:
-        """A process has left a call by an exception: the call fails for all members.
+        """Record that a process left a call by an exception: the call fails for all members.
 
-        Where it has come, it has come: the call fails at the next point that it would have come to.
-        An arrival that the process sent and that has not come, will not be taken any more.
+        Its past arrivals stand: the call fails at the next point at which it would have arrived.
+        An arrival that the process sent and that is still on its way will not be taken.
         """
         record = self._records[process]
         if left.number <= record.abandoned.get(left.point.lane, 0):
             return []
-        if process in self._gone:  # its next arrival comes after this all the same
+        if process in self._gone:  # the count of its next arrival includes this one all the same
             record.abandoned[left.point.lane] = left.number
             return []
         point = record.abandon(now, left)
@@ -128,7 +128,7 @@ class Meeting(Roster[To]):
         return replies
 
     def tick(self, now: float) -> list[Reply[To]]:
-        """End every wait whose earliest deadline has passed, and every question."""
+        """End every wait whose earliest deadline has passed, and every stack request."""
         if now < self._next:
             return []
         waiting = self._lines.all_open()
@@ -142,10 +142,10 @@ class Meeting(Roster[To]):
         return replies
 
     def depart(self, now: float, process: int, state: str, words: str) -> list[Reply[To]]:
-        """A process is gone: "left", "failed" or "lost". Only the first such word counts.
+        """Record that a process is gone: "left", "failed" or "lost". Only the first report counts.
 
-        Who is lost or failed ends every gathering of its groups, who left in peace only those to
-        which it had not come. Survivors wait for it no more.
+        A lost or failed process ends every gathering of its groups; one that left in order ends
+        only those at which it had not arrived. Survivors no longer wait for it.
         """
         if process in self._gone:
             return []
@@ -168,9 +168,9 @@ class Meeting(Roster[To]):
         return replies
 
     def lose_service(self, now: float, name: str, words: str) -> list[Reply[To]]:
-        """Something that all processes need is gone: every wait ends but those of survivors.
+        """Record the loss of a service: every wait ends but those of survivors.
 
-        It is an error of everybody until the survivors have met.
+        It is an error on all processes until the survivors have met.
         """
         self._losses.services.append([name, words])
         self._lose()
@@ -179,7 +179,7 @@ class Meeting(Roster[To]):
         return [reply for g in ended for reply in self._finish(now, g, answer)]
 
     def waiting_for(self, now: float, process: int, lane: str) -> Mapping[str, Any] | None:
-        """Return who is missing where `process` waits, or None if it does not wait."""
+        """Return the members missing where `process` waits, or None if it does not wait."""
         gathering = self._records[process].blocked.get(lane)
         return self._missing_facts(gathering, now) if gathering else None
 
@@ -191,7 +191,7 @@ class Meeting(Roster[To]):
     def ask_stacks(
         self, now: float, processes: Iterable[int], limit_s: float, to: To, ticket: int
     ) -> list[Reply[To]]:
-        """Ask processes for their stacks; "stacks" goes to `to` when all said them, or late."""
+        """Request stacks; "stacks" is sent to `to` when all have answered, or at the limit."""
         asked = [p for p in processes if p not in self._gone]
         if not asked:
             return [Reply(to, ticket, Answer("stacks", {"stacks": {}}))]
@@ -200,15 +200,15 @@ class Meeting(Roster[To]):
         return []
 
     def take_questions(self) -> list[tuple[int, int]]:
-        """Return (ticket, process) of each question that must be sent now."""
+        """Return (ticket, process) of each stack request to be sent now."""
         questions, self._asking.to_send = self._asking.to_send, []
         return questions
 
     def hear_stacks(self, now: float, process: int, ticket: int, text: str) -> list[Reply[To]]:
-        """Take an answer to a question.
+        """Take an answer to a stack request.
 
         Raises:
-          FrameError: that was never asked.
+          FrameError: there was no such request.
         """
         question = self._asking.hear(process, ticket, text)
         return [] if question is None else self._answered(now, question)
@@ -216,9 +216,9 @@ class Meeting(Roster[To]):
     def _come(
         self, now: float, process: int, point: Point
     ) -> tuple[Gathering[To], Answer | None, list[Reply[To]]]:
-        """Return the gathering that a process comes to, or the answer that it gets at once.
+        """Return the gathering of an arrival, or the answer that it gets at once.
 
-        Others may still be in what it has left: they are answered on the way.
+        Gatherings that the process has left on the way there are answered for their members.
         """
         replies: list[Reply[To]] = []
         after_loss = self._records[process].has_lost
@@ -245,7 +245,7 @@ class Meeting(Roster[To]):
             replies += self._finish(now, gathering, answer)
 
     def _cause(self, record: Record[To], point: Point, left: Abandoned) -> Answer:
-        """Return why a call fails that a process has left: perhaps for a loss that it knew of."""
+        """Return why a call fails that a process has left: perhaps a loss that it knew of."""
         members = point.group or self._everybody
         if record.acknowledged < len(self._losses.services):
             return self._losses.service_answer()
@@ -258,7 +258,7 @@ class Meeting(Roster[To]):
         first = next(iter(arrived.values())).point
         mine = arrived[process].point
         if not gathering.survivors:
-            # First what all need: of it the others may have died.
+            # Services first: processes may have died of their loss.
             if self._records[process].acknowledged < len(self._losses.services):
                 return self._finish(now, gathering, self._losses.service_answer())
             if self._gone and len(arrived) == 1 and any(p in line.members for p in self._gone):
@@ -270,7 +270,7 @@ class Meeting(Roster[To]):
         if self._is_complete(gathering):
             return self._complete(now, gathering)
         waiting = self._lines.open_in(line.lane)
-        if len(waiting) == 1:  # nearly always
+        if len(waiting) == 1:  # the common case
             return []
 
         def waits_at(other: int) -> Gathering[To] | None:
@@ -280,7 +280,7 @@ class Meeting(Roster[To]):
         return self._break(now, circle) if circle else []
 
     def _break(self, now: float, circle: list[Gathering[To]]) -> list[Reply[To]]:
-        """End a circle. Who waits for survivors that start again after a loss, learns of that."""
+        """End a cycle. Members that wait for survivors that start again get that loss."""
         ordinary = [g for g in circle if not g.survivors]
         if ordinary and len(ordinary) < len(circle) and self._losses.concern(()):
             circle, answer = ordinary, self._losses.any_answer(())
@@ -298,7 +298,7 @@ class Meeting(Roster[To]):
         return not missing
 
     def _complete(self, now: float, gathering: Gathering[To]) -> list[Reply[To]]:
-        """All have come."""
+        """Complete a gathering at which all have arrived."""
         line, arrived = gathering.line, gathering.arrived
         if not gathering.survivors:
             payloads = {p: arrived[p].payload for p in line.members}
@@ -310,14 +310,14 @@ class Meeting(Roster[To]):
         return replies
 
     def _start_again(self, met: Gathering[To], alive: Collection[int]) -> None:
-        """All of these stand at one point: in this lane none owes another anything any more."""
+        """Settle the lane: all survivors are at one point, so earlier failures are not owed."""
         for process in alive:
             self._records[process].acknowledged = len(self._losses.services)
             self._records[process].has_lost = False
         self._lines.restart(met, {*alive, *self._gone})
 
     def _do_without(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:
-        """Survivors wait for one less, who may be one of those that wait."""
+        """Let survivors go on without a process, which may be one of the waiting ones."""
         replies: list[Reply[To]] = []
         wait = gathering.arrived.pop(process, None)
         if wait is not None:
@@ -330,7 +330,7 @@ class Meeting(Roster[To]):
         return replies
 
     def _finish(self, now: float, gathering: Gathering[To], answer: Answer) -> list[Reply[To]]:
-        """Give the one answer to all that wait; keep it for the living that did not come yet."""
+        """Answer all waiting members; keep the answer for living ones that have yet to arrive."""
         line = gathering.line
         gathering.answer = answer
         if gathering.question is not None:
@@ -352,7 +352,7 @@ class Meeting(Roster[To]):
         return replies
 
     def _ask_late(self, now: float, gathering: Gathering[To]) -> bool:
-        """Ask those who are late where they are; return whether there is anybody to wait for."""
+        """Request the stacks of late processes; return whether there is any answer to wait for."""
         if gathering.question is not None or self._stack_grace_s <= 0:
             return False
         asked = [p for p in gathering.missing(self._gone) if p not in self._gone][:_ASKED]
@@ -365,7 +365,7 @@ class Meeting(Roster[To]):
     def _answered(
         self, now: float, question: Question[Gathering[To] | tuple[To, int]]
     ) -> list[Reply[To]]:
-        """A question is over, answered or not."""
+        """Finish a stack request, answered or not."""
         about = question.about
         if isinstance(about, tuple):
             return [Reply(*about, Answer("stacks", {"stacks": question.stacks}))]

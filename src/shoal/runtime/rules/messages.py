@@ -1,4 +1,4 @@
-"""What members may say to the meeting place: each message from its frame, or a FrameError."""
+"""Messages of members to the meeting place: parse each from its frame, or raise FrameError."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _MOST_TEXT = 1000  # characters of a place
 
 
 class Beat(NamedTuple):
-    """A sign of life, and what the process says of itself with it."""
+    """A sign of life, with the state of the process."""
 
     step: int | None
     place: str  # its last call of shoal
     since_s: float  # seconds since then
     step_s: float | None  # median time of its last steps
     memory_bytes: int  # resident
-    wait_s: float = 0.0  # how much of `step_s` it waited for others
+    wait_s: float = 0.0  # the part of `step_s` spent waiting for other processes
 
 
 def beat_of(header: Mapping[str, Any]) -> Beat:
-    """Return the fields of a beat."""
+    """Parse a sign of life."""
     step_s = None if header.get("step_s") is None else number_field(header, "step_s")
     since_s = number_field(header, "since_s")
     wait_s = number_field(header, "wait_s") if "wait_s" in header else 0.0
@@ -42,12 +42,12 @@ def beat_of(header: Mapping[str, Any]) -> Beat:
 
 
 def _step_of(header: Mapping[str, Any]) -> int | None:
-    """Return the step that a process says it is in; None: in none yet."""
+    """Parse the step of a process; None: in none yet."""
     return None if header.get("step") is None else whole_field(header, "step")
 
 
 def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[TrailMarks]:
-    """Return what a sign of life of `process`, in a job of `count`, tells of its trails."""
+    """Parse the trails in a sign of life of `process`, in a job of `count`."""
     rows = header.get("trails", [])
     if not isinstance(rows, list):
         raise FrameError("field 'trails' is no list")
@@ -64,27 +64,27 @@ def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[Trail
 
 
 class Arrival(NamedTuple):
-    """A process has come to a point; what it brings there is the body of the frame."""
+    """An arrival at a point; its payload is the body of the frame."""
 
     point: Point
     timeout_s: float
     step: int | None
     ticket: int  # 0: the answer carries none
-    after: int = 0  # so many calls the process had abandoned in this lane before
+    after: int = 0  # number of calls abandoned in this lane before
 
 
 class Abandoned(NamedTuple):
-    """A process has left a call by an exception; the others must not wait for it there."""
+    """A call that a process left by an exception; the others must not wait for it there."""
 
-    point: Point  # where it was last in this call; or what the call is, if it came to none
-    arrivals: int  # at points of this call
+    point: Point  # its last point in this call; or the call itself, if there was none
+    arrivals: int  # in this call
     sent: int  # arrivals in this lane, in all
-    number: int  # how many calls it has abandoned in this lane, this one included
+    number: int  # of calls it has abandoned in this lane, this one included
     words: str  # the exception, in a line
 
 
 def arrival_of(header: Mapping[str, Any], process: int, count: int) -> Arrival:
-    """Return an arrival of `process`, in a job of `count`."""
+    """Parse an arrival of `process`, in a job of `count`."""
     ticket = whole_field(header, "ticket") if "ticket" in header else 0
     after = whole_field(header, "after") if "after" in header else 0
     point = _point_of(header, process, count)
@@ -101,7 +101,7 @@ def abandoned_words(left: Abandoned) -> dict[str, Any]:
 
 
 def abandoned_of(frame: Frame, process: int, count: int) -> Abandoned:
-    """Return what a process says of a call that it has left, in a job of `count`."""
+    """Parse an abandoned call, in a job of `count`."""
     point = _point_of(frame.header, process, count)
     arrivals, sent, number = (
         whole_field(frame.header, name) for name in ("arrivals", "sent", "number")
@@ -126,7 +126,7 @@ def _point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
 
 
 def _group(members: object, process: int, count: int) -> tuple[int, ...] | None:
-    """Return a group: sorted, without repetition, of this job, with the one who names it."""
+    """Parse a group: sorted, without repetition, of this job, including its sender."""
     if not isinstance(members, list) or not all(type(member) is int for member in members):
         raise FrameError("a group is no list of processes")
     group = sorted(set(members))
@@ -136,7 +136,7 @@ def _group(members: object, process: int, count: int) -> tuple[int, ...] | None:
 
 
 def processes_of(header: Mapping[str, Any], name: str, allowed: Collection[int]) -> list[int]:
-    """Return a field that lists processes, each among those that are allowed, each once."""
+    """Parse a field that lists processes, each of `allowed` at most once."""
     listed = header.get(name)
     if not isinstance(listed, list) or not all(type(process) is int for process in listed):
         raise FrameError(f"field {name!r} is no list of processes")
@@ -146,7 +146,7 @@ def processes_of(header: Mapping[str, Any], name: str, allowed: Collection[int])
 
 
 def given_words(given: Given) -> dict[str, Any]:
-    """Return the fields of a notice."""
+    """Return the header fields of a notice."""
     deadline_s = given.deadline_s
     return {
         "reason": given.reason[:_MOST_TEXT],
@@ -156,7 +156,7 @@ def given_words(given: Given) -> dict[str, Any]:
 
 
 def given_of(header: Mapping[str, Any]) -> Given:
-    """Return a notice."""
+    """Parse a notice."""
     deadline_s = number_field(header, "deadline_s")
     return Given(
         text_field(header, "reason")[:_MOST_TEXT],
@@ -166,24 +166,24 @@ def given_of(header: Mapping[str, Any]) -> Given:
 
 
 def told_words(told: Told) -> dict[str, Any]:
-    """Return the header of what a process says of itself; `step_text` of its step is the body."""
+    """Return the header of an answer about stopping; the body is `step_text` of its step."""
     knows = told.highest is not None
     return {"do": "stop", "round": told.round, "knows": knows, "saved": told.has_saved}
 
 
 def told_of(frame: Frame) -> Told:
-    """Return what a process says of itself."""
+    """Parse an answer about stopping."""
     highest = _step_in(frame.body) if frame.header.get("knows") else None
     return Told(whole_field(frame.header, "round"), highest, bool(frame.header.get("saved")))
 
 
 def settled_of(frame: Frame) -> Settled:
-    """Return what all have agreed on."""
+    """Parse an agreement on the step."""
     return Settled(whole_field(frame.header, "round"), _step_in(frame.body))
 
 
 def step_text(step: int | None) -> bytes:
-    """Return a step as it travels. It may have any size, and JSON's numbers may not."""
+    """Return the encoding of a step. It may have any size, which JSON numbers may not."""
     return b"" if step is None else b"%x" % step
 
 

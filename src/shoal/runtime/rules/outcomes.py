@@ -1,7 +1,7 @@
-"""From what the meeting place answered to the exception that says it in words.
+"""Turn answers of the meeting place into exceptions.
 
-The facts are those of `meeting.Answer`; both coordinators raise through this file, so a message
-reads the same however the words travelled.
+The facts are those of `gathering.Answer`; both coordinators raise through this module, so a message
+reads the same over TCP and in one process.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from shoal.runtime.system.stacks import innermost
 _NAME_HINT = "if these are one call made at several places, give each of them the same name="
 _PATIENCE_HINT = "\nif they are only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S"
 _MOST_WORDS = 2000  # characters of a reason
-_LINES = 8  # a message spells out this many processes; the attributes hold all
+_LINES = 8  # processes listed in a message; the attributes hold all
 
 
 class ThisProcess(NamedTuple):
-    """Who speaks: this process, among the hosts of all."""
+    """The name of this process in messages, and those of the others."""
 
     process: int
     hosts: Sequence[str]
@@ -38,12 +38,12 @@ class ThisProcess(NamedTuple):
         return f"process {self.process} of {len(self.hosts)} ({self.hosts[self.process]})"
 
     def name(self, process: int) -> str:
-        """Return another process with its host."""
+        """Return the name of another process, with its host."""
         return f"process {process} ({self.hosts[process]})"
 
 
 class MeetingSide(NamedTuple):
-    """What some processes came for, as `gathering.sides_facts` tells it."""
+    """One side of a disagreement, as in `gathering.sides_facts`."""
 
     name: str
     fingerprint: str
@@ -52,8 +52,8 @@ class MeetingSide(NamedTuple):
 
 
 class HiddenDifference(DivergenceError):
-    """All make the same call at the same place; what differs is in a long specification of which
-    only a digest travelled. `calls` holds (what is called where, processes) of each side."""
+    """All make the same call at the same place; the difference is in a long specification of which
+    only a digest was sent. `calls` holds (call and call site, processes) of each side."""
 
     def __init__(
         self, heading: str, calls: Sequence[tuple[str, Sequence[int]]], digests: Sequence[str]
@@ -63,7 +63,7 @@ class HiddenDifference(DivergenceError):
         super().__init__(str(told), sides=told.sides)
 
     def explained(self, lines: Mapping[int, str], advice: str = "") -> DivergenceError:
-        """Return the error with the line of each side's first process, where they are known."""
+        """Return the error with the line of each side's first process, if known."""
         shown = [
             (f"{call}: {lines.get(processes[0], digest)}", processes)
             for (call, processes), digest in zip(self.calls, self.digests, strict=True)
@@ -74,7 +74,7 @@ class HiddenDifference(DivergenceError):
 def disagreement(
     heading: str, sides: Iterable[tuple[str, Sequence[int]]], advice: str = ""
 ) -> DivergenceError:
-    """Return the error that shows each side, in words, and the processes that are on it."""
+    """Return the error that shows each side, as text, and its processes."""
     rows = [(told, tuple(processes)) for told, processes in sides]
     lines = [heading, *(f"{listed(processes)}: {told}" for told, processes in rows)]
     text = "\n  ".join(lines) + (f"\n{advice}" if advice else "")
@@ -101,13 +101,13 @@ def error_of(
 
 
 def service_error(services: Iterable[Sequence[str]], what: str) -> ProcessLostError:
-    """Return the exception about things that all need and that are lost; `what` cannot be."""
+    """Return the exception about lost services; `what` is the operation that failed."""
     told = "; ".join(f"{name} is lost: {words}" for name, words in services)
     return ProcessLostError(f"{what}: {told}")
 
 
 def gone_error(kind: str, gone: Mapping[int, str], me: ThisProcess, what: str) -> ShoalError:
-    """Return the exception about who is "lost" or "failed", the cause first; `what` cannot be."""
+    """Return the exception about "lost" or "failed" processes, the cause first."""
     cause, words = next(iter(gone.items()))
     others = f" (also gone: {listed(p for p in gone if p != cause)})" if len(gone) > 1 else ""
     if kind == "lost":
@@ -119,14 +119,14 @@ def gone_error(kind: str, gone: Mapping[int, str], me: ThisProcess, what: str) -
 
 
 def waiting_line(facts: Mapping[str, Any], me: ThisProcess, point: Point, waited_s: float) -> str:
-    """Return the one line that a process logs when it has waited long."""
+    """Return the log line of a long wait."""
     told = "; ".join([*_told(facts, me), *filter(None, [_more(facts)])])
     missing = listed(facts["missing"])
     return f"{me}: {point.place} has waited {waited_s:.0f} s for {missing} [{told}]"
 
 
 def listed(processes: Iterable[int]) -> str:
-    """Return `process 3`, or `processes 0-2, 5`: a run of neighbours is written once."""
+    """Return `process 3`, or `processes 0-2, 5`: consecutive indices become a range."""
     numbers = sorted(processes)
     runs: list[list[int]] = []
     for number in numbers:
@@ -183,7 +183,7 @@ def _divergence_error(facts: Mapping[str, Any], me: ThisProcess, point: Point) -
 
 
 def _sides_error(heading: str, sides: Sequence[MeetingSide]) -> DivergenceError:
-    """Say what differs, and no more: operation or name, else the place, else the first line."""
+    """Show only the first difference: operation or name, else the place, else the first line."""
     prints = [Fingerprint.parse(side.fingerprint) for side in sides]
     calls = _calls(sides, prints)
     known = [fingerprint for fingerprint in prints if fingerprint is not None]
@@ -205,7 +205,7 @@ def _sides_error(heading: str, sides: Sequence[MeetingSide]) -> DivergenceError:
 def _calls(
     sides: Sequence[MeetingSide], prints: Sequence[Fingerprint | None]
 ) -> list[tuple[str, Sequence[int]]]:
-    """Return what each side calls where, in words, and who is on it."""
+    """Return each side's call and call site, as text, and its processes."""
     names = excerpts([side.name for side in sides])
     fingerprints = excerpts([side.fingerprint for side in sides])
     same_name = len({side.name for side in sides}) == 1
@@ -222,7 +222,7 @@ def _calls(
 
 
 def _told(facts: Mapping[str, Any], me: ThisProcess) -> list[str]:
-    """Return the last words of the first who are missing."""
+    """Return the last words of the first missing processes."""
     return [f"{me.name(process)}: {words}" for process, words in facts["words"][:_LINES]]
 
 
@@ -232,6 +232,6 @@ def _more(facts: Mapping[str, Any]) -> str:
 
 
 def indented(text: str) -> str:
-    """Return a text that another process wrote, with a bar before each of its printable lines."""
+    """Return another process's text, with a bar before each of its printable lines."""
     lines = (one_line(line.expandtabs(), len(line) * 8) for line in text.strip("\n").splitlines())
     return "\n".join(f"  | {line}" for line in lines)

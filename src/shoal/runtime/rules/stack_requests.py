@@ -1,4 +1,4 @@
-"""Questions to processes, "where are your threads?", that are under way. Pure rules."""
+"""Stack requests under way: which processes have yet to answer. Pure rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_TOGETHER = 64 << 20  # of all answers to one question
 
 
 class Question(Generic[About]):
-    """One question: who has yet to answer, and what the others said."""
+    """One stack request: the processes that have yet to answer, and the answers so far."""
 
     def __init__(self, about: About, processes: list[int], limit: float) -> None:
         self.about = about
@@ -32,20 +32,20 @@ class Question(Generic[About]):
 
 
 class Asking(Generic[About]):
-    """All questions under way, by ticket."""
+    """All stack requests under way, by ticket."""
 
     def __init__(self) -> None:
         self._open: dict[int, Question[About]] = {}
         self._tickets = 0
-        self.to_send: list[tuple[int, int]] = []  # (ticket, process); who sends them empties it
+        self.to_send: list[tuple[int, int]] = []  # (ticket, process); the sender clears it
 
     @property
     def next_deadline(self) -> float:
-        """When `tick` must be called."""
+        """The time at which `tick` must be called."""
         return min((question.limit for question in self._open.values()), default=math.inf)
 
     def ask(self, about: About, processes: Iterable[int], limit: float) -> int:
-        """Ask; return the ticket of the question."""
+        """Add a request; return its ticket."""
         asked = list(processes)
         self._tickets += 1
         self._open[self._tickets] = Question(about, asked, limit)
@@ -53,32 +53,32 @@ class Asking(Generic[About]):
         return self._tickets
 
     def take(self, ticket: int | None) -> dict[int, str]:
-        """End a question, if there is one; return what was answered so far."""
+        """End a request, if it is under way; return the answers so far."""
         question = None if ticket is None else self._open.pop(ticket, None)
         return question.stacks if question else {}
 
     def hear(self, process: int, ticket: int, text: str) -> Question[About] | None:
-        """Take an answer; return the question if that was the last one, which ends it.
+        """Take an answer; return the request if it was the last one, which ends it.
 
         Raises:
-          FrameError: that was never asked.
+          FrameError: there was no such request.
         """
         if not 1 <= ticket <= self._tickets:
             raise FrameError(f"an answer to question {ticket}, which was never asked")
         question = self._open.get(ticket)
         if question is None:
-            return None  # the question is over
+            return None  # the request is over
         question.take(process, text)
         return None if question.awaited else self._open.pop(ticket)
 
     def forget(self, process: int) -> list[Question[About]]:
-        """A process will not answer any more; return the questions that ends."""
+        """Expect no more answers of a process; return the requests that this ends."""
         for question in self._open.values():
             question.awaited.discard(process)
         done = [ticket for ticket, question in self._open.items() if not question.awaited]
         return [self._open.pop(ticket) for ticket in done]
 
     def tick(self, now: float) -> list[Question[About]]:
-        """Return the questions whose time is over."""
+        """Return the requests whose time is over."""
         done = [ticket for ticket, question in self._open.items() if question.limit <= now]
         return [self._open.pop(ticket) for ticket in done]

@@ -1,12 +1,12 @@
-"""Who speaks on a connection of the meeting place, and what it may say.
+"""The callers of the meeting place: each kind of connection, and the verbs it may use.
 
 ::
 
     Process   a process of a job, one way in each direction: its end is the end of the process
-    Lane      calls of a process that wait for an answer; its end means nothing
-    Observer  looks in from outside; its end means nothing
-    Keeper    watches the processes of one host from outside of them
-    Service   something that all processes need, and that wants to be watched
+    Lane      calls of a process that wait for an answer; its end has no meaning
+    Observer  queries from outside the job; its end has no meaning
+    Keeper    watches the processes of one host from outside
+    Service   a service that all processes need, which wants to be monitored
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_WORDS = 1000
 
 
 class ProcessCaller:
-    """A process that said HELLO, one way in each direction."""
+    """A process that sent HELLO, one way in each direction."""
 
     max_body_bytes = 1 << 20  # a traceback, or stacks
 
@@ -53,7 +53,7 @@ class ProcessCaller:
         self._life = life
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         verb, header, job = text_field(frame.header, "do"), frame.header, self._job
         process = self._life.process
         if verb == "who":
@@ -94,21 +94,21 @@ class ProcessCaller:
             raise FrameError(f"unknown verb {verb[:40]!r}")
 
     def on_end(self, connection: Connection, reason: str) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         self._job.end_life(self._life, reason)
 
 
 class LaneCaller:
-    """One connection for the calls of a process."""
+    """A connection for the calls of a process."""
 
     def __init__(self, job: ServedJob, life: Life) -> None:
         self._job = job
         self._life = life
         self._count = job.num_processes
-        self._last: tuple[Mapping[str, Any], Arrival] | None = None  # a header, and what it says
+        self._last: tuple[Mapping[str, Any], Arrival] | None = None  # a header, parsed
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         header, job, process = frame.header, self._job, self._life.process
         meeting = job.meeting
         if self._last and header is self._last[0] and meeting is not None:
@@ -132,10 +132,10 @@ class LaneCaller:
     def _arrive(
         self, meeting: Meeting[Connection], connection: Connection, arrival: Arrival, body: bytes
     ) -> None:
-        """Take an arrival after what the process abandoned before it sent it, and not later."""
+        """Take an arrival in sending order: after the calls abandoned before it, not later."""
         job, lane = self._job, arrival.point.lane
         abandoned = meeting.abandoned(self._life.process, lane)
-        if arrival.after < abandoned:  # it was interrupted meanwhile, and does not wait
+        if arrival.after < abandoned:  # interrupted meanwhile: it does not wait
             return
         if arrival.after > abandoned:
             if connection in self._life.held:
@@ -157,13 +157,13 @@ class LaneCaller:
             job.answer(replies)
 
     def on_end(self, connection: Connection, reason: str) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         self._life.lanes.discard(connection)
         self._life.held.pop(connection, None)
 
 
 def _ask(job: ServedJob, connection: Connection, verb: str, header: Mapping[str, Any]) -> None:
-    """Answer what members and observers may ask."""
+    """Answer the queries that members and observers share."""
     if verb == "members":
         job.tell_members(connection, whole_field(header, "ticket"))
     elif verb == "stacks":
@@ -178,21 +178,21 @@ def _ask(job: ServedJob, connection: Connection, verb: str, header: Mapping[str,
 
 
 class ObserverCaller:
-    """Somebody outside of the job who looks at the newest one."""
+    """A client outside the job that queries the newest one."""
 
     def __init__(self, newest_job: Callable[[], ServedJob]) -> None:
         self._newest_job = newest_job
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         _ask(self._newest_job(), connection, text_field(frame.header, "do"), frame.header)
 
     def on_end(self, connection: Connection, reason: str) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
 
 
 class KeeperCaller:
-    """Who watches the processes of one host."""
+    """The keeper of one host."""
 
     def __init__(self, job: ServedJob, host_id: str, processes: Collection[int]) -> None:
         self._job = job
@@ -200,7 +200,7 @@ class KeeperCaller:
         self._processes = processes
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         verb = text_field(frame.header, "do")
         if verb != "states":
             raise FrameError(f"unknown verb {verb[:40]!r}")
@@ -209,12 +209,12 @@ class KeeperCaller:
         self._job.hear_states(self._processes, stopped, ended)
 
     def on_end(self, connection: Connection, reason: str) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         self._job.end_keeper(self._host_id, connection)
 
 
 class ServiceCaller:
-    """Something that all processes need: JAX's service."""
+    """A service that all processes need: JAX's."""
 
     def __init__(
         self,
@@ -235,11 +235,11 @@ class ServiceCaller:
 
     @property
     def row(self) -> list[str]:
-        """What observers are told."""
+        """The row for observers."""
         return [self.name, self.host, self.state, self.words]
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         verb = text_field(frame.header, "do")
         if verb == "beat":
             self._on_beat(self)
@@ -249,5 +249,5 @@ class ServiceCaller:
             raise FrameError(f"unknown verb {verb[:40]!r}")
 
     def on_end(self, connection: Connection, reason: str) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         self._on_gone(self, "lost", reason)

@@ -1,6 +1,6 @@
-"""One job at a meeting place: its joining, its meeting, who of it is alive and connected.
+"""One job at a meeting place: its joining, its meeting, its liveness and its connections.
 
-It carries the words between the sockets and the rules, and tells everybody who is gone.
+It connects the sockets to the rules, and notifies all processes of losses.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
 from shoal.runtime.wire.frames import join_payloads, pack_answer, pack_frame
 from shoal.runtime.wire.server_sockets import Connection, Connections
 
-_STACKS_GRACE_S = 0.5  # how long those who are late may take to say where they are
-_STACKS_S = 2.0  # the same, when somebody asks
-# Everybody is told of this many losses until survivors meet; more are one disaster, in which words
-# to all about all would be a flood. Survivors are told of each when they meet.
+_STACKS_GRACE_S = 0.5  # how long late processes may take to send their stacks
+_STACKS_S = 2.0  # the same, for a query
+# All processes are notified of this many losses until survivors meet; more are one disaster, in
+# which notifying all of all would be a flood. Survivors learn of each when they meet.
 _MOST_GONE = 64
 
 
 class Life:
-    """A process that said HELLO: the connection whose end is its end, and those of its lanes."""
+    """A process that sent HELLO: the connection whose end is its end, and those of its lanes."""
 
     def __init__(self, process: int, connection: Connection) -> None:
         self.process = process
         self.connection = connection
         self.lanes: set[Connection] = set()
-        # By connection, a lane and what takes an arrival there, until a word before it came.
+        # By connection: a lane and the callback of its arrival, held until earlier messages arrive.
         self.held: dict[Connection, tuple[str, Callable[[], None]]] = {}
 
     def release(self, lane: str) -> list[Callable[[], None]]:
-        """Return what takes the arrivals of a lane that were held."""
+        """Return the callbacks for the held arrivals of a lane."""
         released = [connection for connection, (held, _) in self.held.items() if held == lane]
         return [self.held.pop(connection)[1] for connection in released]
 
 
 class ServedJob:
-    """One joining, what followed from it, and who of it is still connected."""
+    """A job being served: its joining, its meeting, and the processes still connected."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class ServedJob:
         self._connections = connections
         self._limits = limits
         self._liveness: Liveness[int] = Liveness(limits)
-        self._running = running  # the time that silence is counted in
+        self._running = running  # the clock by which silence is counted
         self._keepers: dict[str, Connection] = {}
         self._told_gone = 0
         self._marks = LatestMarks()
-        self.near = ""  # see `near.listen_near`
+        self.near = ""  # see `unix_socket`
         self.service_rows: Callable[[], list[list[str]]] = list
         self.rounds = Rounds(joining.num_processes)
         self.on_leaving: Callable[[], None] = lambda: None  # `rounds` has changed
@@ -72,20 +72,20 @@ class ServedJob:
 
     @property
     def num_processes(self) -> int:
-        """How many processes it has."""
+        """The number of processes."""
         return self.joining.num_processes
 
     @property
     def next_deadline(self) -> float:
-        """When `on_time` must be called, but for silence."""
+        """The time at which `on_time` must be called, except for silence."""
         return self.meeting.next_deadline if self.meeting else self.joining.next_deadline
 
     def is_over(self, now: float) -> bool:
-        """Is nobody left who is part of it?"""
+        """Return whether no process is left in it."""
         return not self.lives and (self.meeting is not None or self.joining.is_spent(now))
 
     def ended_for(self, process: int, now: float) -> bool:
-        """Does a HELLO of this process belong to another job than this one?"""
+        """Return whether a HELLO of this process belongs to another job than this one."""
         left = self.meeting is not None and self.meeting.has_gone(process)
         return left or self.joining.has_told(process) or self.joining.is_spent(now)
 
@@ -96,7 +96,7 @@ class ServedJob:
     # ---- joining
 
     def hello(self, connection: Connection, hello: Hello) -> Life | None:
-        """Somebody wants to join; return its life, or None if it is refused."""
+        """Take a HELLO; return the process's life, or None if it is refused."""
         replies = self.joining.hello(self.now(), hello, connection)
         life = None
         if not any(reply.to is connection and reply.refusal for reply in replies):
@@ -106,7 +106,7 @@ class ServedJob:
         return life
 
     def answer_joining(self, replies: list[JoinReply[Connection]]) -> None:
-        """Tell those who come what becomes of it."""
+        """Send welcome or refusal to joining processes."""
         if self.joining.is_complete and self.meeting is None:
             self._begin()
         refused: set[Connection] = set()
@@ -116,7 +116,7 @@ class ServedJob:
                 is_welcome = True  # and so are all
                 continue
             refused.add(to)
-            words = refusal.encode(errors="replace")  # JSON may carry half a surrogate pair
+            words = refusal.encode(errors="replace")  # JSON may contain half a surrogate pair
             frame = pack_frame({"is": "refused", "missing": missing}, words)
             self._connections.send(to, frame, then_close=True)
         if refused:
@@ -133,7 +133,7 @@ class ServedJob:
             self._liveness.watch(self._running.read(now), process)
 
     def _welcomes(self) -> Iterator[bytes]:
-        """Return what each process is told when all are here, in order."""
+        """Yield the welcome of each process, in order."""
         leads = {min(pids): pids for pids in self.joining.shared_hosts().values()}
         leader_of = {process: leader for leader, pids in leads.items() for process in pids}
         header = {
@@ -152,7 +152,7 @@ class ServedJob:
     # ---- members
 
     def beat(self, process: int, beat: Beat) -> None:
-        """A process gave a sign of life."""
+        """Take a sign of life of a process."""
         if self.meeting is not None:
             now = self.now()
             self.meeting.beat(now, process, beat)
@@ -160,7 +160,7 @@ class ServedJob:
                 self.meeting.hush(process, None)
 
     def hear_trails(self, process: int, trails: Iterable[TrailMarks]) -> None:
-        """A process says how far its calls have come: all are told where they differ."""
+        """Take the trails of a process; notify all processes of a difference."""
         for told in trails:
             found = self._marks.hear(process, told)
             if found is not None:
@@ -169,7 +169,7 @@ class ServedJob:
                 self._push(found.group or range(self.num_processes), frame)
 
     def depart(self, process: int, state: str, words: str) -> None:
-        """A process is gone: "left", "failed" or "lost". Only the first such word counts."""
+        """Record that a process is "left", "failed" or "lost". Only the first report counts."""
         meeting = self.meeting
         if meeting is None or meeting.has_gone(process):
             return
@@ -182,7 +182,7 @@ class ServedJob:
         self._push_stop(self.rounds.depart(process))
 
     def end_life(self, life: Life, reason: str) -> None:
-        """The connection that lived as long as a process has ended."""
+        """Handle the end of a process's lifetime connection."""
         self.lives.pop(life.process, None)
         for lane in life.lanes:
             self._connections.close(lane)
@@ -194,11 +194,11 @@ class ServedJob:
             self._release_keepers()
 
     def life_of(self, process: int, incarnation: str) -> Life | None:
-        """Return the life of a process of this job, if it is the one it says it is."""
+        """Return the life of a process of this job, if the incarnation is right."""
         return self.lives.get(process) if self.joining.knows(process, incarnation) else None
 
     def push_gone(self, process: int | None, name: str, state: str, words: str) -> None:
-        """Tell all who live that somebody is gone."""
+        """Notify all living processes of a loss."""
         if self.meeting is None:
             return
         self._told_gone += 1
@@ -214,7 +214,7 @@ class ServedJob:
                 self._connections.send(life.connection, frame)
 
     def lose_service(self, name: str, words: str) -> None:
-        """Something that all processes need is gone."""
+        """Record the loss of a service."""
         if self.meeting is None:
             reason = f"{name} is lost ({words})"
             self.answer_joining(self.joining.abandon(self.now(), reason))
@@ -225,14 +225,14 @@ class ServedJob:
     # ---- leaving
 
     def give_notice(self, process: int, given: Given) -> None:
-        """A process was told that it will be ended: tell all."""
+        """Push a preemption notice of one process to all."""
         number = self.rounds.give()
         header = {"is": "notice", "number": number, "process": process, **given_words(given)}
         self._push(self.lives, pack_frame(header))
         self.on_leaving()
 
     def hear_stop(self, process: int, told: Told) -> None:
-        """A process says what it has answered, or that it has saved."""
+        """Take a process's answer about stopping, or its report of a save."""
         self._push_stop(self.rounds.hear(process, told))
         self.on_leaving()
 
@@ -242,7 +242,7 @@ class ServedJob:
             self._push(self.lives, pack_frame(header, step_text(settled.step)))
 
     def tell_awaited(self, to: Connection, ticket: int) -> None:
-        """Answer who has not said yet where it stands, since a notice is open."""
+        """Answer a query for the processes that have not answered the open notice."""
         self.answer([Reply(to, ticket, Answer("awaited", {"awaited": self.rounds.awaited}))])
 
     # ---- keepers
@@ -250,7 +250,7 @@ class ServedJob:
     def keep(
         self, connection: Connection, process: int, incarnation: str
     ) -> tuple[str, Collection[int]] | None:
-        """Return the host_id and the processes of whom the leader of a host started a keeper."""
+        """Return the host_id and the processes of a keeper that the leader of a host started."""
         if self.meeting is None or not self.joining.knows(process, incarnation):
             return None
         host_id = self.joining.host_id(process)
@@ -265,20 +265,20 @@ class ServedJob:
     def hear_states(
         self, of: Collection[int], stopped: Collection[int], ended: Collection[int]
     ) -> None:
-        """A keeper says which of its processes are stopped or have ended."""
+        """Take a keeper's report: its processes that are stopped or have ended."""
         now = self.now()
         self._liveness.states(self._running.read(now), of, stopped=stopped, ended=ended)
         if self.meeting is not None:
             self.meeting.stop(now, of, stopped)
 
     def _release_keepers(self) -> None:
-        """The job is over. Its processes may live on; who keeps them hears it by the end."""
+        """Close the keepers' connections, which tells them that the job is over."""
         for connection in self._keepers.values():
             self._connections.close(connection)
         self._keepers.clear()
 
     def end_keeper(self, host_id: str, connection: Connection) -> None:
-        """A keeper has gone: what it said is not known any more."""
+        """Handle the end of a keeper: what it reported is no longer known."""
         if self._keepers.get(host_id) is connection:
             del self._keepers[host_id]
             self.on_news(keeper_gone=host_id, at_s=self.now())
@@ -287,14 +287,14 @@ class ServedJob:
     # ---- what may be asked
 
     def tell_members(self, to: Connection, ticket: int) -> None:
-        """Answer who is here."""
+        """Answer a query for the members."""
         meeting = self.meeting
         rows = meeting.members(self.now()) if meeting else self.joining.members()
         facts = {"members": rows, "services": self.service_rows()}
         self.answer([Reply(to, ticket, Answer("members", facts))])
 
     def ask_stacks(self, processes: Iterable[int], to: Connection, ticket: int) -> None:
-        """Ask processes where their threads are; answer `to` when they have said it."""
+        """Request stacks of processes; send them to `to` when they have arrived."""
         if self.meeting is None:
             self.answer([Reply(to, ticket, Answer("stacks", {"stacks": {}}))])
         else:
@@ -303,7 +303,7 @@ class ServedJob:
             self._send_questions()
 
     def hear_stacks(self, process: int, ticket: int, text: str, beat: Beat) -> None:
-        """A process says where its threads are."""
+        """Take the stacks of a process."""
         self.beat(process, beat)
         if self.meeting is not None:
             self.answer(self.meeting.hear_stacks(self.now(), process, ticket, text))
@@ -311,18 +311,18 @@ class ServedJob:
     # ---- time
 
     def on_time(self, now: float) -> None:
-        """End what has lasted too long."""
+        """End waits and requests that are past their deadline."""
         self.answer_joining(self.joining.tick(now))
         if self.meeting is not None:
             self.answer(self.meeting.tick(now))
             self._send_questions()
 
     def is_silence_due(self, now: float) -> bool:
-        """Is somebody to be judged for silence?"""
+        """Return whether any silence is due to be judged."""
         return self._liveness.next_deadline() <= self._running.read(now)
 
     def judge_silence(self, now: float) -> None:
-        """Say who is silent; end who is lost. What came before now must have been read."""
+        """Report silent processes, drop lost ones. Bytes received by now must have been read."""
         meeting = self.meeting
         if meeting is None:
             return
@@ -338,7 +338,7 @@ class ServedJob:
             self._push(told - {process}, pack_frame(header, words.encode()))
 
     def _dismiss(self, process: int, words: str) -> None:
-        """A process is lost, though its connection is not: it must learn that when it wakes."""
+        """Tell a lost process, whose connection stands, that it is lost, for when it wakes."""
         self.on_news(dismissed=process)
         self.depart(process, "lost", words)
         life = self.lives.pop(process, None)
@@ -349,7 +349,7 @@ class ServedJob:
             self._connections.send(life.connection, farewell, then_close=True)
 
     def answer(self, replies: Iterable[Reply[Connection]]) -> None:
-        """Send each its answer; the body of an answer is packed once for all."""
+        """Send the answers; the body of each is packed once for all."""
         bodies: dict[int, bytes] = {}
         for to, ticket, answer in replies:
             body = bodies.get(id(answer))
@@ -363,7 +363,7 @@ class ServedJob:
         if self.meeting is not None:
             for ticket, process in self.meeting.take_questions():
                 life = self.lives.get(process)
-                if life is not None and not life.connection.is_blocked:  # it will not answer
+                if life is not None and not life.connection.is_blocked:  # it would not answer
                     self._push((process,), pack_frame({"is": "stacks", "ticket": ticket}))
 
 

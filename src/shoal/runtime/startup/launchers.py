@@ -1,10 +1,9 @@
-"""Where a process's numbers come from: arguments, `SHOAL_*`, `JAX_*`, then whoever launched it.
+"""The sources of a process's index and count: arguments, `SHOAL_*`, `JAX_*`, then the launcher.
 
 A pure function of (arguments, environment). The index and the count are one pair and come from
 one family, the first that has both. Families run from the innermost launcher outwards, because
 `srun torchrun` and `mpirun` inside an allocation carry both sets and the outer one says "one
-task". The address may come from another family: MPI tells none, so `SHOAL_COORDINATOR` does.
-
+task". The address may come from another family: MPI gives none, so `SHOAL_COORDINATOR` does.
 PMIx gives a process its rank, and no count. Where its server is a scheduler's (`srun --mpi=pmix`),
 the scheduler's own variables have both. PRRTE (`prterun` of Open MPI 5) sets no others, and those
 of an allocation around it are of another job: there the count is missing, which is an error.
@@ -27,7 +26,7 @@ Environment = Mapping[str, str]
 
 
 class Arguments(NamedTuple):
-    """What the caller of `initialize` gave; None: not given."""
+    """The arguments of `initialize`; None: not given."""
 
     coordinator_address: str | None = None
     num_processes: int | None = None
@@ -39,23 +38,23 @@ class Arguments(NamedTuple):
 
 
 class JobPlace(NamedTuple):
-    """Who this process is, of how many, where they meet, and which rule said so."""
+    """This process's index, the count, where they meet, and the rule that decided it."""
 
     process: int
     num_processes: int
     address: str | None  # the meeting place, host:port; None in a job of one
-    bind_host: str | None  # where process 0 binds it; None: nobody asked for anything special
+    bind_host: str | None  # where process 0 binds it; None: the default
     jax_service: str | None  # JAX's service, if a launcher runs both; None: process 0 starts both
     token: str
     virtual_devices: int | None
     local_device_ids: tuple[int, ...] | None
     reason: str
-    passed_over: tuple[str, ...]  # one line for each family that was seen and did not win
+    passed_over: tuple[str, ...]  # one line for each family that was seen and not used
     host_devices: int | None = None  # CPU devices beside the accelerators
 
 
 class ShownJob(NamedTuple):
-    """A job of several processes, or of a number unknown, by the variables of its launcher."""
+    """A job of several processes, or of an unknown number, found in its launcher's variables."""
 
     words: str  # the variables, with their values
     num_processes: int | None
@@ -69,12 +68,12 @@ class _Family(NamedTuple):
     counts: tuple[str, ...]
     address: Callable[[Environment], str | None]
     strict: bool = False
-    needs: tuple[str, ...] = ()  # without these the variables are not this launcher's
+    needs: tuple[str, ...] = ()  # required: without these the variables are not this launcher's
     completed: Callable[[Environment, list[str]], Environment] | None = None
 
 
 class _Numbers(NamedTuple):
-    """What one family says; None: it does not."""
+    """The values of one family; None: not set."""
 
     process: int | None
     num_processes: int | None
@@ -133,7 +132,7 @@ def shown_job(env: Environment) -> ShownJob | None:
 
 
 def numbers_of(env: Environment) -> tuple[int, int]:
-    """Return which process `initialize()` would make this one, of how many.
+    """Return the index and count that `initialize()` would use.
 
     >>> numbers_of({"DTENSOR_JOBS": "a:1,b:1", "DTENSOR_CLIENT_ID": "1"}), numbers_of({})
     ((1, 2), (0, 1))
@@ -150,7 +149,7 @@ def numbers_of(env: Environment) -> tuple[int, int]:
 def _pair(
     arguments: Arguments, env: Environment, offences: list[str], passed_over: list[str]
 ) -> tuple[int, int, str, _Family | None]:
-    """Return index, count, why, and the family they came from."""
+    """Return index, count, the reason, and the family they came from."""
     given = {"process_id": arguments.process_id, "num_processes": arguments.num_processes}
     if given["num_processes"] == 1 and given["process_id"] is None:
         given["process_id"] = 0
@@ -181,7 +180,7 @@ def _pair(
 def _of_environment(
     env: Environment, offences: list[str], passed_over: list[str]
 ) -> _Numbers | None:
-    """Return what the innermost launcher says."""
+    """Return the numbers of the innermost launcher."""
     for family in _FAMILIES:
         numbers = _of_family(family, env, offences, passed_over)
         if numbers is not None:
@@ -192,7 +191,7 @@ def _of_environment(
 def _of_family(
     family: _Family, env: Environment, offences: list[str], passed_over: list[str]
 ) -> _Numbers | None:
-    """Return what this family says, if it says both numbers, or half of them is an error."""
+    """Return the numbers of a family if it has both, or if half a pair is an error."""
     env = env if family.completed is None else family.completed(env, offences)
     names = (*family.needs, *family.indices, *family.counts)
     found = {name: env[name].strip() for name in names if env.get(name, "").strip()}
@@ -233,9 +232,9 @@ def _fit(found: Mapping[str, object], at: str, of: str, offences: list[str]) -> 
 
 
 def _whole(name: str, value: object, least: int, offences: list[str]) -> int | None:
-    """Return a whole number ≥ `least` from an argument or a variable's text, or None."""
+    """Return an integer ≥ `least` from an argument or a variable's text, or None."""
     number: int | None = None
-    if isinstance(value, str) and name not in Arguments._fields:  # variables have texts alone
+    if isinstance(value, str) and name not in Arguments._fields:  # only variables are given as text
         number = int(value) if value.isascii() and value.isdigit() else None
     elif not isinstance(value, bool | str):
         try:
@@ -251,7 +250,7 @@ def _whole(name: str, value: object, least: int, offences: list[str]) -> int | N
 def _address(
     arguments: Arguments, env: Environment, family: _Family | None, offences: list[str]
 ) -> tuple[str | None, str | None]:
-    """Return where the job meets, and who said so."""
+    """Return the address of the meeting place, and its source."""
     sources: list[tuple[str, str | None]] = [
         ("coordinator_address", arguments.coordinator_address),
         ("SHOAL_COORDINATOR", env.get("SHOAL_COORDINATOR")),
@@ -275,7 +274,7 @@ def _address(
 
 
 def _bind_host(arguments: Arguments, env: Environment, offences: list[str]) -> str | None:
-    """Return the host to bind to; JAX's spelling, host:port, is taken too."""
+    """Return the host to bind to; JAX's spelling, host:port, is accepted too."""
     given = arguments.coordinator_bind_address or env.get("JAX_COORDINATOR_BIND_ADDRESS")
     if not given or not isinstance(given, str):
         return None
@@ -327,7 +326,7 @@ def _device_ids(
 
 
 def is_loopback(host: str) -> bool:
-    """Is this a name or an address of the machine itself, for itself only?"""
+    """Return whether this is a name or an address of the loopback."""
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
@@ -338,7 +337,7 @@ def first_host(nodes: str) -> str:
 
 
 def _derived_port(key: str) -> int:
-    """Return the same port to all that know `key`, above Linux's ephemeral ports (as JAX does)."""
+    """Return a port derived from `key`, above Linux's ephemeral ports (as JAX does)."""
     return 61440 + zlib.crc32(key.encode()) % 4096
 
 
@@ -351,7 +350,7 @@ def _jax_address(env: Environment) -> str | None:
 
 
 def _torchrun_address(env: Environment) -> str | None:
-    """MASTER_PORT itself is taken by torch's own store."""
+    """MASTER_PORT itself is in use by torch's own store."""
     host, port = env.get("MASTER_ADDR", "").strip(), env.get("MASTER_PORT", "").strip()
     return address_text(host, _derived_port(f"torchrun {host} {port}")) if host and port else None
 

@@ -1,8 +1,8 @@
 """How a process becomes a member of a job, and what it waits for before it leaves.
 
-All N say HELLO at the meeting place first. Whatever can be wrong with a job (somebody is missing,
-an index comes twice, counts or versions differ) is answered there, in Python, on all. Only then
-does anybody touch JAX's service, which would answer the same mistakes by aborting the process.
+All N processes first send HELLO to the meeting place. Every possible mistake of a job (a process is
+missing, an index is taken twice, counts or versions differ) is answered there, in Python, on all.
+Only then does any process touch JAX's service, which would answer the same mistakes by aborting it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.wire.frames import address_text, split_address
 
-SAVES = "shoal-save"  # what threads are called that save; they meet others by themselves
+SAVES = "shoal-save"  # the name of saving threads, which meet other processes by themselves
 
 _KEY = "shoal/meeting_place"  # in JAX's key-value store, for attached jobs
 _CONNECTING = "shoal connects the devices"
-_ASK_S = 2.0  # for an answer from whoever has our port
+_ASK_S = 2.0  # for an answer of the process that has the port
 
 
 def find_cluster(arguments: Arguments) -> tuple[JobPlace, bool]:
-    """Return this process's numbers, and whether JAX joined the job already."""
+    """Return this process's place, and whether JAX joined the job already."""
     found = jax_runtime.attached()
     if found is None:
         return decide(arguments, os.environ), False
@@ -53,7 +53,7 @@ def find_cluster(arguments: Arguments) -> tuple[JobPlace, bool]:
 
 
 def _attach(found: jax_runtime.Attached, arguments: Arguments) -> JobPlace:
-    """Return the numbers of the job that JAX joined; whatever else was said must agree."""
+    """Return the place in the job that JAX joined; arguments and variables must agree."""
     pair: dict[str, int] = {"num_processes": found.num_processes, "process_id": found.process}
     for name, value in pair.items():
         given = getattr(arguments, name)
@@ -63,7 +63,7 @@ def _attach(found: jax_runtime.Attached, arguments: Arguments) -> JobPlace:
                 f"{found.process} of {found.num_processes}"
             )
     numbers = Arguments(
-        # A launcher that runs JAX's service runs a meeting place too, and says where.
+        # A launcher that runs JAX's service runs a meeting place too, and gives its address.
         coordinator_address=None if _is_launched(found.address) else found.address,
         num_processes=found.num_processes,
         process_id=found.process,
@@ -80,7 +80,7 @@ def _is_launched(jax_service: str) -> bool:
 
 
 def check_in_time(cluster: JobPlace, *, is_attached: bool) -> None:
-    """Raise InitializeError if JAX has devices already that do not fit `cluster`."""
+    """Raise InitializeError if JAX already has devices that do not fit `cluster`."""
     if not jax_runtime.backend_exists():
         return
     if cluster.num_processes > 1 and not is_attached:
@@ -89,7 +89,7 @@ def check_in_time(cluster: JobPlace, *, is_attached: bool) -> None:
             "call initialize() before the first use of jax.devices(), jnp or jit"
         )
     wishes = [("virtual_devices", cluster.virtual_devices, jax_runtime.virtual_devices)]
-    if cluster.virtual_devices is None:  # which wins
+    if cluster.virtual_devices is None:  # which takes precedence
         wishes = [("host_devices", cluster.host_devices, jax_runtime.host_devices)]
     for name, wanted, present in wishes:
         if wanted is not None and present() != wanted:
@@ -100,7 +100,7 @@ def check_in_time(cluster: JobPlace, *, is_attached: bool) -> None:
 
 
 class _Place(NamedTuple):
-    """Where a job meets."""
+    """The meeting place of a job."""
 
     address: str
     jax_service: str | None  # if this process knows it
@@ -111,13 +111,13 @@ class _Place(NamedTuple):
 def become_member(
     cluster: JobPlace, deadline: float, *, is_attached: bool, attempt: int
 ) -> Coordinator:
-    """Join the job; return what its processes meet by.
+    """Join the job; return the coordinator.
 
     Args:
-      cluster: who this process is.
+      cluster: this process's place.
       deadline: on the monotonic clock.
-      is_attached: JAX joined the job already.
-      attempt: how often this process tried before; equal on all.
+      is_attached: whether JAX joined the job already.
+      attempt: number of earlier attempts of this process; equal on all.
 
     Raises:
       InitializeError: on every living process, before the deadline.
@@ -144,7 +144,7 @@ def become_member(
         _enter(joined, keeper, place.token, deadline, is_attached=is_attached)
     except BaseException as error:
         joined.tell("failed", f"initialize: {error}")
-        if not is_attached:  # before the services end, for JAX's client aborts when its does
+        if not is_attached:  # before the services end: JAX's client aborts when its service does
             jax_runtime.leave(process_ends=False)
         joined.close()
         if isinstance(error, ShoalError) and not isinstance(error, InitializeError):
@@ -169,7 +169,7 @@ def _join(cluster: JobPlace, place: _Place, deadline: float) -> TcpCoordinator:
 def _enter(
     joined: TcpCoordinator, keeper: HostKeeper, token: str, deadline: float, *, is_attached: bool
 ) -> None:
-    """Connect the devices, each host through its keeper's splice; meet when all have done so."""
+    """Connect the devices, each host through its keeper's splice; then meet."""
     jax_service = "" if is_attached else joined.jax_service
     if not (is_attached or jax_service):
         raise InitializeError(
@@ -191,7 +191,7 @@ def _enter(
 
 
 def _own_place(cluster: JobPlace, address: str, deadline: float) -> _Place:
-    """Process 0 starts the services, unless a launcher runs them."""
+    """Return the meeting place; process 0 starts the services, unless a launcher runs them."""
     if cluster.jax_service is not None or cluster.process != 0:
         return _Place(address, cluster.jax_service, cluster.token)
     host, port = split_address(address)
@@ -213,9 +213,9 @@ def _own_place(cluster: JobPlace, address: str, deadline: float) -> _Place:
 def _who_is_there(
     cluster: JobPlace, address: str, taken: InitializeError, deadline: float
 ) -> InitializeError:
-    """Say HELLO where the port is taken: another process 0 of this job may have been faster.
+    """Send HELLO to the server that has the port: perhaps another process 0 of this job was faster.
 
-    Its meeting place then tells all of them that an index came twice.
+    Its meeting place then reports to all of them that an index is taken twice.
     """
     try:
         join(
@@ -231,9 +231,9 @@ def _who_is_there(
 
 
 def _attached_place(cluster: JobPlace, address: str, deadline: float, key: str) -> _Place:
-    """Process 0 starts a meeting place on the host of JAX's service; JAX's store says where.
+    """Start a meeting place on process 0, beside JAX's service; publish it in JAX's store.
 
-    A key of its own for each attempt, so that nobody goes to the place of an earlier one.
+    Each attempt has its own key, so that no process goes to the place of an earlier one.
     """
     if cluster.jax_service is not None:
         return _Place(address, cluster.jax_service, cluster.token)
@@ -263,10 +263,10 @@ def _attached_place(cluster: JobPlace, address: str, deadline: float, key: str) 
 
 
 def _connect_devices(joined: Coordinator, near: str, deadline: float) -> None:
-    """Join JAX's service, by way of `near`. It waits for all; give up when somebody is gone.
+    """Join JAX's service through `near`. It waits for all; give up when a process is lost.
 
-    The call blocks in native code and cannot be interrupted, so it gets a thread of its own: a
-    daemon, for the interpreter must not join it.
+    The call blocks in native code and cannot be interrupted, so it gets its own thread: a daemon,
+    because the interpreter must not join it.
 
     Raises:
       InitializeError: JAX's service refuses.
@@ -300,7 +300,7 @@ def _disconnect(connected: Future[Any]) -> None:
 
 
 def is_connecting() -> bool:
-    """Is a call to JAX's service still blocked that nobody waits for any more?"""
+    """Return whether an abandoned call to JAX's service is still blocked."""
     return any(thread.name == _CONNECTING for thread in threading.enumerate())
 
 
@@ -308,8 +308,8 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
     """Wait until this process's arrays are computed.
 
     Raises:
-      ProcessLostError: somebody is gone, so they may never be.
-      DeadlineError: they were not in time.
+      ProcessLostError: a process is gone, so they may never be.
+      DeadlineError: they were not computed in time.
     """
     ask_at = time.monotonic() + 1.0
     while not jax_runtime.is_idle():
@@ -320,10 +320,10 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
 
 
 def wait_for_saves(joined: Coordinator, deadline: float) -> None:
-    """Wait until no thread of this process saves any more, well or not.
+    """Wait until no thread of this process is saving, whether its save succeeds or not.
 
     Raises:
-      DeadlineError: they were not in time.
+      DeadlineError: a save did not end in time.
     """
     point = Point("shutdown: the end of a save", site=callsite())
     for thread in threading.enumerate():
@@ -347,5 +347,5 @@ def _bind_for(host: str) -> str:
 
 
 def _moved(address: str, host: str) -> str:
-    """Return the address with the host by which others reach it."""
+    """Return the address, with the host by which other processes reach it."""
     return address_text(host, split_address(address)[1])

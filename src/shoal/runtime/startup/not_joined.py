@@ -9,7 +9,7 @@ BY_JAX = "jax.distributed.initialize"
 
 
 def not_joined(shown: ShownJob) -> InitializeError:
-    """Return the error of a process that is one of several and called no `initialize`."""
+    """Return the error of a process of several that has not called `initialize`."""
     if shown.num_processes is None:
         return InitializeError(
             f"{shown.words} shows that this process is in a job, but not of how many processes\n"

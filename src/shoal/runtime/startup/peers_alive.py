@@ -1,4 +1,4 @@
-"""Are the others alive, while this process waits for what only native code knows the end of?"""
+"""Check that the peers are alive, while this process waits for native code."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ MORE = "give timeout_s= more, if it is only slow"
 
 
 def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
-    """Raise if a process that this one needs is gone, or the deadline is over.
+    """Raise if a process that this one needs is gone, or the deadline has passed.
 
     Args:
-      joined: what this process knows the others by.
+      joined: the coordinator.
       deadline: on the monotonic clock.
-      doing: what this process does meanwhile, for the message.
+      doing: what this process is doing meanwhile, for the message.
 
     Raises:
       ProcessLostError: a process is lost or failed, or a service of the job is lost.
-      DeadlineError: it is late.
+      DeadlineError: the deadline has passed.
     """
     me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
     if gone := gone_members(joined):
         joined.troubles.tell_all()
-        joined.troubles.tell(gone)  # the watcher may have yet to hear of them
+        joined.troubles.tell(gone)  # perhaps before the watcher hears of them
         lost = {p: member.said for p, member in gone.items()}
         names = "; ".join(f"process {p} ({m.host}) {_fate(m)}" for p, m in gone.items())
         raise ProcessLostError(f"{me} cannot go on {doing}: {names}", lost=lost)

@@ -1,7 +1,7 @@
-"""A job of one process, and what its launcher is told of its leaving.
+"""A job of one process, and its reports to its launcher when it stops.
 
-Such a job needs no meeting place. But its launcher runs one, and learns there that the process
-takes SIGTERM as a notice, and that it has saved: so the process says HELLO when it has a notice.
+Such a job needs no meeting place. But its launcher runs one, where it learns that the process takes
+SIGTERM as a notice, and that it has saved: so the process sends HELLO when it receives a notice.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class _Launcher:
         self._address = address
         self._token = token
         self._place: TcpCoordinator | None = None
-        self._lock = threading.RLock()  # a signal's handler may say that it has saved
+        self._lock = threading.RLock()  # a signal handler may report a save
 
     def tell(self, said: Given | Told) -> None:
-        """Tell it of a notice, and after that how far this process is."""
+        """Report a notice, or this process's answer to one."""
         with self._lock:
             if isinstance(said, Told):
                 if self._place is not None:
                     self._place.tell_stop(said)
-                    if said.highest is None:  # all is closed; let it forget what it echoed
+                    if said.highest is None:  # all notices are closed; drop those echoed
                         self._place.stop.rearm(self._place.stop.known)
                 return
             if self._place is None:

@@ -1,12 +1,12 @@
-"""Named points in the code where a test may let something happen: a death, a pause, a delay.
+"""Fault injection: named points at which a test may inject a kill, a pause, a delay.
 
 `SHOAL_FAULTS` is a list of `POINT[@PROCESS][#TURN]:KIND[=VALUE]`, separated by semicolons:
 
     barrier.before_arrive@1:kill; initialize.after_hello@0:delay=2; saved@2#3:exit=3
 
-`@1`: in process 1 only, else in all. `#3`: when the point is reached for the third time, else the
-first; `#*`: each time. What has happened is taken out of the variable, so that neither this process
-nor a child of it does it again. Unset, a point costs one look into the environment.
+`@1`: in process 1 only, else in all. `#3`: the third time the point is reached, else the first;
+`#*`: each time. A fault that has happened is removed from the variable, so that neither this
+process nor a child of it repeats it. Unset, a point costs one lookup in the environment.
 """
 
 from __future__ import annotations
@@ -82,15 +82,15 @@ _READ_S = 0.05
 
 
 class InjectedError(Exception):
-    """What the fault `raise` raises; not of shoal's own tree, like an error of yours."""
+    """Raised by the fault `raise`; outside shoal's exception tree, like an error of the program."""
 
 
 class Fault(NamedTuple):
-    """One thing that is to happen."""
+    """One fault to inject."""
 
     point: str
     process: int | None  # None: in every process
-    turn: int  # this many arrivals from now, from 1; 0: at each
+    turn: int  # the turn at which it happens, from 1; 0: each
     kind: str
     value: str = ""
 
@@ -101,15 +101,15 @@ class Fault(NamedTuple):
 
 
 def reach(point: str, process: int | None = None) -> None:
-    """Say that this process comes by `point`; what SHOAL_FAULTS says happens here.
+    """Declare that this process reaches `point`; faults of SHOAL_FAULTS happen here.
 
     Args:
       point: its name; programs may have points of their own.
-      process: which process this is; None: SHOAL_PROCESS_ID.
+      process: the index of this process; None: SHOAL_PROCESS_ID.
 
     Raises:
       UsageError: SHOAL_FAULTS is malformed.
-      InjectedError: it says so.
+      InjectedError: by the fault `raise`.
     """
     text = os.environ.get(VARIABLE)
     if text:
@@ -137,7 +137,7 @@ def _reach(text: str, point: str, process: int | None) -> None:
 
 @functools.lru_cache(maxsize=64)
 def parse(text: str) -> tuple[Fault, ...]:
-    """Return the faults that a text lists.
+    """Parse a list of faults.
 
     Raises:
       UsageError: it is malformed, or names a point of shoal that does not exist. All offenders.
@@ -158,7 +158,7 @@ def parse(text: str) -> tuple[Fault, ...]:
 
 
 def text_of(faults: tuple[Fault, ...]) -> str:
-    """Return what `parse` reads as these faults."""
+    """Return faults as the text that `parse` reads."""
     return "; ".join(map(str, faults))
 
 
@@ -203,11 +203,11 @@ def _let_happen(fault: Fault, process: int | None) -> None:
 
 
 def _pause(fault: Fault, process: int | None) -> None:
-    """Tell who waits for it that this process is here; go on when told so, or when that one ends.
+    """Notify the listener that this process is here; go on when it answers, or when it is gone.
 
     The reads let other threads run, so that a paused process gives signs of life. Each is short: a
-    signal that comes just before a read, or to another thread, does not end it, and Python runs
-    the handler only between two of them.
+    signal just before a read, or to another thread, does not end it, and Python runs the handler
+    only between two of them.
     """
     with socket.socket(socket.AF_UNIX) as bench:
         bench.connect(fault.value)
