@@ -28,16 +28,16 @@ class Setting(NamedTuple):
 _ROWS = (
     # who am I (set by `shoal run`, or by you)
     ("SHOAL_COORDINATOR", "", "host:port", "the meeting place of the job"),
-    ("SHOAL_JAX_SERVICE", "", "host:port", "JAX's coordination service, if one runs already"),
-    ("SHOAL_NUM_PROCESSES", "", "processes", "how many processes the job has"),
-    ("SHOAL_PROCESS_ID", "", "index", "which of them this one is, from 0"),
-    ("SHOAL_TOKEN", "", "text", "the secret that members show to the meeting place"),
+    ("SHOAL_JAX_SERVICE", "", "host:port", "JAX's coordination service, if already running"),
+    ("SHOAL_NUM_PROCESSES", "", "processes", "number of processes of the job"),
+    ("SHOAL_PROCESS_ID", "", "index", "index of this process, from 0"),
+    ("SHOAL_TOKEN", "", "text", "the secret that processes present to the meeting place"),
     ("SHOAL_VIRTUAL_DEVICES", "", "devices", "virtual CPU devices per process; forces CPU"),
     # how long to wait
-    ("SHOAL_INITIALIZE_TIMEOUT_S", "300", "seconds", "until all processes must have joined"),
-    ("SHOAL_TIMEOUT_S", "600", "seconds", "deadline of a wait that names none of its own"),
-    ("SHOAL_WARN_AFTER_S", "10", "seconds", "a wait this long logs who is missing"),
-    ("SHOAL_HEARTBEAT_S", "2", "seconds", "between two signs of life of a process"),
+    ("SHOAL_INITIALIZE_TIMEOUT_S", "300", "seconds", "time limit for all processes to join"),
+    ("SHOAL_TIMEOUT_S", "600", "seconds", "default deadline of a wait"),
+    ("SHOAL_WARN_AFTER_S", "10", "seconds", "a wait this long logs the missing processes"),
+    ("SHOAL_HEARTBEAT_S", "2", "seconds", "interval between signs of life of a process"),
     ("SHOAL_LOST_AFTER_S", "10", "seconds", "a process that is stopped or cut off this long is "
      "lost; inf: never"),
     ("SHOAL_SILENT_LOST_AFTER_S", "60", "seconds", "a process that runs but gives no sign of life "
@@ -47,16 +47,16 @@ _ROWS = (
     ("SHOAL_AFTERMATH_S", "3", "seconds", "from the first failure in a job until the other "
      "processes get SIGTERM"),
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
-    ("SHOAL_LEAVE_S", "300", "seconds", "the same if they took SIGTERM as a notice, to save and "
-     "end by themselves"),
+    ("SHOAL_LEAVE_S", "300", "seconds", "the same for processes that took SIGTERM as a notice, "
+     "to save and exit"),
     # what lies on disk
-    ("SHOAL_LEASE_S", "60", "seconds", "a save that nobody has touched this long is stale, and may "
-     "be ended by others; one that runs is touched several times in it"),
+    ("SHOAL_LEASE_S", "60", "seconds", "a save that was not touched for this long is stale, and "
+     "others may end it; a running save is touched several times as often"),
     # how values travel
     ("SHOAL_HOST_MEMORY", "1", "0 or 1", "large values between processes of one host go through "
      "its memory; 0: over the devices, as between hosts"),
     # for tests
-    ("SHOAL_FAULTS", "", "text", "what happens at named points (barrier.before_arrive@1:kill), "
+    ("SHOAL_FAULTS", "", "text", "faults injected at named points (barrier.before_arrive@1:kill), "
      "see shoal.runtime.system.fault_points"),
 )  # fmt: skip
 

@@ -181,7 +181,7 @@ def test_an_outlet_without_a_reader_is_broken_and_forgets():
     os.close(read_fd)
     outlet.write_some()
     outlet.put(b"more")
-    assert (outlet.broken, bytes(outlet.waiting)) == ("nobody reads the output", b"")
+    assert (outlet.broken, bytes(outlet.waiting)) == ("the output has no reader", b"")
     os.close(write_fd)
 
 

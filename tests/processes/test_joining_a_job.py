@@ -40,7 +40,7 @@ def test_two_processes_compute_and_leave_quietly(job, said):
     """
     left = (
         "this process has left its job, in which it was process {} of 2: shutdown() was called\n"
-        "call what is collective before that, or initialize() to join a job again"
+        "make collective calls before that, or call initialize() to join a job again"
     )
     ended = job.run(2, script)
     numbers = "coordinator_address={!r}, num_processes=2, process_id={}"
@@ -79,7 +79,7 @@ def test_a_program_that_just_ends_needs_no_shutdown(job, said):
 @pytest.mark.parametrize(
     ("who", "words"),
     [
-        ({0: 3, 1: 3}, "process 2 of 3 did not come within 8 s (the deadline of process "),
+        ({0: 3, 1: 3}, "process 2 of 3 did not join within 8 s (the deadline of process "),
         ({0: 2, 1: 3}, "3"),
     ],
     ids=["missing peer", "wrong count"],

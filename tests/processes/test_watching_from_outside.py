@@ -28,7 +28,7 @@ import signal, shoal
 from shoal.errors import ProcessLostError
 
 def load():
-    open(__file__ + ".go").read()  # until the test lets it go on
+    open(__file__ + ".go").read()  # until the test resumes it
 
 def train():
     try:

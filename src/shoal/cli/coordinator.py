@@ -240,7 +240,7 @@ def _announce(request: _Request, place: str, jax_service: str, services: _Servic
         print(json.dumps(told), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise UsageError("coordinator: nobody reads its standard output") from None
+        raise UsageError("coordinator: its standard output has no reader") from None
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}", file=sys.stderr)
     last = request.processes - 1

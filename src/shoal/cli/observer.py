@@ -65,7 +65,7 @@ def find(asked: str, where: str | None, token: str | None) -> ServerAddress:
     elif os.path.isdir(where):
         path = os.path.join(where, _FILE)
         if not os.path.exists(path):
-            told = f"no job runs there, or it is no folder of its logs: it has no {_FILE}"
+            told = f"no job is running, or not its log directory: it has no {_FILE}"
             raise UsageError(f"{asked}: {where!r}: {told}")
         place = _read(asked, path).place
     elif os.path.exists(where):
@@ -79,7 +79,7 @@ def _address(asked: str, where: str) -> str:
     try:
         split_address(where)
     except UsageError:
-        told = "is no host:port of a meeting place, and no folder or file"
+        told = "is neither host:port of a meeting place nor a folder or file"
         raise UsageError(f"{asked}: {where!r} {told}") from None
     return where
 
@@ -95,12 +95,12 @@ def _only_job(asked: str) -> ServerAddress:
                 records[record.place.address] = record
     if len(records) == 1:
         return next(iter(records.values())).place
-    options = "give host:port of a meeting place, or the folder of shoal run's logs"
+    options = "give host:port of a meeting place, or the log directory of shoal run"
     if not records:
-        raise UsageError(f"{asked}: no job of shoal run is found here; {options}")
+        raise UsageError(f"{asked}: no running job of shoal run is found here; {options}")
     paths = sorted(os.path.dirname(record.path) for record in records.values())
     listed = "".join(f"\n  - shoal {asked} {path}" for path in paths)
-    raise UsageError(f"{asked}: {len(paths)} jobs run here; say which:{listed}")
+    raise UsageError(f"{asked}: {len(paths)} jobs are running here; choose one:{listed}")
 
 
 def _running(path: str) -> _JobFile | None:
@@ -131,7 +131,7 @@ def _read(asked: str, path: str) -> _JobFile:
     except OSError as error:
         raise UsageError(f"{asked}: {path!r}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        told = "does not say where a job meets: it is no job.json of shoal run"
+        told = "has no address of a job: it is not a job.json of shoal run"
         raise UsageError(f"{asked}: {path!r} {told}") from None
     return _JobFile(os.path.abspath(path), place, launcher)
 
@@ -166,7 +166,7 @@ class Observer:
         except TimeoutError:
             raise self._late() from None
         except (OSError, FrameError) as error:
-            told = f"what listens at {self.place.address} is no meeting place of this shoal"
+            told = f"what listens at {self.place.address} is not a meeting place of this shoal"
             raise InitializeError(f"{self._asked}: {told} ({error})") from None
         if welcome.header.get("is") != "welcome":
             told = welcome.body.decode(errors="replace")
@@ -281,7 +281,7 @@ class Observer:
         return DeadlineError(f"{self._name()} {told}", waited_s=self._answer_s)
 
     def _strange(self, error: object) -> ShoalError:
-        told = f"answers what this shoal does not understand: {error}; another version?"
+        told = f"sent an answer that this shoal does not understand: {error}; another version?"
         return InitializeError(f"{self._name()} {told}")
 
     def _name(self) -> str:
@@ -293,5 +293,5 @@ def _connected(asked: str, place: ServerAddress, limit: float) -> Channel:
         address = split_address(place.address)
         return connect(address, limit, max_body_bytes=_MAX_ANSWER_BYTES)
     except OSError as error:
-        told = f"nobody answers at {place.address} ({error}); is the job over?"
+        told = f"no answer from {place.address} ({error}); is the job over?"
         raise InitializeError(f"{asked}: {told}") from None

@@ -67,7 +67,7 @@ def read_params(source: str, texts: Sequence[str], mesh: Mesh) -> list[Param]:
         except UsageError as error:
             offences.append(f"{name}: {error}")
     names = [param.name for param in found]
-    offences += [f"{name} stands twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    offences += [f"{name} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     raise_all("plan", offences)
     return found
 
@@ -78,9 +78,9 @@ def _param(name: str, shape: Any, dtype: Any, text: Any, mesh: Mesh) -> Param:
     elif isinstance(shape, list) and all(type(size) is int for size in shape):
         sizes = tuple(shape)
     else:
-        raise UsageError(f"the shape {shape!r} must be a list of whole numbers")
+        raise UsageError(f"the shape {shape!r} must be a list of integers")
     if not isinstance(dtype, str) or not isinstance(text, str | None):
-        raise UsageError(f"dtype {dtype!r} and layout {text!r} must be texts")
+        raise UsageError(f"dtype {dtype!r} and layout {text!r} must be strings")
     if text is None or not text.strip():
         layout = Layout.replicated(mesh, len(sizes))
     else:
@@ -127,7 +127,7 @@ def _walk(tree: Mapping[str, Any], path: str, source: str) -> Iterator[tuple[str
     for key, value in tree.items():
         name = f"{path}/{key}" if path else key
         if not isinstance(value, Mapping):
-            raise UsageError(f"--params {source}: {name} is {value!r}, no parameter: {_FORMS}")
+            raise UsageError(f"--params {source}: {name} is {value!r}, not a parameter: {_FORMS}")
         if not isinstance(value.get("shape"), list):
             yield from _walk(value, name, source)
             continue

@@ -41,7 +41,7 @@ def write_pictures(
 
 def _write(option: str, name: str, text: str) -> None:
     if name in ("", "-"):
-        raise UsageError(f"{option} {name!r} is no file; for standard output say /dev/stdout")
+        raise UsageError(f"{option} {name!r} is not a file; for standard output give /dev/stdout")
     path = Path(name)
     try:
         path.write_text(text, encoding="utf-8")

@@ -50,12 +50,12 @@ def placed(
     if order == "given" or (order is None and not grid.is_iota):
         for option, value in (("--across", across), ("--weights", weights)):
             if value is not None:
-                raise UsageError(f"{option} places devices, and this mesh says where they stand")
+                raise UsageError(f"{option} places devices, but this mesh lists its device ids")
         return grid
     if not grid.is_iota:
         raise UsageError(
-            f"--order {order} places devices, and the mesh {grid.text!r} says where they stand: "
-            "say its axes alone, or --order given"
+            f"--order {order} places devices, and the mesh {grid.text!r} lists its device ids: "
+            "give its axes only, or --order given"
         )
     return place(
         topology,
@@ -83,7 +83,7 @@ def _read_across(text: str) -> dict[str, int]:
     except UsageError as error:
         raise UsageError(f"--across {text!r} must be axes, as 'data=2': {error}") from None
     if "|" in text:
-        raise UsageError(f"--across {text!r} must be axes alone, as 'data=2'")
+        raise UsageError(f"--across {text!r} must be axes only, as 'data=2'")
     return dict(grid.axes)
 
 

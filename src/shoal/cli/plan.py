@@ -96,7 +96,7 @@ def plan(
 
 def _links(topology: Topology, link: str, network: str) -> Links:
     if network and isinstance(topology, Torus):
-        raise UsageError(f"--network: {topology.text} is one slice, and no network is used in it")
+        raise UsageError(f"--network: {topology.text} is a single slice, which uses no network")
     return links_of(
         topology,
         link_bytes_per_s=read_speed(link, "--link") if link else None,
@@ -113,7 +113,7 @@ def _print_mesh(topology: Topology, mesh: Mesh, links: Links, ahead: Sequence[Co
             speed, latency = link.bytes_per_s / 1e9, in_seconds(link.latency_s)
             print(f"{link.name}: {speed:g} GB/s each way, {latency} a step ({link.source})")
     if not ahead:
-        print("No axis has two devices: nothing travels.")
+        print("No axis has two devices: nothing is sent.")
         return
     print()
     rows = [[one.axes[0], str(mesh.axes[one.axes[0]]), _far(one)] for one in ahead]

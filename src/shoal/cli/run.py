@@ -226,9 +226,9 @@ def _indices(only: str | None, processes: int | None, offences: list[str]) -> fr
     shown = set()
     for part in (part.strip() for part in only.split(",")):
         if not (part.isascii() and part.isdigit()):
-            offences.append(f"--only {only!r}: {part!r} is no process; give indices, as in 0,3")
+            offences.append(f"--only {only!r}: {part!r} is not a rank; give ranks, as in 0,3")
         elif processes is not None and int(part) >= processes:
-            offences.append(f"--only {part}: with -n {processes} there are 0 to {processes - 1}")
+            offences.append(f"--only {part}: the ranks of -n {processes} are 0 to {processes - 1}")
         else:
             shown.add(int(part))
     return frozenset(shown)
@@ -251,7 +251,7 @@ def _wrong_script(script: str) -> list[str]:
         return [f"there is no directory {directory!r} (script {script!r})"]
     hint = nearest(name, [entry for entry in there if entry.endswith(".py")])
     if not hint and shutil.which(script):
-        return [f"{script!r} is a command; shoal run starts Python scripts and modules only"]
+        return [f"{script!r} is a command; shoal run starts only Python scripts and modules"]
     return [f"there is no script {script!r}{hint}"]
 
 
@@ -266,7 +266,9 @@ def _wrong_content(path: str) -> list[str]:
     if head.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe")) or (
         shebang and b"python" not in shebang and not path.endswith(".py")
     ):
-        return [f"{path!r} is no Python program; shoal run starts Python scripts and modules only"]
+        return [
+            f"{path!r} is not a Python script; shoal run starts only Python scripts and modules"
+        ]
     return []
 
 

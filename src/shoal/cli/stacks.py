@@ -103,16 +103,16 @@ def read_processes(text: str) -> list[int]:
       UsageError: it is malformed.
     """
     if not _INDICES.fullmatch(text):
-        raise UsageError(f"stacks: {text!r} are no processes; give indices, as in 3 or 0-7,12")
+        raise UsageError(f"stacks: {text!r} is not a list of ranks; give ranks, as in 3 or 0-7,12")
     found: set[int] = set()
     offences = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         begin, end = int(first), int(last or first)
         if end < begin:
-            offences.append(f"{part.strip()!r} runs backwards")
+            offences.append(f"{part.strip()!r} is a reversed range")
         elif end >= _MOST_PROCESSES:
-            offences.append(f"{part.strip()!r} is no process of any job")
+            offences.append(f"{part.strip()!r} is not a valid rank")
         else:
             found.update(range(begin, end + 1))
     raise_all("stacks", offences)
@@ -141,7 +141,7 @@ def _paragraphs(chosen: list[Member], answers: dict[int, str]) -> list[str]:
     silent = [member for member in chosen if member.process not in answers]
     if silent:
         paragraphs.append("\n".join(_why_silent(member) for member in silent))
-    return paragraphs or ["there is nobody"]
+    return paragraphs or ["there are no processes"]
 
 
 def _threads(text: str) -> list[str]:

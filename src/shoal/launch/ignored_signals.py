@@ -23,6 +23,6 @@ def ignored_words() -> str:
     ends = signal.SIGTERM if heeded([signal.SIGTERM]) else signal.SIGKILL
     kill = "kill" if ends is signal.SIGTERM else f"kill -{ends.name.removeprefix('SIG')}"
     return (
-        "SIGINT is ignored, as for what a script starts with `&`: "
+        "SIGINT is ignored, as for a background command of a script: "
         f"`{kill} {os.getpid()}` ({ends.name}) ends the job"
     )

@@ -80,7 +80,7 @@ def _wait_for(keeper: int) -> int:
         status = os.waitpid(keeper, os.WUNTRACED)[1]
         if not os.WIFSTOPPED(status):
             break
-        told = f"stopped by a signal, and with it all output; `kill -CONT {keeper}` lets it go on"
+        told = f"stopped by a signal, and with it all output; `kill -CONT {keeper}` resumes it"
         print(f"shoal run: the keeper of the job (pid {keeper}) is {told}", file=sys.stderr)
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
@@ -88,7 +88,7 @@ def _wait_for(keeper: int) -> int:
     # Older children of this process (`sh -c 'daemon & exec shoal run …'`) share its session.
     kill_all(within_s=_WITHIN_S, beyond_session=os.getsid(0))
     name = signal.Signals(-code).name
-    print(f"shoal run: the keeper of the job was killed by {name}; all is ended", file=sys.stderr)
+    print(f"shoal run: the keeper was killed by {name}; the job is ended", file=sys.stderr)
     return 128 - code
 
 

@@ -100,12 +100,12 @@ def _is_at(path: str, fd: int) -> bool:
 def _refusal(asked: str, path: str) -> UsageError:
     """Return the error that names the job that owns a directory."""
     owner = _owner(path)
-    told = "another job that runs"
+    told = "another running job"
     if owner:
         where = "" if owner["host"] == socket.gethostname() else f" on {owner['host']}"
         quoted = str(owner["command"])
         quoted = quoted if len(quoted) <= _LETTERS else f"{quoted[:_LETTERS]}…"
-        told = f"`{quoted}` (pid {owner['pid']}{where}), which runs since {owner['since']}"
+        told = f"`{quoted}` (pid {owner['pid']}{where}), running since {owner['since']}"
     advice = "give each job a folder of its own, or wait until that one has ended"
     return UsageError(f"run: --log-dir {asked!r} holds the logs of {told}\n{advice}")
 

@@ -106,7 +106,7 @@ class Outliving:
     def _standing(self, process: ChildProcess) -> str:
         gone = self._news.gone.get(process.index)
         if is_frozen(process.popen.pid):
-            return f"it is stopped by a signal; `kill -CONT {process.popen.pid}` lets it go on"
+            return f"it is stopped by a signal; `kill -CONT {process.popen.pid}` resumes it"
         if gone is not None:
             words = {"left": "it has left the job", "failed": "it reported a failure to the others"}
             return words.get(gone.state, f"the others have lost it ({gone.words})")

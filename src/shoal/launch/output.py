@@ -74,7 +74,7 @@ class Outlet:
         except BlockingIOError:
             return
         except OSError as error:
-            self.broken = "nobody reads the output"
+            self.broken = "the output has no reader"
             if error.errno != errno.EPIPE:
                 self.broken = f"the output cannot be written: {error.strerror}"
             self.waiting.clear()

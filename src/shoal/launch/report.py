@@ -23,7 +23,7 @@ _CONSEQUENCES = {
     DivergenceError.exit_code: "processes disagree",
     ProcessLostError.exit_code: "lost a process",
     PeerFailedError.exit_code: "another process failed",
-    DeadlineError.exit_code: "waited in vain",
+    DeadlineError.exit_code: "deadline exceeded",
     InitializeError.exit_code: "could not join the job",
 }
 # Ranks of failures, the likeliest root first: of its own; known only from what the process wrote or
@@ -136,7 +136,7 @@ def describe_failure(
     if root.was_frozen or root.is_lost:
         return (
             lines,
-            f"process {root.process} of {len(endings)} is what the others lost: {_lost(root)}",
+            f"process {root.process} of {len(endings)} was lost to the others: {_lost(root)}",
         )
     way = f"could not end by itself, {how(root)}" if root.sent else how(root)
     sentence = (

@@ -82,7 +82,7 @@ def _explained(
     deadline = time.monotonic() + limit_s
     group = tuple(sorted(process for _, processes in known.calls for process in processes))
     if coordinator.process not in group:
-        told = f"this process came later; the first line that differs is shown on {listed(group)}"
+        told = f"this process arrived later; the first difference is shown on {listed(group)}"
         return known.explained({}, told)
     lane = f"{point.lane}: the first difference"
     speakers = [processes[0] for _, processes in known.calls][:MAX_SPEAKERS]

@@ -286,9 +286,9 @@ def _late(coordinator: Coordinator, asked: str, waited_s: float) -> DeadlineErro
         words = {m.process: m.said for m in members if m.process in missing}
     except DeadlineError:
         pass
-    who = listed(missing) if missing else "processes that are not known"
-    subject = "it is" if len(missing) == 1 else "they are"
-    lines = [f"{me}: {asked} for {who} to say at which step {subject}"]
+    who = listed(missing) if missing else "unknown processes"
+    steps = "its step" if len(missing) == 1 else "their steps"
+    lines = [f"{me}: {asked} for {who} to report {steps}"]
     lines += [f"{me.name(process)}: {said}" for process, said in list(words.items())[:8]]
     return DeadlineError(
         "\n  ".join(lines),

@@ -251,14 +251,14 @@ def coordinator() -> Coordinator:
             raise InitializeError(
                 f"this process has left its job, in which it was process {left.process} of "
                 f"{left.num_processes}: shutdown() was called\n"
-                "call what is collective before that, or initialize() to join a job again"
+                "make collective calls before that, or call initialize() to join a job again"
             )
         return _alone()
     if _RECORD.pid != os.getpid():
         raise InitializeError(
             f"this process is a fork of process {_RECORD.joined.process} of "
-            f"{_RECORD.joined.num_processes}, and no member of the job\n"
-            "call what is collective in the process that called initialize()"
+            f"{_RECORD.joined.num_processes}, and not a member of the job\n"
+            "make collective calls in the process that called initialize()"
         )
     return _RECORD.joined
 

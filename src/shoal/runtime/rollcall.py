@@ -53,15 +53,15 @@ class RollCall(NamedTuple):
         here = sum(member.state in ("here", "silent", "stopped") for member in self.members)
         head = f"{here} of {len(self.members)} processes are here"
         if step_s is not None and own_s is not None:
-            own = f", {own_s:.3g} s without waiting" if own_s < step_s else ""
-            head += f"; median step {step_s:.3g} s{own}"
+            own = f", compute time {own_s:.3g} s" if own_s < step_s else ""
+            head += f"; median step time {step_s:.3g} s{own}"
         return "\n".join([head, *(self._line(member, own_s) for member in self.members)])
 
     def _line(self, member: Member, median_s: float | None) -> str:
         said = (member.said.strip().splitlines() or [""])[-1]
         line = f"  process {member.process} ({member.host}): {member.state}: {said}"
         if member.own_s is not None and median_s:
-            line += f"; own time {member.own_s:.3g} s ({member.own_s / median_s:.2f}x)"
+            line += f"; compute time {member.own_s:.3g} s ({member.own_s / median_s:.2f}x)"
         if member.memory_bytes:
             line += f"; {member.memory_bytes / 2**20:.0f} MiB"
         return line

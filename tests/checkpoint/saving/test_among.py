@@ -216,7 +216,7 @@ def test_other_groups_are_a_divergence_and_no_group_is_refused(tmp_path, call):
         call(first, tmp_path / "x", processes=[2, 1])
     with pytest.raises(UsageError, match="named more than once"):
         call(first, tmp_path / "x", processes=[0, 0])
-    with pytest.raises(UsageTypeError, match="must list indices of processes"):
+    with pytest.raises(UsageTypeError, match="must be a list of process indices"):
         call(first, tmp_path / "x", processes=1)
     assert not (tmp_path / "x").exists()
 

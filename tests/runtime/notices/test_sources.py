@@ -51,9 +51,9 @@ def test_a_file_is_looked_for_again_when_it_was_removed(tmp_path):
     notice = FileNotice(str(path))
     assert notice() is None
     path.touch()
-    assert [notice(), notice()] == [("it is there", None)] * 2
+    assert [notice(), notice()] == [("the file exists", None)] * 2
     path.write_text("late words")
-    assert notice() == ("it is there", None)
+    assert notice() == ("the file exists", None)
     path.unlink()
     assert notice() is None
     path.write_text("again")
@@ -64,7 +64,7 @@ def test_a_file_is_looked_for_again_when_it_was_removed(tmp_path):
     path.rmdir()
     assert notice() is None
     path.mkdir()
-    assert notice()[0].startswith("it is there (")
+    assert notice()[0].startswith("the file exists (")
 
 
 def test_an_answer_that_stays_is_one_notice(heard):
@@ -152,7 +152,7 @@ def test_wrong_arguments_are_refused(heard, wrong, words):
 def test_signals_are_for_the_main_thread(heard, run_all):
     (error,) = run_all(lambda: watch(heard[1], signals=["SIGTERM"]))
     assert type(error) is UsageError
-    assert "from the main thread only" in str(error)
+    assert "be watched from the main thread" in str(error)
 
 
 HEAD = """

@@ -77,7 +77,7 @@ def test_the_earliest_deadline_ends_it_and_names_all_who_are_missing():
     replies = joining.tick(7.0)
     assert {reply.to for reply in replies} == {"a", "c"}
     assert {reply.missing for reply in replies} == {(1,)}
-    assert "process 1 of 3 did not come within 5 s (the deadline of process 2)" in replies[0][1]
+    assert "process 1 of 3 did not join within 5 s (the deadline of process 2)" in replies[0][1]
     late = joining.hello(8.0, hello(1), "b")
     assert (late[0].refusal, late[0].missing) == (replies[0].refusal, (1,))
 
@@ -96,7 +96,7 @@ def test_a_meeting_place_that_is_given_up_tells_those_who_wait():
     joining.hello(0.0, hello(1), "b")
     [reply] = joining.abandon(1.0)
     assert (reply.to, reply.missing) == ("b", (0, 2))
-    assert "processes 0, 2 did not come" in reply.refusal
+    assert "processes 0, 2 never joined" in reply.refusal
     assert joining.abandon(2.0) == []
 
 

@@ -242,7 +242,7 @@ def test_last_words_say_where_a_process_waits_or_what_it_did_last():
     table.advance(1)
     said = [member.said for member in table.meeting.members(table.now)]
     assert said == [
-        "waits at 'epoch' (t.py:9 (main)) since 1.0 s",
+        "waits at 'epoch' (t.py:9 (main)) for 1.0 s",
         "step 7, 1.0 s ago",
         "last at 'start' (t.py:1 (main)), 3.0 s ago",
     ]

@@ -312,7 +312,7 @@ def test_whoever_asks_for_stacks_gets_them_when_all_have_answered_or_it_is_time(
 
 @pytest.mark.parametrize("ticket", [0, -1, 1, 10**30])
 def test_an_answer_to_what_was_never_asked_is_refused(ticket):
-    with pytest.raises(FrameError, match="never asked"):
+    with pytest.raises(FrameError, match="never sent"):
         Table(2).meeting.hear_stacks(0.0, 1, ticket, "in fit")
 
 
@@ -330,7 +330,7 @@ def test_members_say_what_their_beats_and_arrivals_say_whichever_is_newer():
     meeting.beat(4.0, 1, beat(step=3, place="step 3 (a.py:1 (f))", since_s=1.0, memory_bytes=9))
     meeting.hush(2, 1.0)
     zero, one, two, three = meeting.members(4.0)
-    assert zero.said == "step 12, waits at 'epoch' since 4.0 s"
+    assert zero.said == "step 12, waits at 'epoch' for 4.0 s"
     assert (zero.step, zero.place, zero.since_s, zero.is_waiting) == (12, "'epoch'", 4.0, True)
     assert (zero.step_s, zero.pid) == (0.5, 10)
     assert one.said == "step 3, last at step 3 (a.py:1 (f)), 1.0 s ago"

@@ -52,7 +52,7 @@ def test_what_is_refused(env, words):
 
 
 def test_entries_that_are_no_addresses_are_refused():
-    with pytest.raises(UsageError, match="DTensor tells no address: set SHOAL_COORDINATOR"):
+    with pytest.raises(UsageError, match="DTensor gives no address: set SHOAL_COORDINATOR"):
         decide(Arguments(), {"DTENSOR_JOBS": "/bns/l/0:80,/bns/l/1:80"})
 
 

@@ -105,7 +105,7 @@ def test_an_index_must_be_below_the_count(process, count):
         ({}, {"SHOAL_PROCESS_ID": "0"}, ["without SHOAL_NUM_PROCESSES"]),
         ({}, {"JAX_NUM_PROCESSES": "2"}, ["without JAX_PROCESS_ID"]),
         ({}, {**OPEN_MPI, "PMIX_RANK": "0"}, ["OMPI_COMM_WORLD_RANK=1 contradicts PMIX_RANK=0"]),
-        ({}, OPEN_MPI, ["Open MPI tells no address", "SHOAL_COORDINATOR"]),
+        ({}, OPEN_MPI, ["Open MPI gives no address", "SHOAL_COORDINATOR"]),
         ({"virtual_devices": 0}, {}, ["virtual_devices=0"]),
         ({}, {"SHOAL_VIRTUAL_DEVICES": "many"}, ["SHOAL_VIRTUAL_DEVICES='many'"]),
         (

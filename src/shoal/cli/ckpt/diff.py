@@ -47,7 +47,7 @@ def diff(
         for one in found[:_SHOWN]:
             print(safe(f"{one['leaf']}: {one['words']}"))
         if len(found) > _SHOWN:
-            print(f"and {len(found) - _SHOWN} leaves more")
+            print(f"and {len(found) - _SHOWN} more leaves")
         print(f"{len(found)} differ" if found else "equal, bit by bit")
     if found:
         raise typer.Exit(1)
@@ -86,7 +86,7 @@ def _wanted(both: tuple[Checkpoint, Checkpoint], leaf: str) -> list[str]:
     known = list(dict.fromkeys([*names[0], *names[1]]))
     wanted = [name for name in known if not leaf or matches(leaf, name)]
     if leaf and not wanted:
-        raise UsageError(f"--leaf {leaf!r} names no leaf of either{nearest(leaf, known)}")
+        raise UsageError(f"--leaf {leaf!r} matches no leaf of either{nearest(leaf, known)}")
     return wanted
 
 

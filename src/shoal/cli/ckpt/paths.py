@@ -54,7 +54,7 @@ def look_at(path: str, step: int | None = None) -> FoundPath:
     if step is None:
         return FoundPath(path, not is_one, steps or [FoundCheckpoint(_own_step(path), folder)])
     if is_one:
-        raise UsageError(f"{path} is one checkpoint, not a history: leave --step out")
+        raise UsageError(f"{path} is one checkpoint, not a history: omit --step")
     chosen = [entry for entry in steps if entry.step == step]
     if not chosen:
         raise UsageError(f"{path} has no step {step}; it has {_listed(steps)}")
@@ -80,7 +80,7 @@ def _own_step(path: str) -> int | None:
 def _nothing(path: str, names: Sequence[str]) -> str:
     if not os.path.exists(path):
         return f"{path} does not exist"
-    held = f"{len(names)} names that belong to none" if names else "nothing"
+    held = f"{len(names)} unrelated entries" if names else "nothing"
     return f"{path} is neither a checkpoint nor a history of steps: it holds {held}"
 
 

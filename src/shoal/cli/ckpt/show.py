@@ -58,7 +58,7 @@ def _chosen(found: Contents, pattern: str) -> list[SavedLeaf]:
     """
     chosen = [one for name, one in found.leaves.items() if not pattern or matches(pattern, name)]
     if not chosen and pattern:
-        raise UsageError(f"--leaf {pattern!r} names no leaf{nearest(pattern, found.leaves)}")
+        raise UsageError(f"--leaf {pattern!r} matches no leaf{nearest(pattern, found.leaves)}")
     return chosen
 
 

@@ -147,17 +147,17 @@ def _tell(results: list[dict[str, Any]], verb: str) -> None:
         if "problem" in one:
             print_lines(name, one["problem"])
         elif "link" in one:
-            print(f"{name}: is a link: what it leads to is tidied where it lies")
+            print(f"{name}: is a link: clean up its target instead")
         elif one["removed"]:
             print(f"{name}: {len(one['removed'])} files, {in_bytes(one['bytes'])}, {verb}")
         for attempt in one.get("spared", ()):
-            why = "it was touched a moment ago"
+            why = "it was touched recently"
             if attempt in one.get("ahead_s", {}):
                 ahead = in_seconds(one["ahead_s"][attempt])
-                why = f"its time lies {ahead} in the future, and it counts as touched now"
+                why = f"its time lies {ahead} in the future, and counts as now"
             print(f"{name}: attempt {attempt} is spared: {why}")
     if not any(
         one.get("removed") or one.get("spared") or {"problem", "link"} & one.keys()
         for one in results
     ):
-        print("nothing is left to remove")
+        print("nothing to remove")

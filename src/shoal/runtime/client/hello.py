@@ -85,7 +85,7 @@ def say_hello(
     except _Absent as error:
         told = f"{error.args[0]}; tried for {given_s(timeout_s):g} s{error.args[1]}"
     except (OSError, FrameError) as error:
-        told = f"who listens there ended the connection, or is no meeting place ({error})"
+        told = f"the server there closed the connection, or is not a meeting place ({error})"
     else:
         return channel, _welcome_of(asked, channel, frame, incarnation, max_body_bytes)
     raise InitializeError(f"{asked}: {told}")
@@ -120,12 +120,12 @@ def _knock(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tuple[Ch
             address = split_address(waiting.address)
             channel = connect(address, limit, max_body_bytes=max_body_bytes)
         except OSError as error:
-            told = ("nobody listens there", f" ({error})")
+            told = ("nothing listens there", f" ({error})")
         else:
             frame = _speak(channel, waiting, incarnation)
             if frame is not None:
                 return channel, frame
-            told = ("an earlier job is still ending there, or it is no meeting place", "")
+            told = ("an earlier job is still ending there, or it is not a meeting place", "")
         now = time.monotonic()
         if now >= limit:
             raise _Absent(*told)
@@ -162,7 +162,7 @@ def _hear(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
     channel.send(pack_frame({"do": "who", "ticket": 0, "lane": ""}), limit)
     frame = channel.receive(limit)
     if frame.header.get("is") == "waiting":
-        waiting.warn(f"{listed(json.loads(frame.body))} did not come yet")
+        waiting.warn(f"missing: {listed(json.loads(frame.body))}")
         frame = channel.receive(limit)
     return frame
 

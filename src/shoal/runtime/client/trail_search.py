@@ -164,7 +164,7 @@ def _search(
     if number is None:
         return None, ""
     if number < first:
-        return None, f"they differ before call {first}: no call before that is kept on all"
+        return None, f"they differ before call {first}: earlier calls are not kept on all"
     entry = None if mine is None else mine.entry(number)
     told = meet(b"" if entry is None else entry.place.encode(errors="replace"))
     places = [told[process].decode(errors="replace") for process in speakers]

@@ -224,7 +224,7 @@ class ExitGuard:
             return ""
         if self._asked_words or not self._program.has_exited():
             return self._asked_words if self._asked_code else ""
-        return f"left the job by SystemExit (its code is not known), at {self._program.place}"
+        return f"left the job by SystemExit (exit code unknown), at {self._program.place}"
 
     def _await_end(self, coordinator: Coordinator, wake: threading.Event) -> None:
         """Sleep until the end begins; report what ended the program if the hook cannot."""
@@ -321,8 +321,8 @@ def _code_of(error: BaseException) -> int:
 
 def _report_stuck(coordinator: Coordinator) -> None:
     print(
-        f"shoal: process {coordinator.process} of {coordinator.num_processes} could not end by "
-        "itself, most likely in a collective with a process that is gone; it is ended now",
+        f"shoal: process {coordinator.process} of {coordinator.num_processes} did not exit "
+        "by itself, most likely because of a collective with a lost process; ending it now",
         file=sys.stderr,
     )
 
@@ -343,7 +343,7 @@ def _report_cut(coordinator: Coordinator, is_busy: bool) -> int:
     """Print why this process ends without teardown; return the exit code."""
     why = "a process that is gone"
     if is_busy:
-        why = "work on its devices that was given up at its deadline and goes on"
+        why = "work on its devices that continues past its deadline"
     print(
         f"shoal: process {coordinator.process} of {coordinator.num_processes} ends without JAX's "
         f"teardown, which would wait for {why}",

@@ -94,7 +94,7 @@ class HangWatch:
         here, progress = self._coordinator, self._coordinator.progress
         me = ThisProcess(here.process, here.hosts)
         lines = [
-            f"shoal: {me} has been in no call of shoal for {now - progress.since:.0f} s, and "
+            f"shoal: {me} has not called shoal for {now - progress.since:.0f} s, and "
             f"{self._told(cause)}: it hangs, and is ended with exit code "
             f"{cause.exit_code}"
         ]

@@ -47,7 +47,7 @@ class FileNotice:
             self._reason = self._first_line()
             if not self._reason:
                 time.sleep(_WRITTEN_S)
-                self._reason = self._first_line() or "it is there"
+                self._reason = self._first_line() or "the file exists"
         return self._reason, self._grace_s
 
     def _first_line(self) -> str:
@@ -55,7 +55,7 @@ class FileNotice:
             with open(self.path, encoding="utf-8", errors="replace") as file:
                 return file.readline(1000).strip()
         except OSError as error:  # a folder, or unreadable: it exists all the same
-            return f"it is there ({error.strerror})"
+            return f"the file exists ({error.strerror})"
 
 
 class Sources:
@@ -95,7 +95,7 @@ class Sources:
         for name, value in (("every_s", every_s), ("grace_s", grace_s)):
             offences += _wrong_seconds(name, value)
         if numbers and threading.current_thread() is not threading.main_thread():
-            told = "signals can be watched from the main thread only; this is thread "
+            told = "signals can only be watched from the main thread; this is thread "
             offences.append(
                 f"{told}{threading.current_thread().name!r}: signals=() leaves them out"
             )
@@ -161,10 +161,10 @@ class Sources:
         try:
             is_new = self._give(given)
         except Exception:  # noqa: BLE001 - or the thread would end, and with it all that follows
-            _LOG.exception("notice from %s: it could not be told", given.source)
+            _LOG.exception("notice from %s: it could not be sent", given.source)
             return
         with contextlib.suppress(Exception):  # handlers and filters may raise
-            left = "" if given.deadline_s is None else f"; {given.deadline_s:.0f} s are left"
+            left = "" if given.deadline_s is None else f"; {given.deadline_s:.0f} s left"
             if is_new:
                 _LOG.warning("notice from %s: %s%s", given.source, given.reason, left)
 
@@ -202,7 +202,7 @@ def _number(asked: Any, offences: list[str]) -> int:
         offences.append(f"signals: there is no signal {asked!r}; names are like 'SIGTERM'")
         return 0
     if number in _UNCATCHABLE:
-        offences.append(f"signals: {number.name} cannot be watched, by anybody")
+        offences.append(f"signals: {number.name} cannot be watched by any program")
     return int(number)
 
 

@@ -124,9 +124,9 @@ class Joining(Generic[To]):
         """Return the state of each process."""
         here = [self._here.get(process) for process in range(self.num_processes)]
         return tuple(
-            Member(process, hello.host, "here", "waits for all to come", pid=hello.pid)
+            Member(process, hello.host, "here", "waits for all to join", pid=hello.pid)
             if hello
-            else Member(process, "", "absent", "did not come yet")
+            else Member(process, "", "absent", "has not joined yet")
             for process, hello in enumerate(here)
         )
 
@@ -180,7 +180,7 @@ class Joining(Generic[To]):
             return []
         gone = self._here[process]
         del self._to[process]
-        return self._refuse(now, f"{gone} died or gave up before all had come", (process,))
+        return self._refuse(now, f"{gone} died or gave up before all had joined", (process,))
 
     def abandon(
         self, now: float, reason: str = "the process that started the meeting place died or gave up"
@@ -188,7 +188,7 @@ class Joining(Generic[To]):
         """End the joining, because what every job needs is gone."""
         if self.is_complete or self.refusal is not None:
             return []
-        told = f"{reason} before all had come; {listed(self.absent())} did not come"
+        told = f"{reason} before all had joined; {listed(self.absent())} never joined"
         return self._refuse(now, told, self.absent())
 
     def tick(self, now: float) -> list[JoinReply[To]]:
@@ -197,7 +197,7 @@ class Joining(Generic[To]):
             return []
         missing = self.absent()
         by, timeout_s = self._limit
-        reason = f"{listed(missing)} of {self.num_processes} did not come within {timeout_s:g} s"
+        reason = f"{listed(missing)} of {self.num_processes} did not join within {timeout_s:g} s"
         reason += f" (the deadline of process {by}); here: {listed(self._here)}"
         if self._strangers:
             reason += f"; refused for a wrong token: {', '.join(self._strangers)}"
@@ -246,4 +246,4 @@ def _claim(header: Mapping[str, Any]) -> str:
     """Return the index that an untrusted connection claims, if it is a short number."""
     process = header.get("process")
     known = isinstance(process, int) and not isinstance(process, bool) and 0 <= process < 10**6
-    return f"process {process}" if known else "a process without a number"
+    return f"process {process}" if known else "a process without an index"

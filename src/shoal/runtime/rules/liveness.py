@@ -173,7 +173,7 @@ class Liveness(Generic[Key]):
             if now >= since + _ENDED_S:
                 verdicts = [verdict for verdict in verdicts if verdict.key != key]
                 verdicts.append(
-                    LivenessVerdict(key, "lost", "its process ended without a word", 0.0)
+                    LivenessVerdict(key, "lost", "its process ended without leaving the job", 0.0)
                 )
         for verdict in verdicts:
             if verdict.state == "lost":

@@ -122,7 +122,7 @@ class Record(Generic[To]):
     def _where(self, now: float) -> str:
         step = "" if self.step is None else f"step {self.step}, "
         waits = "; ".join(
-            f"waits at {place_text(wait.point)} since {now - wait.since:.1f} s"
+            f"waits at {place_text(wait.point)} for {now - wait.since:.1f} s"
             for wait in self._waits()
         )
         if waits:

@@ -50,14 +50,14 @@ def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[Trail
     """Parse the trails in a sign of life of `process`, in a job of `count`."""
     rows = header.get("trails", [])
     if not isinstance(rows, list):
-        raise FrameError("field 'trails' is no list")
+        raise FrameError("field 'trails' is not a list")
     told = []
     for row in rows:
         if not isinstance(row, list) or len(row) != len(TrailMarks._fields):
-            raise FrameError("field 'trails' holds what is no trail")
+            raise FrameError("field 'trails' holds an invalid trail")
         group, *texts = row
         if not all(type(text) is str for text in texts):
-            raise FrameError("field 'trails' has no text where it must")
+            raise FrameError("field 'trails' lacks a required text")
         members = None if group is None else _group(group, process, count)
         told.append(TrailMarks(members, *texts))
     return told
@@ -115,23 +115,23 @@ def abandoned_of(frame: Frame, process: int, count: int) -> Abandoned:
 def _point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
     row = header.get("point")
     if not isinstance(row, list) or len(row) != len(Point._fields):
-        raise FrameError("field 'point' is no point")
+        raise FrameError("field 'point' is not a point")
     point = Point(*row)
     for text in (point.name, point.lane, point.fingerprint, point.site, point.trail):
         if type(text) is not str:
-            raise FrameError("field 'point' has no text where it must")
+            raise FrameError("field 'point' lacks a required text")
     if type(point.survivors) is not bool or type(point.follows) is not bool:
-        raise FrameError("field 'point' says neither yes nor no where it must")
+        raise FrameError("field 'point' lacks a required boolean")
     return point if point.group is None else point._replace(group=_group(row[1], process, count))
 
 
 def _group(members: object, process: int, count: int) -> tuple[int, ...] | None:
     """Parse a group: sorted, without repetition, of this job, including its sender."""
     if not isinstance(members, list) or not all(type(member) is int for member in members):
-        raise FrameError("a group is no list of processes")
+        raise FrameError("a group is not a list of processes")
     group = sorted(set(members))
     if process not in members or group[0] < 0 or group[-1] >= count:
-        raise FrameError("a group names others than this job's, or not its sender")
+        raise FrameError("a group has processes outside the job, or lacks its sender")
     return None if len(group) == count else tuple(group)
 
 
@@ -139,9 +139,9 @@ def processes_of(header: Mapping[str, Any], name: str, allowed: Collection[int])
     """Parse a field that lists processes, each of `allowed` at most once."""
     listed = header.get(name)
     if not isinstance(listed, list) or not all(type(process) is int for process in listed):
-        raise FrameError(f"field {name!r} is no list of processes")
+        raise FrameError(f"field {name!r} is not a list of processes")
     if not all(process in allowed for process in listed):
-        raise FrameError(f"field {name!r} names processes that are not its sender's to name")
+        raise FrameError(f"field {name!r} names processes that its sender must not name")
     return sorted(set(listed))
 
 
@@ -191,4 +191,4 @@ def _step_in(body: bytes) -> int:
     try:
         return int(body, 16)
     except ValueError:
-        raise FrameError("the body is no step") from None
+        raise FrameError("the body is not a step") from None

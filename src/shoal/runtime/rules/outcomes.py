@@ -23,7 +23,7 @@ from shoal.runtime.system.failure_words import fate_of, one_line, particulars_of
 from shoal.runtime.system.stacks import innermost
 
 _NAME_HINT = "if these are one call made at several places, give each of them the same name="
-_PATIENCE_HINT = "\nif they are only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S"
+_PATIENCE_HINT = "\nif they are merely slow, raise timeout_s= or SHOAL_TIMEOUT_S"
 _MOST_WORDS = 2000  # characters of a reason
 _LINES = 8  # processes listed in a message; the attributes hold all
 
@@ -145,12 +145,12 @@ def _deadline_error(
     whose = "its deadline" if by == me.process else f"the deadline of process {by}"
     if me.process in missing:
         ended = f"the wait at {facts['at']} had ended after {timeout_s:g} s"
-        told = f"came too late: {ended} ({whose})"
+        told = f"arrived too late: {ended} ({whose})"
         if also := [process for process in missing if process != me.process]:
-            told += f"; {listed(also)} did not come in time either"
+            told += f"; {listed(also)} did not arrive in time either"
     else:
         told = f"waited {waited_s:.1f} s until {whose} ({timeout_s:g} s)"
-        told += f"; {listed(missing)} did not come in time"
+        told += f"; {listed(missing)} did not arrive in time"
     lines = [f"{me}: {point.place} {told}"]
     stacks = {int(process): str(text) for process, text in facts.get("stacks", ())}
     for (process, _), told in zip(facts["words"], _told(facts, me), strict=False):
@@ -171,11 +171,11 @@ def _deadline_error(
 def _divergence_error(facts: Mapping[str, Any], me: ThisProcess, point: Point) -> DivergenceError:
     lane = "" if point.lane == "main" else f" (lane {point.lane!r})"
     if "circle" not in facts:
-        heading = f"{me}: processes disagree on what comes next{lane}"
+        heading = f"{me}: processes disagree on the next call{lane}"
         if not any(me.process in processes for *_, processes in facts["sides"]):
-            heading += f"; {point.place} came too late"
+            heading += f"; {point.place} arrived too late"
         return _sides_error(heading, [MeetingSide(*row) for row in facts["sides"]])
-    lines = [f"{me}: {point.place}: processes wait for each other in a circle{lane}"]
+    lines = [f"{me}: {point.place}: processes wait for each other in a cycle{lane}"]
     rows = facts["circle"]
     lines += [f"{listed(here)} {told} for {listed(awaited)}" for told, here, awaited in rows]
     sides = {told: tuple(here) for told, here, _ in rows}

@@ -72,7 +72,7 @@ def checked(
     name, group, lane, fingerprint, site = point[:5]
     if len(name) + len(lane) + len(fingerprint) + len(site) > _MAX_TEXT:
         lengths = f"name {len(name)}, lane {len(lane)}, fingerprint {len(fingerprint)}"
-        told = f"{lengths}, site {len(site)} characters; {_MAX_TEXT} together are allowed"
+        told = f"{lengths}, site {len(site)} characters; {_MAX_TEXT} in total are allowed"
         offences.append(told)
     if not timeout_s > 0:
         offences.append(f"timeout_s={timeout_s!r} must be a positive number of seconds")
@@ -97,7 +97,7 @@ def group_of(asked: str, processes: Iterable[int] | None) -> tuple[int, ...] | N
     if processes is None:
         return None
     if isinstance(processes, str) or not isinstance(processes, Iterable):
-        told = "must list indices of processes, as in [0, 1]"
+        told = "must be a list of process indices, such as [0, 1]"
         raise UsageTypeError(f"{asked}: processes={processes!r} {told}")
     return tuple(processes)
 
@@ -127,7 +127,7 @@ def index_of(member: object) -> int:
     try:
         return operator.index(member)  # type: ignore[arg-type]
     except TypeError:
-        raise UsageTypeError(f"processes are whole numbers, not {member!r}") from None
+        raise UsageTypeError(f"process indices are integers, not {member!r}") from None
 
 
 def group_offences(group: tuple[int, ...], process: int, num_processes: int) -> list[str]:

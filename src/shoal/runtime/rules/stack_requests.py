@@ -64,7 +64,7 @@ class Asking(Generic[About]):
           FrameError: there was no such request.
         """
         if not 1 <= ticket <= self._tickets:
-            raise FrameError(f"an answer to question {ticket}, which was never asked")
+            raise FrameError(f"an answer to question {ticket}, which was never sent")
         question = self._open.get(ticket)
         if question is None:
             return None  # the request is over

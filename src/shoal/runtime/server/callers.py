@@ -61,7 +61,7 @@ class ProcessCaller:
                 absent = json.dumps(job.joining.absent()).encode()
                 job.send(connection, pack_frame({"is": "waiting"}, absent))
         elif job.meeting is None:
-            raise FrameError(f"{verb[:40]!r} before everybody had joined")
+            raise FrameError(f"{verb[:40]!r} before all processes had joined")
         elif verb == "beat":
             job.beat(process, beat_of(header))
             if "trails" in header:
@@ -116,7 +116,7 @@ class LaneCaller:
             return
         verb = text_field(header, "do")
         if meeting is None:
-            raise FrameError(f"{verb[:40]!r} before everybody had joined")
+            raise FrameError(f"{verb[:40]!r} before all processes had joined")
         if verb == "arrive":
             arrival = arrival_of(header, process, self._count)
             self._last = header, arrival
@@ -139,7 +139,7 @@ class LaneCaller:
             return
         if arrival.after > abandoned:
             if connection in self._life.held:
-                raise FrameError("an arrival before the one before it was answered")
+                raise FrameError("an arrival before the previous one was answered")
             again = partial(self._arrive, meeting, connection, arrival, body)
             self._life.held[connection] = lane, again
             return

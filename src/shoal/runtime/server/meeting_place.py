@@ -159,7 +159,7 @@ class MeetingPlace:
             self._on_news(joined=whole_field(header, "process"))
             self._connections.send(connection, pack_frame({"is": "welcome"}), then_close=True)
         else:
-            raise FrameError(f"{verb[:40]!r} from somebody who did not say who it is")
+            raise FrameError(f"{verb[:40]!r} from an unidentified connection")
 
     def on_end(self, connection: Connection, reason: str) -> None:
         """See `server_sockets.Listener`. The end of an untrusted connection has no meaning."""
@@ -267,7 +267,7 @@ class MeetingPlace:
                 life.lanes.add(connection)
                 self._connections.trust(connection, LaneCaller(job, life))
                 return
-        raise FrameError("a lane of a process that is not here")
+        raise FrameError("a lane of an unknown process")
 
     def _on_keeper(self, connection: Connection, header: Mapping[str, Any]) -> None:
         process, incarnation = whole_field(header, "process"), text_field(header, "incarnation")
@@ -279,7 +279,7 @@ class MeetingPlace:
                 self._on_news(keeper=host_id, processes=list(processes), **told)
                 self._connections.trust(connection, KeeperCaller(job, *kept), max_body_bytes=0)
                 return
-        raise FrameError("a keeper of a host of whose processes this is not the first")
+        raise FrameError("a keeper of a host that its sender does not lead")
 
     def _on_service(self, connection: Connection, header: Mapping[str, Any]) -> None:
         service = ServiceCaller(

@@ -175,8 +175,8 @@ def _missing(coordinator: Coordinator) -> list[Member] | None:
 
 def _words(missing: Sequence[Member] | None) -> str:
     if not missing:
-        all_there = "all processes are starting theirs, which takes long"
-        return "who is not there is not known" if missing is None else all_there
+        all_there = "all processes are starting theirs"
+        return "the missing processes are unknown" if missing is None else all_there
     shown = [f"process {one.process} ({one.host}), {one.said}" for one in missing[:_MOST_SHOWN]]
     more = len(missing) - len(shown)
     return "not there: " + "; ".join(shown + ([f"and {more} more"] if more else []))
@@ -221,14 +221,14 @@ def _failure(coordinator: Coordinator, asked: str | None, error: Exception) -> D
         who = f"JAX_PLATFORMS={platforms}" if platforms and not asked else "the program"
         return NoDevicesError(
             f"{me}: no {kind} device was found: {said}\n"
-            f"{who} asks for them: run on a host that has some, with JAX's plugin for them "
-            "installed, or ask for others",
+            f"{who} requests them: run on a host that has some, with JAX's plugin for them "
+            "installed, or choose others",
             platform=platform,
             process=coordinator.process,
             host=host,
         )
     return DeviceStartError(
-        f"{me}: the {kind} devices did not start: {said}\n"
+        f"{me}: the {kind} devices failed to start: {said}\n"
         f"a likely hardware fault of {host}, if no other program holds the devices: look at its "
         "system log, and start the job without this host",
         platform=platform,

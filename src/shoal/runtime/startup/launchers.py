@@ -168,7 +168,7 @@ def _pair(
         return index, count, words, family
     if not family.counts:
         raise InitializeError(
-            f"initialize: {words} shows a job, but not of how many processes\n"
+            f"initialize: {words} shows a job, but not its number of processes\n"
             "give num_processes=, process_id= and coordinator_address=, or set SHOAL_NUM_PROCESSES,"
             " SHOAL_PROCESS_ID and SHOAL_COORDINATOR (mpirun of Open MPI sets the count itself)"
         )
@@ -263,9 +263,9 @@ def _address(
         try:
             split_address(address)
         except (ValueError, AttributeError, TypeError):
-            offences.append(f"{source}={address!r} is no address: give host:port")
+            offences.append(f"{source}={address!r} is not an address: give host:port")
         return address, source
-    launcher = f"{family.name} tells no address" if family else "no address given"
+    launcher = f"{family.name} gives no address" if family else "no address given"
     offences.append(
         f"{launcher}: set SHOAL_COORDINATOR=host:port (a free port on the host of process 0) "
         "for all processes, or pass coordinator_address="
@@ -283,7 +283,7 @@ def _bind_host(arguments: Arguments, env: Environment, offences: list[str]) -> s
     except ValueError:
         if re.fullmatch(r"[\w.-]+|\[?[0-9a-fA-F:.]+\]?", given):
             return given.strip("[]")
-    offences.append(f"coordinator_bind_address={given!r} is no host and no host:port")
+    offences.append(f"coordinator_bind_address={given!r} is neither a host nor host:port")
     return None
 
 
@@ -319,7 +319,7 @@ def _device_ids(
         ids = [given]
     numbers = [_whole(name, value, 0, offences) for value in ids]
     if given is not None and not ids:
-        offences.append(f"{name}={given!r} names no device; leave it out for all that there are")
+        offences.append(f"{name}={given!r} names no device; omit it for all devices")
     if twice := sorted({n for n in numbers if n is not None and numbers.count(n) > 1}):
         offences.append(f"{name}={given or ids!r} names {twice} twice")
     return tuple(n for n in numbers if n is not None) or None

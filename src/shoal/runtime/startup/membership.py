@@ -173,7 +173,7 @@ def _enter(
     jax_service = "" if is_attached else joined.jax_service
     if not (is_attached or jax_service):
         raise InitializeError(
-            "where JAX's service is was not said by any process: is SHOAL_JAX_SERVICE set?"
+            "no process gave the address of JAX's service: is SHOAL_JAX_SERVICE set?"
         )
     fault_points.reach("initialize.after_hello", joined.process)
     near = jax_service
@@ -226,7 +226,7 @@ def _who_is_there(
             timeout_s=min(_ASK_S, left_of(deadline)),
         ).close()
     except InitializeError as told:
-        return InitializeError(f"{taken}\nwho is there: {told}")
+        return InitializeError(f"{taken}\nthe process there: {told}")
     return taken
 
 
@@ -242,7 +242,7 @@ def _attached_place(cluster: JobPlace, address: str, deadline: float, key: str) 
             told = json.loads(jax_runtime.look_up(key, timeout_s=left_of(deadline)))
         except TimeoutError:
             raise InitializeError(
-                "process 0 did not say where to meet: did it call shoal.initialize() too?",
+                "process 0 did not publish the meeting place: did it call shoal.initialize() too?",
                 missing=[0],
             ) from None
         return _Place(told["address"], address, told["token"])

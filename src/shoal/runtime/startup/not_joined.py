@@ -12,7 +12,7 @@ def not_joined(shown: ShownJob) -> InitializeError:
     """Return the error of a process of several that has not called `initialize`."""
     if shown.num_processes is None:
         return InitializeError(
-            f"{shown.words} shows that this process is in a job, but not of how many processes\n"
+            f"{shown.words} shows that this process is in a job, but not its number of processes\n"
             "call shoal.initialize(num_processes=…, process_id=…, coordinator_address=…) first, or "
             "initialize(num_processes=1) for a job of one"
         )

@@ -12,7 +12,7 @@ from shoal.runtime.rules.deadline import given_s
 from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import fate_of
 
-MORE = "give timeout_s= more, if it is only slow"
+MORE = "raise timeout_s= if it is merely slow"
 
 
 def check_living(joined: Coordinator, deadline: float, doing: str) -> None:

@@ -67,7 +67,7 @@ def start(
         where, words = address_text(bind, port), spawned.last_words()
         raise InitializeError(
             f"process 0 cannot start the meeting place at {where}: {words}\n"
-            "the address must be one of this host's own, with a free port"
+            "the address must belong to this host, and its port must be free"
         )
     spawned.let_go()
     return ServiceAddresses(spawned.stdin, **json.loads(line))

@@ -63,7 +63,7 @@ class _Launcher:
                 self._address, process=0, num_processes=1, token=self._token, timeout_s=_JOIN_S
             )
         except (ShoalError, OSError) as error:
-            _LOG.warning("the launcher cannot be told of a notice: %s", error)
+            _LOG.warning("cannot report a notice to the launcher: %s", error)
             return None
         atexit.register(place.close)
         return place

@@ -38,13 +38,13 @@ def overruled(explicit: str, devices: int, env: Mapping[str, str]) -> str:
     """Return the line about settings that `explicit` overrides; "" if there are none.
 
     >>> overruled("--devices 2", 2, {"JAX_NUM_CPU_DEVICES": "4"})
-    '--devices 2 wins over JAX_NUM_CPU_DEVICES=4: 2 CPU devices per process'
+    '--devices 2 overrides JAX_NUM_CPU_DEVICES=4: 2 CPU devices per process'
     """
     others = [f"{name}={env[name]}" for name in _VARIABLES if _differs(env.get(name), devices)]
     if _differs(_in_flags(env), devices):
         others.append(f"XLA_FLAGS={_FLAG}={_in_flags(env)}")
     listed = " and ".join([", ".join(others[:-1]), others[-1]] if others[1:] else others)
-    return f"{explicit} wins over {listed}: {devices} CPU devices per process" if others else ""
+    return f"{explicit} overrides {listed}: {devices} CPU devices per process" if others else ""
 
 
 def without_devices(xla_flags: str) -> str:

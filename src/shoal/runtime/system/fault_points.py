@@ -31,35 +31,35 @@ __all__ = ["KINDS", "POINTS", "Fault", "InjectedError", "parse", "reach", "text_
 VARIABLE = "SHOAL_FAULTS"
 
 POINTS: Mapping[str, str] = {
-    "initialize.before_hello": "the services run, nothing was said to the meeting place",
-    "initialize.after_hello": "all processes have come, JAX's service was not asked yet",
+    "initialize.before_hello": "the services run, nothing was sent to the meeting place",
+    "initialize.after_hello": "all processes have joined, JAX's service was not contacted yet",
     "initialize.after_devices": "the devices are connected, the job has not begun",
     "barrier.before_arrive": "in barrier, before anything is sent",
-    "barrier.after_arrive": "in barrier, after all came",
+    "barrier.after_arrive": "in barrier, after all arrived",
     "broadcast.before_arrive": "in broadcast, before anything is sent",
-    "broadcast.after_arrive": "in broadcast, after all came; large values have yet to travel",
+    "broadcast.after_arrive": "in broadcast, after all arrived; large values have yet to be sent",
     "allgather.before_arrive": "in allgather, before anything is sent",
-    "allgather.after_arrive": "in allgather, after all came; large values have yet to travel",
+    "allgather.after_arrive": "in allgather, after all arrived; large values have yet to be sent",
     "relayout.before_arrive": "in relayout to other devices, before anything is sent",
-    "relayout.after_arrive": "in relayout to other devices, after all agreed, before it moves",
+    "relayout.after_arrive": "in relayout to other devices, after all agreed, before data moves",
     "drain.before_arrive": "in drain, before anything is awaited",
-    "drain.after_arrive": "in drain, after all came, before the devices meet",
+    "drain.after_arrive": "in drain, after all arrived, before the devices meet",
     "stream.before_chunk": "before a chunk of a large value moves, on each process",
     "stream.after_chunk": "after a chunk was sent on its way",
     "assert_same.before_arrive": "in assert_same, the values hashed, before anything is sent",
-    "assert_same.after_arrive": "in assert_same, after all came; a difference is yet to be found",
+    "assert_same.after_arrive": "in assert_same, after all arrived; before a difference is located",
     "save.preflight": "in save (S0), before anything is sent",
     "save.snapshot": "after all agreed to save, before values are copied (S2)",
     "save.open": "on the lead, before the attempt is begun on disk (S1)",
-    "save.opened": "on the lead, after that, before the others are told",
+    "save.opened": "on the lead, after that, before the others are notified",
     "save.write": "before this process's data is written (S3)",
     "save.written": "after that, before its part is (S4)",
-    "save.parted": "after its part is written, before the others are told",
+    "save.parted": "after its part is written, before the others are notified",
     "save.assemble": "on the process that commits, before it reads the parts (S5)",
     "save.indexed": "after the index is written, before COMMIT is (S6)",
     "save.link": "after COMMIT's content is durable under its other name, before it is linked",
-    "save.committed": "after COMMIT is linked, before what is no longer needed goes",
-    "save.tidied": "after that, before the others are told (S7)",
+    "save.committed": "after COMMIT is linked, before what is no longer needed is removed",
+    "save.tidied": "after that, before the others are notified (S7)",
     "save.announced": "on each process, after all know that it is committed",
     "retain.before": "on the lead, before old steps are deleted (S8)",
     "delete.marked": "after COMMIT was renamed to DELETING-…, before files are deleted",
@@ -74,7 +74,7 @@ KINDS: Mapping[str, str] = {
     "raise": "an InjectedError",
     "exit": "sys.exit(VALUE), default 1",
     "delay": "VALUE seconds of sleep",
-    "pause": "tell the Unix socket VALUE, and wait for one byte from it",
+    "pause": "connect to the Unix socket VALUE, and wait for one byte",
 }
 _ENTRY = re.compile(r"([\w.-]+)(?:@(\d{1,9}))?(?:#(\d{1,9}|\*))?:([\w-]+)(?:=(.*))?")
 _EVERY = 0
@@ -168,7 +168,7 @@ def _wrong(point: str, turn: str, kind: str, value: str) -> list[str]:
     if point.split(".")[0] in families and point not in POINTS:
         offences.append(f"shoal has no point {point!r}{nearest(point, POINTS)}")
     if turn.isdigit() and int(turn) == 0:
-        offences.append("turns are counted from 1; #* is each")
+        offences.append("turns are counted from 1; #* means each")
     if kind not in KINDS:
         offences.append(f"{kind!r} is none of {', '.join(KINDS)}{nearest(kind, KINDS)}")
     elif kind in ("kill", "stop", "raise") and value:

@@ -111,7 +111,7 @@ class FrameReader:
 
 def _check_magic(begin: bytes | bytearray) -> None:
     if not _MAGIC.startswith(begin):
-        raise FrameError(f"no frame of shoal: it begins with {bytes(begin)!r}")
+        raise FrameError(f"not a frame of shoal: it begins with {bytes(begin)!r}")
 
 
 def _parse_header(text: bytes) -> Mapping[str, Any]:
@@ -124,9 +124,9 @@ def _read_header(text: bytes) -> Mapping[str, Any]:
         decoded = text.decode()
         header, end = _DECODE(decoded)
     except (ValueError, RecursionError) as error:  # deep nesting overflows the parser's stack
-        raise FrameError(f"the header is no JSON: {error}") from None
+        raise FrameError(f"the header is not JSON: {error}") from None
     if not isinstance(header, dict) or end != len(decoded):
-        raise FrameError("the header is no JSON object")
+        raise FrameError("the header is not a JSON object")
     return MappingProxyType(header)
 
 
@@ -137,7 +137,7 @@ def text_field(header: Mapping[str, Any], name: str) -> str:
     """Return a field that must be text."""
     value = header.get(name)
     if not isinstance(value, str):
-        raise FrameError(f"field {name!r} is no text")
+        raise FrameError(f"field {name!r} is not text")
     return value
 
 
@@ -145,7 +145,7 @@ def whole_field(header: Mapping[str, Any], name: str) -> int:
     """Return a field that must be an integer (JSON's true is not one)."""
     value = header.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise FrameError(f"field {name!r} is no whole number")
+        raise FrameError(f"field {name!r} is not an integer")
     return value
 
 
@@ -159,7 +159,7 @@ def number_field(header: Mapping[str, Any], name: str) -> float:
     except OverflowError:  # an integer beyond the range of floats
         is_number = False
     if not is_number or isinstance(value, bool):
-        raise FrameError(f"field {name!r} is no number")
+        raise FrameError(f"field {name!r} is not a number")
     return float(value)
 
 
@@ -208,15 +208,15 @@ def split_payloads(body: bytes, count: int) -> list[bytes]:
             at += _SIDE.size + 8 * num_runs
             sides.append((size, runs))
     except struct.error:
-        raise FrameError("the answer is cut short") from None
+        raise FrameError("the answer is truncated") from None
     for size, runs in sides:
         payload, at = body[at : at + size], at + size
         for first, end in zip(runs[::2], runs[1::2], strict=True):
             if not first < end <= count or payloads[first:end].count(None) != end - first:
-                raise FrameError("the answer does not add up")
+                raise FrameError("the answer is inconsistent")
             payloads[first:end] = [payload] * (end - first)
     if at != len(body) or None in payloads:
-        raise FrameError("the answer does not add up")
+        raise FrameError("the answer is inconsistent")
     return cast(list[bytes], payloads)
 
 
@@ -234,5 +234,5 @@ def split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{address!r} is no address; give host:port, as in 10.0.0.1:8476")
+        raise UsageError(f"{address!r} is not an address; give host:port, as in 10.0.0.1:8476")
     return host, int(port)

@@ -219,7 +219,7 @@ class Connections:
                     return
                 connection.listener.on_frame(connection, frame)
         except FrameError as error:
-            self._end(connection, f"it sent what no process of this job sends: {error}")
+            self._end(connection, f"it sent an invalid frame: {error}")
 
     def _flush(self, connection: Connection) -> None:
         if connection.is_closed:

@@ -32,7 +32,7 @@ def connect_near(name: str) -> socket.socket:
       OSError: no socket on this host has it, or its backlog is full.
     """
     if sys.platform != "linux":
-        raise OSError("no abstract names here")
+        raise OSError("no abstract socket names on this platform")
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
     try:
