@@ -319,10 +319,10 @@ def nearest(name: object, known: Iterable[str]) -> str:
     """Return `"; did you mean 'data'?"` if `name` is close to a known one, else ""."""
     import difflib
 
-    asked = str(name)
-    if len(asked) > 100:  # no typo, and difflib is quadratic in its length
+    text = str(name)
+    if len(text) > 100:  # no typo, and difflib is quadratic in its length
         return ""
-    close = difflib.get_close_matches(asked, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(text, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -333,7 +333,7 @@ class WrongType(str):
 _MOST_OFFENCES = 100
 
 
-def raise_all(asked: str, offences: list[str], *, wrong_type: bool = False) -> None:
+def raise_all(caller: str, offences: list[str], *, wrong_type: bool = False) -> None:
     """Raise one error that names all offences, or return if there are none.
 
     The type is UsageTypeError if `wrong_type` or if any offence is a `WrongType`. At most 100
@@ -344,9 +344,9 @@ def raise_all(asked: str, offences: list[str], *, wrong_type: bool = False) -> N
     wrong_type = wrong_type or any(isinstance(offence, WrongType) for offence in offences)
     kind = UsageTypeError if wrong_type else UsageError
     if len(offences) == 1:
-        raise kind(f"{asked}: {offences[0]}", offences=offences)
+        raise kind(f"{caller}: {offences[0]}", offences=offences)
     lines = offences[:_MOST_OFFENCES]
     if len(offences) > len(lines):
         lines = [*lines, f"and {len(offences) - len(lines)} more"]
     listed = "\n".join(f"  - {offence}" for offence in lines)
-    raise kind(f"{asked}: {len(offences)} problems\n{listed}", offences=offences)
+    raise kind(f"{caller}: {len(offences)} problems\n{listed}", offences=offences)

@@ -116,18 +116,18 @@ def check_all() -> None:
     raise_all("initialize", offences)
 
 
-def timeout(asked: str, timeout_s: object, name: str, argument: str = "timeout_s") -> float:
+def timeout(caller: str, timeout_s: object, name: str, argument: str = "timeout_s") -> float:
     """Return what a call was given as `timeout_s`, or for None the setting `name`, in seconds.
 
     Whether it is positive is for the call to say, with whatever else is wrong there.
 
     Raises:
-      UsageTypeError: `asked` was given something that is no number.
+      UsageTypeError: `timeout_s` is not a number.
     """
     if timeout_s is None:
         return seconds(name)
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
-        raise UsageTypeError(f"{asked}: {argument}={timeout_s!r} must be a number of seconds")
+        raise UsageTypeError(f"{caller}: {argument}={timeout_s!r} must be a number of seconds")
     return timeout_s
 
 

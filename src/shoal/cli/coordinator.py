@@ -177,8 +177,8 @@ class _Services:
                 raise InitializeError(f"coordinator: {name} cannot start at {where}: {words}")
             found.append(str(json.loads(line)["address"]))
         with contextlib.suppress(BrokenPipeError):  # it ended, as is found out later
-            told = json.dumps({"meeting_place": found[0]})
-            self.jax_service.stdin.write(told.encode() + b"\n")
+            message = json.dumps({"meeting_place": found[0]})
+            self.jax_service.stdin.write(message.encode() + b"\n")
         return _reachable(found[0]), _reachable(found[1])
 
     def await_end(self) -> None:
@@ -228,16 +228,16 @@ def _reachable(address: str) -> str:
 
 def _announce(request: _Request, place: str, jax_service: str, services: _Services) -> None:
     """Print the addresses: for programs on stdout, for people on stderr."""
-    told = {
+    record = {
         "meeting_place": place,
         "jax_service": jax_service,
         "pids": {"meeting_place": services.place.pid, "jax_service": services.jax_service.pid},
     }
     variables = {"SHOAL_COORDINATOR": place, "SHOAL_JAX_SERVICE": jax_service}
     if request.is_token_ours:
-        told["token"] = variables["SHOAL_TOKEN"] = request.token
+        record["token"] = variables["SHOAL_TOKEN"] = request.token
     try:
-        print(json.dumps(told), flush=True)
+        print(json.dumps(record), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise UsageError("coordinator: its standard output has no reader") from None

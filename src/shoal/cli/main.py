@@ -59,8 +59,8 @@ def build(names: Iterable[str]) -> typer.Typer:
     return app
 
 
-def _print_version(is_asked: bool) -> None:
-    if is_asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         print(f"shoal {metadata.version('shoal')}")
         raise typer.Exit
 
@@ -102,8 +102,8 @@ def _open_closed_streams() -> None:
 def main() -> None:
     """Run the command line of this process and exit with its code."""
     _open_closed_streams()
-    asked = sys.argv[1:2]
-    app = build(asked if asked and asked[0] in COMMANDS else COMMANDS)
+    command = sys.argv[1:2]
+    app = build(command if command and command[0] in COMMANDS else COMMANDS)
     try:
         app(_arguments(), prog_name="shoal")
     except ShoalError as error:

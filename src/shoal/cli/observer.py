@@ -26,7 +26,7 @@ from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, split_addre
 ANSWER_S = 10.0  # a meeting place that does not answer within this is frozen or cut off
 _MAX_ANSWER_BYTES = 1 << 30  # the stacks of 10,000 processes
 _FILE = "job.json"
-_MOST_ASKED = 1000  # processes in one query, whose size is limited
+_MOST_QUERIED = 1000  # processes in one query, whose size is limited
 
 
 class ServerAddress(NamedTuple):
@@ -44,11 +44,11 @@ class _JobFile(NamedTuple):
     launcher: int  # its pid
 
 
-def find(asked: str, where: str | None, token: str | None) -> ServerAddress:
+def find(command: str, where: str | None, token: str | None) -> ServerAddress:
     """Return the meeting place to observe.
 
     Args:
-      asked: the command, for messages.
+      command: the command, for messages.
       where: host:port, a folder with a job.json, or such a file; None: SHOAL_COORDINATOR, else
         the only running job of this user on this host.
       token: None: that of job.json, else SHOAL_TOKEN.
@@ -59,32 +59,32 @@ def find(asked: str, where: str | None, token: str | None) -> ServerAddress:
     secret = settings.text("SHOAL_TOKEN") if token is None else token
     where = where or settings.text("SHOAL_COORDINATOR")
     if where.startswith("~"):
-        where = local_path(where, f"{asked}: {where!r}")
+        where = local_path(where, f"{command}: {where!r}")
     if not where:
-        place = _only_job(asked)
+        place = _only_job(command)
     elif os.path.isdir(where):
         path = os.path.join(where, _FILE)
         if not os.path.exists(path):
-            told = f"no job is running, or not its log directory: it has no {_FILE}"
-            raise UsageError(f"{asked}: {where!r}: {told}")
-        place = _read(asked, path).place
+            reason = f"no job is running, or not its log directory: it has no {_FILE}"
+            raise UsageError(f"{command}: {where!r}: {reason}")
+        place = _read(command, path).place
     elif os.path.exists(where):
-        place = _read(asked, where).place
+        place = _read(command, where).place
     else:
-        place = ServerAddress(_address(asked, where), secret)
+        place = ServerAddress(_address(command, where), secret)
     return place if token is None else place._replace(token=token)
 
 
-def _address(asked: str, where: str) -> str:
+def _address(command: str, where: str) -> str:
     try:
         split_address(where)
     except UsageError:
-        told = "is neither host:port of a meeting place nor a folder or file"
-        raise UsageError(f"{asked}: {where!r} {told}") from None
+        reason = "is neither host:port of a meeting place nor a folder or file"
+        raise UsageError(f"{command}: {where!r} {reason}") from None
     return where
 
 
-def _only_job(asked: str) -> ServerAddress:
+def _only_job(command: str) -> ServerAddress:
     """Return the only running job of this user on this host."""
     records = {}
     temporary = os.path.join(glob.escape(tempfile.gettempdir()), "shoal-run-*")
@@ -97,10 +97,10 @@ def _only_job(asked: str) -> ServerAddress:
         return next(iter(records.values())).place
     options = "give host:port of a meeting place, or the log directory of shoal run"
     if not records:
-        raise UsageError(f"{asked}: no running job of shoal run is found here; {options}")
+        raise UsageError(f"{command}: no running job of shoal run is found here; {options}")
     paths = sorted(os.path.dirname(record.path) for record in records.values())
-    listed = "".join(f"\n  - shoal {asked} {path}" for path in paths)
-    raise UsageError(f"{asked}: {len(paths)} jobs are running here; choose one:{listed}")
+    listed = "".join(f"\n  - shoal {command} {path}" for path in paths)
+    raise UsageError(f"{command}: {len(paths)} jobs are running here; choose one:{listed}")
 
 
 def _running(path: str) -> _JobFile | None:
@@ -122,24 +122,24 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _read(asked: str, path: str) -> _JobFile:
+def _read(command: str, path: str) -> _JobFile:
     try:
         with open(path, encoding="utf-8") as file:
-            told = json.load(file)
-        place = ServerAddress(str(told["meeting_place"]), str(told["token"]))
-        launcher = int(told["launcher"])
+            record = json.load(file)
+        place = ServerAddress(str(record["meeting_place"]), str(record["token"]))
+        launcher = int(record["launcher"])
     except OSError as error:
-        raise UsageError(f"{asked}: {path!r}: {error.strerror}") from None
+        raise UsageError(f"{command}: {path!r}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        told = "has no address of a job: it is not a job.json of shoal run"
-        raise UsageError(f"{asked}: {path!r} {told}") from None
+        reason = "has no address of a job: it is not a job.json of shoal run"
+        raise UsageError(f"{command}: {path!r} {reason}") from None
     return _JobFile(os.path.abspath(path), place, launcher)
 
 
 class Observer:
     """A read-only connection to a meeting place, with one small query at a time."""
 
-    def __init__(self, asked: str, place: ServerAddress, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, command: str, place: ServerAddress, *, answer_s: float = ANSWER_S) -> None:
         """Connect.
 
         Raises:
@@ -147,12 +147,12 @@ class Observer:
           DeadlineError: it does not answer within `answer_s`.
         """
         self.place = place
-        self._asked = asked
+        self._command = command
         self._answer_s = answer_s
         self._ticket = 0
-        self._asked_at = math.inf  # when the pending query was sent
+        self._queried_at = math.inf  # when the pending query was sent
         limit = time.monotonic() + answer_s
-        self._channel = _connected(asked, place, limit)
+        self._channel = _connected(command, place, limit)
         try:
             self._introduce(limit)
         except BaseException:
@@ -166,19 +166,19 @@ class Observer:
         except TimeoutError:
             raise self._late() from None
         except (OSError, FrameError) as error:
-            told = f"what listens at {self.place.address} is not a meeting place of this shoal"
-            raise InitializeError(f"{self._asked}: {told} ({error})") from None
+            reason = f"what listens at {self.place.address} is not a meeting place of this shoal"
+            raise InitializeError(f"{self._command}: {reason} ({error})") from None
         if welcome.header.get("is") != "welcome":
-            told = welcome.body.decode(errors="replace")
-            raise InitializeError(f"{self._name()} says: {told}")
+            answer = welcome.body.decode(errors="replace")
+            raise InitializeError(f"{self._name()} answered: {answer}")
 
     def waits_s(self) -> float:
         """Return the age of a pending query, seconds; 0 if there is none."""
-        return max(0.0, time.monotonic() - self._asked_at)
+        return max(0.0, time.monotonic() - self._queried_at)
 
     def ask(self) -> None:
         """Query the members, unless a query is pending."""
-        if self._asked_at == math.inf:
+        if self._queried_at == math.inf:
             self._put({"do": "members"})
 
     def answer(self, limit: float) -> Roll | None:
@@ -210,18 +210,18 @@ class Observer:
         """
         if processes is None:
             return self._stacks(None)
-        told: dict[int, str] = {}
-        for begin in range(0, len(processes), _MOST_ASKED):
-            told |= self._stacks(processes[begin : begin + _MOST_ASKED])
-        return told
+        found: dict[int, str] = {}
+        for begin in range(0, len(processes), _MOST_QUERIED):
+            found |= self._stacks(processes[begin : begin + _MOST_QUERIED])
+        return found
 
     def _stacks(self, processes: Sequence[int] | None) -> dict[int, str]:
         self._put({"do": "stacks", "processes": processes})
         frame = self._receive(time.monotonic() + self._answer_s)
         if frame is None:
             raise self._late()
-        told = self._body(frame).get("stacks", {})
-        return {int(process): str(text) for process, text in told.items()}
+        found = self._body(frame).get("stacks", {})
+        return {int(process): str(text) for process, text in found.items()}
 
     def close(self) -> None:
         """Close the connection."""
@@ -229,7 +229,7 @@ class Observer:
 
     def _put(self, question: dict[str, Any]) -> None:
         self._ticket += 1
-        self._asked_at = now = time.monotonic()
+        self._queried_at = now = time.monotonic()
         try:
             self._channel.send(
                 pack_frame({**question, "ticket": self._ticket}), now + self._answer_s
@@ -244,7 +244,7 @@ class Observer:
             while True:
                 frame = self._channel.receive(limit)
                 if frame.header.get("ticket") == self._ticket:
-                    self._asked_at = math.inf
+                    self._queried_at = math.inf
                     return frame
         except TimeoutError as error:
             if time.monotonic() < limit:  # the kernel found the link dead
@@ -256,42 +256,42 @@ class Observer:
             raise self._strange(error) from None
 
     def _roll(self, frame: Frame) -> Roll:
-        told = self._body(frame)
+        answer = self._body(frame)
         try:
-            members = tuple(Member(*row) for row in told["members"])
-            services = tuple(ServiceRow(*row) for row in told.get("services", ()))
+            members = tuple(Member(*row) for row in answer["members"])
+            services = tuple(ServiceRow(*row) for row in answer.get("services", ()))
         except (KeyError, TypeError) as error:
             raise self._strange(error) from None
         return Roll(self.place.address, members, services)
 
     def _body(self, frame: Frame) -> dict[str, Any]:
         try:
-            told = json.loads(frame.body)
+            body = json.loads(frame.body)
         except ValueError as error:
             raise self._strange(error) from None
-        if not isinstance(told, dict):
+        if not isinstance(body, dict):
             raise self._strange("no object")
-        return told
+        return body
 
     def _lost(self, error: object) -> ProcessLostError:
         return ProcessLostError(f"{self._name()} is gone ({error})")
 
     def _late(self) -> DeadlineError:
-        told = f"does not answer for {self._answer_s:g} s: frozen or cut off"
-        return DeadlineError(f"{self._name()} {told}", waited_s=self._answer_s)
+        reason = f"does not answer for {self._answer_s:g} s: frozen or cut off"
+        return DeadlineError(f"{self._name()} {reason}", waited_s=self._answer_s)
 
     def _strange(self, error: object) -> ShoalError:
-        told = f"sent an answer that this shoal does not understand: {error}; another version?"
-        return InitializeError(f"{self._name()} {told}")
+        reason = f"sent an answer that this shoal does not understand: {error}; another version?"
+        return InitializeError(f"{self._name()} {reason}")
 
     def _name(self) -> str:
-        return f"{self._asked}: the meeting place at {self.place.address}"
+        return f"{self._command}: the meeting place at {self.place.address}"
 
 
-def _connected(asked: str, place: ServerAddress, limit: float) -> Channel:
+def _connected(command: str, place: ServerAddress, limit: float) -> Channel:
     try:
         address = split_address(place.address)
         return connect(address, limit, max_body_bytes=_MAX_ANSWER_BYTES)
     except OSError as error:
-        told = f"no answer from {place.address} ({error}); is the job over?"
-        raise InitializeError(f"{asked}: {told}") from None
+        reason = f"no answer from {place.address} ({error}); is the job over?"
+        raise InitializeError(f"{command}: {reason}") from None

@@ -202,14 +202,14 @@ def _launch(request: RunRequest) -> int:
         return run_kept(lambda orders_fd: Job(order).run(orders_fd))
 
 
-def _wrong_log_dir(asked: str) -> list[str]:
+def _wrong_log_dir(folder: str) -> list[str]:
     """Return what is wrong with a directory's path: one message, or none."""
     try:
-        path = local_path(asked, f"--log-dir {asked!r}")
+        path = local_path(folder, f"--log-dir {folder!r}")
     except UsageError as error:
         return [str(error)]
     is_file = os.path.exists(path) and not os.path.isdir(path)
-    return [f"--log-dir {asked!r} is a file"] if is_file else []
+    return [f"--log-dir {folder!r} is a file"] if is_file else []
 
 
 def _count(option: str, value: str, offences: list[str]) -> int | None:

@@ -76,17 +76,17 @@ def stacks(
     """Show the Python stacks of a running job's processes."""
     if processes is None and where and _INDICES.fullmatch(where) and not os.path.exists(where):
         where, processes = None, where
-    asked = None if processes is None else read_processes(processes)
+    wanted = None if processes is None else read_processes(processes)
     try:
         observer = Observer("stacks", find("stacks", where, token))
         with contextlib.closing(observer):
             roll = observer.roll()
-            chosen = _chosen(roll, asked)
-            answers = observer.stacks(None if asked is None else [m.process for m in chosen])
+            chosen = _chosen(roll, wanted)
+            answers = observer.stacks(None if wanted is None else [m.process for m in chosen])
             roll = observer.roll()  # their state now, after the wait for silent ones
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    chosen = _chosen(roll, asked)
+    chosen = _chosen(roll, wanted)
     if as_json:
         print(json.dumps(_facts(roll, chosen, answers)))
     else:
@@ -119,14 +119,14 @@ def read_processes(text: str) -> list[int]:
     return sorted(found)
 
 
-def _chosen(roll: Roll, asked: list[int] | None) -> list[Member]:
+def _chosen(roll: Roll, wanted: list[int] | None) -> list[Member]:
     count = len(roll.members)
-    if asked is None:
+    if wanted is None:
         return list(roll.members)
-    if outside := [process for process in asked if process >= count]:
-        told = f"the job has processes 0 to {count - 1}" if count > 1 else "the job has process 0"
-        raise UsageError(f"stacks: {told}, not {listed(outside).partition(' ')[2]}")
-    return [roll.members[process] for process in asked]
+    if outside := [process for process in wanted if process >= count]:
+        known = f"the job has processes 0 to {count - 1}" if count > 1 else "the job has process 0"
+        raise UsageError(f"stacks: {known}, not {listed(outside).partition(' ')[2]}")
+    return [roll.members[process] for process in wanted]
 
 
 def _paragraphs(chosen: list[Member], answers: dict[int, str]) -> list[str]:
@@ -153,7 +153,7 @@ def _paragraph(main: str, members: list[Member], answers: dict[int, str]) -> str
     """Return the main thread's stack of some processes, and their other threads, each once."""
     hosts = sorted({member.host for member in members})
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
-    head = f"{listed(member.process for member in members)} ({where}): {_told(members)}"
+    head = f"{listed(member.process for member in members)} ({where}): {_last_words(members)}"
     others: dict[str, list[int]] = {}
     for member in members:
         for thread in _threads(answers[member.process])[1:]:
@@ -177,7 +177,7 @@ def _program_first(block: str) -> list[str]:
     return [head, *of_program, "  in libraries:", *of_libraries]
 
 
-def _told(members: list[Member]) -> str:
+def _last_words(members: list[Member]) -> str:
     """Return the last words of these processes, on one line."""
     places = {standing(member) for member in members}
     if len(members) == 1:
@@ -195,8 +195,8 @@ def _why_silent(member: Member) -> str:
         return f"{name} {verb} {member.state}: {standing(member)}"
     pid = f"pid {member.pid}: " if member.pid else ""
     may = [] if member.state == "stopped" else [_MAY_BE]  # a stopped process needs no guess
-    told = "; ".join([*may, *filter(None, [member.said])])
-    return f"{name} does not answer: {pid}{told}"
+    reasons = "; ".join([*may, *filter(None, [member.said])])
+    return f"{name} does not answer: {pid}{reasons}"
 
 
 def _facts(roll: Roll, chosen: list[Member], answers: dict[int, str]) -> dict[str, Any]:

@@ -272,8 +272,8 @@ class Job:
             self._passed_on_s = math.inf
             self._has_time = True
             if self._processes.alive:
-                told = f"they took it as a notice, and have {self._order.leave_s:g} s to save"
-                self._say(f"{told} and end (SHOAL_LEAVE_S)")
+                reason = f"they took it as a notice, and have {self._order.leave_s:g} s to save"
+                self._say(f"{reason} and end (SHOAL_LEAVE_S)")
 
     def _obey(self, data: bytes) -> None:
         if not data:

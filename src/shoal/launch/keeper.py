@@ -80,8 +80,8 @@ def _wait_for(keeper: int) -> int:
         status = os.waitpid(keeper, os.WUNTRACED)[1]
         if not os.WIFSTOPPED(status):
             break
-        told = f"stopped by a signal, and with it all output; `kill -CONT {keeper}` resumes it"
-        print(f"shoal run: the keeper of the job (pid {keeper}) is {told}", file=sys.stderr)
+        state = f"stopped by a signal, and with it all output; `kill -CONT {keeper}` resumes it"
+        print(f"shoal run: the keeper of the job (pid {keeper}) is {state}", file=sys.stderr)
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code

@@ -29,17 +29,17 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 
 @contextlib.contextmanager
-def open_log_dir(asked: str | None, command: Sequence[str]) -> Iterator[str]:
+def open_log_dir(folder: str | None, command: Sequence[str]) -> Iterator[str]:
     """Yield the absolute path of a directory that belongs to this job alone during the block.
 
     Args:
-      asked: None: a new temporary directory.
+      folder: None: a new temporary directory.
       command: that of this job, shown to another job that requests the same directory.
 
     Raises:
       UsageError: it is not writable, or another running job writes there.
     """
-    if asked is None:
+    if folder is None:
         try:
             path = os.path.abspath(tempfile.mkdtemp(prefix="shoal-run-"))
         except OSError as error:
@@ -47,14 +47,14 @@ def open_log_dir(asked: str | None, command: Sequence[str]) -> Iterator[str]:
             raise UsageError(f"run: {words}") from None
         yield path
         return
-    asked = local_path(asked, f"run: --log-dir {asked!r}")
+    folder = local_path(folder, f"run: --log-dir {folder!r}")
     try:
-        os.makedirs(asked, exist_ok=True)
-        tempfile.TemporaryFile(dir=asked).close()
-        lock_fd = _lock(asked, command)
+        os.makedirs(folder, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        lock_fd = _lock(folder, command)
     except OSError as error:
-        raise UsageError(f"run: --log-dir {asked!r}: {error.strerror}") from None
-    path = os.path.abspath(asked)
+        raise UsageError(f"run: --log-dir {folder!r}: {error.strerror}") from None
+    path = os.path.abspath(folder)
     try:
         yield path
     finally:
@@ -63,9 +63,9 @@ def open_log_dir(asked: str | None, command: Sequence[str]) -> Iterator[str]:
         os.close(lock_fd)
 
 
-def _lock(asked: str, command: Sequence[str]) -> int:
+def _lock(folder: str, command: Sequence[str]) -> int:
     """Return a descriptor that holds the lock of a directory."""
-    path = os.path.join(asked, _LOCK)
+    path = os.path.join(folder, _LOCK)
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -75,7 +75,7 @@ def _lock(asked: str, command: Sequence[str]) -> int:
                 os.close(fd)
                 if not isinstance(error, BlockingIOError):
                     raise
-                raise _refusal(asked, path) from None
+                raise _refusal(folder, path) from None
         if _is_at(path, fd):
             break
         os.close(fd)  # its owner has ended meanwhile, and removed it
@@ -97,17 +97,17 @@ def _is_at(path: str, fd: int) -> bool:
         return False
 
 
-def _refusal(asked: str, path: str) -> UsageError:
+def _refusal(folder: str, path: str) -> UsageError:
     """Return the error that names the job that owns a directory."""
     owner = _owner(path)
-    told = "another running job"
+    owner_text = "another running job"
     if owner:
         where = "" if owner["host"] == socket.gethostname() else f" on {owner['host']}"
         quoted = str(owner["command"])
         quoted = quoted if len(quoted) <= _LETTERS else f"{quoted[:_LETTERS]}…"
-        told = f"`{quoted}` (pid {owner['pid']}{where}), running since {owner['since']}"
+        owner_text = f"`{quoted}` (pid {owner['pid']}{where}), running since {owner['since']}"
     advice = "give each job a folder of its own, or wait until that one has ended"
-    return UsageError(f"run: --log-dir {asked!r} holds the logs of {told}\n{advice}")
+    return UsageError(f"run: --log-dir {folder!r} holds the logs of {owner_text}\n{advice}")
 
 
 def _owner(path: str) -> dict[str, Any]:

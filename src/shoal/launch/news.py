@@ -44,27 +44,27 @@ class News:
         self._dismissed: set[int] = set()
         self._all = range(num_processes)
 
-    def hear(self, told: Mapping[str, Any]) -> None:
+    def hear(self, message: Mapping[str, Any]) -> None:
         """Take one line of news.
 
         Raises:
           ValueError, KeyError, TypeError: it is not a line of `meeting_place.MeetingPlace`.
         """
-        if "joined" in told:
-            self._join(int(told["joined"]))
-        elif "dismissed" in told:
-            self._dismissed.add(int(told["dismissed"]))
-        elif "gone" in told:
-            self._go(int(told["gone"]), told)
-        elif "keeper" in told:
-            processes = tuple(map(int, told["processes"]))
-            pid, host = int(told["pid"] or 0), str(told["host"])
-            self.host_keepers[told["keeper"]] = KeeperNews(pid, host, processes)
-        elif "keeper_gone" in told:
-            kept = self.host_keepers[told["keeper_gone"]]
-            self.host_keepers[told["keeper_gone"]] = kept._replace(gone_s=float(told["at_s"]))
+        if "joined" in message:
+            self._join(int(message["joined"]))
+        elif "dismissed" in message:
+            self._dismissed.add(int(message["dismissed"]))
+        elif "gone" in message:
+            self._go(int(message["gone"]), message)
+        elif "keeper" in message:
+            processes = tuple(map(int, message["processes"]))
+            pid, host = int(message["pid"] or 0), str(message["host"])
+            self.host_keepers[message["keeper"]] = KeeperNews(pid, host, processes)
+        elif "keeper_gone" in message:
+            kept = self.host_keepers[message["keeper_gone"]]
+            self.host_keepers[message["keeper_gone"]] = kept._replace(gone_s=float(message["at_s"]))
         else:
-            self.lost_service = f"{told['service']} is lost ({told['words']})"
+            self.lost_service = f"{message['service']} is lost ({message['words']})"
 
     def absent_words(self) -> str:
         """Return a line about processes that never joined; empty if all did, or there is one."""
@@ -92,13 +92,13 @@ class News:
             self.gone.pop(process, None)
             self._dismissed.discard(process)
 
-    def _go(self, process: int, told: Mapping[str, Any]) -> None:
+    def _go(self, process: int, message: Mapping[str, Any]) -> None:
         others = self.joined - {process}
         is_missed = any(p not in self.gone or self.gone[p].state != "left" for p in others)
         self.gone[process] = Gone(
-            str(told["state"]),
-            str(told["words"]),
-            float(told["at_s"]),
+            str(message["state"]),
+            str(message["words"]),
+            float(message["at_s"]),
             process in self._dismissed,
             is_missed,
         )

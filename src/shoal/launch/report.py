@@ -56,7 +56,7 @@ class Ending(NamedTuple):
     is_lost: bool = False  # lost to the others while alive
 
     @property
-    def told_s(self) -> float | None:
+    def known_failed_s(self) -> float | None:
         """When it failed, by the best available source."""
         times_s = [self.gone.at_s] if self.gone else []
         return min([*times_s, *([] if self.failed_s is None else [self.failed_s])], default=None)
@@ -71,8 +71,12 @@ def first_failure(endings: Iterable[Ending]) -> Ending | None:
     to be ended by the launcher, or exited with 0; or else one that was frozen.
     """
     endings = list(endings)
-    claims = [(_rank(e), e.told_s, e) for e in endings if _failed(e) and e.told_s is not None]
-    ended_s = [told_s for rank, told_s, _ in claims if rank != _TOLD]
+    claims = [
+        (_rank(e), e.known_failed_s, e)
+        for e in endings
+        if _failed(e) and e.known_failed_s is not None
+    ]
+    ended_s = [known_failed_s for rank, known_failed_s, _ in claims if rank != _TOLD]
     if not ended_s:
         return None  # all were ended by the launcher, on request
     claims = [claim for claim in claims if claim[2].code or claim[1] <= min(ended_s)]
@@ -92,8 +96,8 @@ def exit_code(root: Ending, endings: Iterable[Ending]) -> int:
     if -root.code in root.sent:
         return 1
     if root.code == 0:
-        followed = [e for e in endings if e.code and e.told_s is not None and not e.sent]
-        return exit_code(min(followed, key=lambda e: e.told_s or 0.0), ())
+        followed = [e for e in endings if e.code and e.known_failed_s is not None and not e.sent]
+        return exit_code(min(followed, key=lambda e: e.known_failed_s or 0.0), ())
     return root.code if root.code >= 0 else 128 - root.code
 
 
@@ -141,7 +145,7 @@ def describe_failure(
     way = f"could not end by itself, {how(root)}" if root.sent else how(root)
     sentence = (
         f"process {root.process} of {len(endings)} failed first, "
-        f"{(root.told_s or start_s) - start_s:.1f} s after the start: {way}{_told(root)}"
+        f"{(root.known_failed_s or start_s) - start_s:.1f} s after the start: {way}{_reported_before(root)}"
     )
     reason = _reason(root, words)
     return lines, f"{sentence}{reason}"
@@ -168,7 +172,7 @@ def dead_host_keeper(root: Ending, keepers: Iterable[KeeperNews]) -> KeeperNews 
     if root.code != -signal.SIGABRT or root.sent:
         return None
     for keeper in keepers:
-        died_first = keeper.gone_s is not None and keeper.gone_s <= (root.told_s or 0.0)
+        died_first = keeper.gone_s is not None and keeper.gone_s <= (root.known_failed_s or 0.0)
         is_dead = keeper.code != 0 if keeper.code is not None else died_first
         if root.process in keeper.processes and is_dead:
             return keeper
@@ -197,7 +201,7 @@ def _lost(ending: Ending) -> str:
     return f"{words}, then {how(ending)}"
 
 
-def _told(ending: Ending) -> str:
+def _reported_before(ending: Ending) -> str:
     """Describe what a process that exited with 0 had reported to the others."""
     if ending.code or ending.gone is None:
         return ""

@@ -48,21 +48,21 @@ class ServiceProcess:
         *lines, self._said = (self._said + data).split(b"\n")
         for line in lines:
             try:
-                told = json.loads(line)
+                message = json.loads(line)
                 if self.address:
-                    self._take(told)
+                    self._take(message)
                     continue
-                self.address = str(told["address"])
+                self.address = str(message["address"])
             except (ValueError, KeyError, TypeError):
                 self.errors.hear(b"not understood: " + line + b"\n", 0.0)
             else:
                 self._on_address()
 
-    def _take(self, told: Mapping[str, Any]) -> None:
-        if "notice" in told:
-            self.has_notice, self.has_saved = bool(told["notice"]), bool(told["saved"])
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "notice" in message:
+            self.has_notice, self.has_saved = bool(message["notice"]), bool(message["saved"])
         else:
-            self._news.hear(told)
+            self._news.hear(message)
 
     def close(self) -> None:
         """Handle the end of its output."""

@@ -82,8 +82,8 @@ def _explained(
     deadline = time.monotonic() + limit_s
     group = tuple(sorted(process for _, processes in known.calls for process in processes))
     if coordinator.process not in group:
-        told = f"this process arrived later; the first difference is shown on {listed(group)}"
-        return known.explained({}, told)
+        advice = f"this process arrived later; the first difference is shown on {listed(group)}"
+        return known.explained({}, advice)
     lane = f"{point.lane}: the first difference"
     speakers = [processes[0] for _, processes in known.calls][:MAX_SPEAKERS]
 

@@ -103,15 +103,15 @@ def aws(url: str = _AWS) -> Ask:
         nonlocal token
         headers = {"X-aws-ec2-metadata-token": fresh_token()}
         try:
-            told = json.loads(_text(url + "meta-data/spot/instance-action", headers))
+            action = json.loads(_text(url + "meta-data/spot/instance-action", headers))
         except urllib.error.HTTPError as error:
             if error.code == 401:
                 token = ("", 0.0)
             if error.code == 404:  # nothing is planned
                 return None
             raise
-        at = datetime.fromisoformat(told["time"].replace("Z", "+00:00"))
-        return f"spot instance: {told['action']} at {told['time']}", _seconds_until(at)
+        at = datetime.fromisoformat(action["time"].replace("Z", "+00:00"))
+        return f"spot instance: {action['action']} at {action['time']}", _seconds_until(at)
 
     return Ask("aws", ask)
 

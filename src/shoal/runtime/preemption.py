@@ -158,9 +158,9 @@ def saved_with(coordinator: Coordinator, step: int | None = None) -> None:
     """Like `saved`, with an explicit coordinator."""
     if step is not None:
         coordinator.tell("doing", f"saved step {_shown(checked_step('saved', step))}")
-    told = coordinator.stop.save()
-    if told is not None:
-        coordinator.tell_stop(told)
+    report = coordinator.stop.save()
+    if report is not None:
+        coordinator.tell_stop(report)
 
 
 @local
@@ -250,8 +250,8 @@ def _shown(step: int) -> str:
 def _wait(coordinator: Coordinator, step: int, timeout_s: float | None) -> bool:
     """Wait until all processes have reported their step; return the result of `preempted`."""
     site, stop, progress = callsite(), coordinator.stop, coordinator.progress
-    asked = f"preempted({_shown(step)})"
-    timeout_s = settings.timeout(asked, timeout_s, "SHOAL_TIMEOUT_S")
+    caller = f"preempted({_shown(step)})"
+    timeout_s = settings.timeout(caller, timeout_s, "SHOAL_TIMEOUT_S")
     began = time.monotonic()
     limit, warn_at = began + timeout_s, began + settings.seconds("SHOAL_WARN_AFTER_S")
     point = Point("preempted", site=site)
@@ -259,23 +259,23 @@ def _wait(coordinator: Coordinator, step: int, timeout_s: float | None) -> bool:
     try:
         while True:
             changes = stop.changes
-            coordinator.check(f"{asked} ({site})")
+            coordinator.check(f"{caller} ({site})")
             if (answer := stop.ask(step)) is not None:
                 return answer
             now = time.monotonic()
             if now >= limit:
-                told = f"waited until its deadline ({timeout_s:g} s)"
-                raise _late(coordinator, f"{asked} ({site}) {told}", now - began)
+                text = f"waited until its deadline ({timeout_s:g} s)"
+                raise _late(coordinator, f"{caller} ({site}) {text}", now - began)
             if now >= warn_at:
                 warn_at = math.inf
-                told = f"{asked} ({site}) has waited {now - began:.1f} s"
-                _LOG.warning("%s", _late(coordinator, told, now - began))
+                text = f"{caller} ({site}) has waited {now - began:.1f} s"
+                _LOG.warning("%s", _late(coordinator, text, now - began))
             stop.wait(changes, min(limit, warn_at, now + _DAY_S) - now)
     finally:
         progress.go(point)
 
 
-def _late(coordinator: Coordinator, asked: str, waited_s: float) -> DeadlineError:
+def _late(coordinator: Coordinator, caller: str, waited_s: float) -> DeadlineError:
     """Return the error that names the processes that have not reported, if they can be found."""
     missing: tuple[int, ...] = ()
     words: dict[int, str] = {}
@@ -288,7 +288,7 @@ def _late(coordinator: Coordinator, asked: str, waited_s: float) -> DeadlineErro
         pass
     who = listed(missing) if missing else "unknown processes"
     steps = "its step" if len(missing) == 1 else "their steps"
-    lines = [f"{me}: {asked} for {who} to report {steps}"]
+    lines = [f"{me}: {caller} for {who} to report {steps}"]
     lines += [f"{me.name(process)}: {said}" for process, said in list(words.items())[:8]]
     return DeadlineError(
         "\n  ".join(lines),

@@ -375,9 +375,9 @@ def _part(words: str) -> None:
         joined.close(words)
 
 
-def _deadline(asked: str, timeout_s: float | None, setting: str) -> float:
+def _deadline(caller: str, timeout_s: float | None, setting: str) -> float:
     """Return the deadline on the monotonic clock."""
-    left_s = settings.timeout(asked, timeout_s, setting)
+    left_s = settings.timeout(caller, timeout_s, setting)
     if not left_s > 0:
-        raise UsageError(f"{asked}: timeout_s={timeout_s!r} must be a positive number of seconds")
+        raise UsageError(f"{caller}: timeout_s={timeout_s!r} must be a positive number of seconds")
     return ends_at(left_s)

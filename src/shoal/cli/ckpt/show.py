@@ -67,8 +67,8 @@ def _row(leaf: SavedLeaf) -> list[str]:
     shape = "of each process" if leaf.kind == "per_process" else shape
     what = f"key of {leaf.impl}" if leaf.impl else leaf.dtype or leaf.kind
     size = in_bytes(leaf.bytes) if leaf.dtype else ""
-    told = in_memory(leaf.layout, leaf.memory) if leaf.dtype else short(leaf.value)
-    return [leaf.name, what, shape, size, str(leaf.chunks), told]
+    value = in_memory(leaf.layout, leaf.memory) if leaf.dtype else short(leaf.value)
+    return [leaf.name, what, shape, size, str(leaf.chunks), value]
 
 
 def _shown(name: str, value: Any) -> str:

@@ -25,9 +25,9 @@ class Over(NamedTuple):
     reason: str
     lost: Mapping[int, str] = MappingProxyType({})
 
-    def error(self, me: ThisProcess, asked: str) -> ShoalError:
+    def error(self, me: ThisProcess, caller: str) -> ShoalError:
         """Return the exception for a call."""
-        message = f"{me}: {asked}: {self.reason}" if asked else f"{me}: {self.reason}"
+        message = f"{me}: {caller}: {self.reason}" if caller else f"{me}: {self.reason}"
         if issubclass(self.kind, ProcessLostError):
             return self.kind(message, lost=self.lost)
         return self.kind(message)
@@ -59,7 +59,7 @@ class Calls:
 
     def talk(
         self,
-        asked: str,
+        caller: str,
         limit: float,
         exchange: Callable[[Channel], T],
         *,
@@ -77,7 +77,7 @@ class Calls:
           UsageError: this process has left the job.
         """
         if self.over is not None:
-            raise self.over.error(self._me, asked)
+            raise self.over.error(self._me, caller)
         channel: Channel | None = None
         try:
             channel = self._take(limit)
@@ -89,7 +89,7 @@ class Calls:
             self._drop(channel)
             if late is not None and isinstance(error, TimeoutError) and error.errno is None:
                 raise late from None
-            self._end(asked, error)
+            self._end(caller, error)
         except BaseException:
             self._drop(channel)
             raise
@@ -142,12 +142,12 @@ class Calls:
             channel.close()
             self._channels.discard(channel)
 
-    def _end(self, asked: str, error: Exception) -> NoReturn:
+    def _end(self, caller: str, error: Exception) -> NoReturn:
         """Raise the reason why an exchange failed; the watcher may be about to receive it."""
         if isinstance(error, TimeoutError) or not self._is_judged.wait(_VERDICT_S):
             self._lose("it does not answer" if isinstance(error, TimeoutError) else str(error))
         over = self.over or Over(ProcessLostError, "the meeting place is lost")
-        raise over.error(self._me, asked) from None
+        raise over.error(self._me, caller) from None
 
 
 def receive(channel: Channel, limit: float, ticket: int | None = None) -> Frame:

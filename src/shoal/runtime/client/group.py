@@ -39,7 +39,7 @@ class Group:
         return self.members[0]
 
 
-def group_in(coordinator: Coordinator, asked: str, processes: Iterable[int] | None) -> Group:
+def group_in(coordinator: Coordinator, caller: str, processes: Iterable[int] | None) -> Group:
     """Return the group given by an argument `processes`; None: all of the job.
 
     Raises:
@@ -51,9 +51,9 @@ def group_in(coordinator: Coordinator, asked: str, processes: Iterable[int] | No
     (2, 3)
     """
     process, count = coordinator.process, coordinator.num_processes
-    named = group_of(asked, processes)
+    named = group_of(caller, processes)
     if named is None:
         return Group(process, tuple(range(count)), True)
     members = tuple(sorted(map(index_of, named)))
-    raise_all(asked, group_offences(members, process, count))
+    raise_all(caller, group_offences(members, process, count))
     return Group(process, members, len(members) == count)

@@ -88,7 +88,7 @@ class Watched(Protocol):
     def stop(self) -> Stop:
         """The state of preemption notices."""
 
-    def tell_stop(self, told: Told) -> None:
+    def tell_stop(self, report: Told) -> None:
         """Send an answer about stopping, one way."""
 
     def say(self, header: Mapping[str, Any], body: bytes = b"") -> None:
@@ -181,9 +181,9 @@ class Watcher:
             self._watched.stop.wake()
         elif kind == "notice":
             number, process = (whole_field(frame.header, name) for name in ("number", "process"))
-            told = self._watched.stop.hear(number, process, given_of(frame.header))
-            if told is not None:
-                self._watched.tell_stop(told)
+            report = self._watched.stop.hear(number, process, given_of(frame.header))
+            if report is not None:
+                self._watched.tell_stop(report)
         elif kind == "stop":
             self._watched.stop.settle(settled_of(frame))
         elif kind == "trail":

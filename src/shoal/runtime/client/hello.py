@@ -67,9 +67,9 @@ def say_hello(
     address: str, card: Card, timeout_s: float, warn_after_s: float
 ) -> tuple[Channel, Welcome]:
     """Connect, send HELLO, wait for all other processes. See `over_tcp.join`."""
-    asked = f"{card}: cannot join the job at {address}"
+    what = f"{card}: cannot join the job at {address}"
     if card.process < 0 or card.processes < 1 or not timeout_s > 0:
-        raise UsageError(f"{asked}: process ≥ 0, num_processes ≥ 1 and timeout_s > 0 are needed")
+        raise UsageError(f"{what}: process ≥ 0, num_processes ≥ 1 and timeout_s > 0 are needed")
     try:
         split_address(address)
     except UsageError as error:
@@ -81,14 +81,14 @@ def say_hello(
         waiting = _Waiting(address, card, time.monotonic(), limit, warn_after_s)
         channel, frame = _knock(waiting, incarnation, max_body_bytes)
     except TimeoutError:
-        told = f"it accepted the connection, but did not answer within {given_s(timeout_s):g} s"
+        reason = f"it accepted the connection, but did not answer within {given_s(timeout_s):g} s"
     except _Absent as error:
-        told = f"{error.args[0]}; tried for {given_s(timeout_s):g} s{error.args[1]}"
+        reason = f"{error.args[0]}; tried for {given_s(timeout_s):g} s{error.args[1]}"
     except (OSError, FrameError) as error:
-        told = f"the server there closed the connection, or is not a meeting place ({error})"
+        reason = f"the server there closed the connection, or is not a meeting place ({error})"
     else:
-        return channel, _welcome_of(asked, channel, frame, incarnation, max_body_bytes)
-    raise InitializeError(f"{asked}: {told}")
+        return channel, _welcome_of(what, channel, frame, incarnation, max_body_bytes)
+    raise InitializeError(f"{what}: {reason}")
 
 
 class _Absent(Exception):
@@ -120,17 +120,17 @@ def _knock(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tuple[Ch
             address = split_address(waiting.address)
             channel = connect(address, limit, max_body_bytes=max_body_bytes)
         except OSError as error:
-            told = ("nothing listens there", f" ({error})")
+            reason = ("nothing listens there", f" ({error})")
         else:
             frame = _speak(channel, waiting, incarnation)
             if frame is not None:
                 return channel, frame
-            told = ("an earlier job is still ending there, or it is not a meeting place", "")
+            reason = ("an earlier job is still ending there, or it is not a meeting place", "")
         now = time.monotonic()
         if now >= limit:
-            raise _Absent(*told)
+            raise _Absent(*reason)
         if now >= waiting.warn_at:
-            waiting.warn(f"{waiting.address}: {told[0]}")
+            waiting.warn(f"{waiting.address}: {reason[0]}")
         time.sleep(min(pause_s, limit - now))
         pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
@@ -168,14 +168,12 @@ def _hear(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
 
 
 def _welcome_of(
-    asked: str, channel: Channel, frame: Frame, incarnation: str, max_body_bytes: int
+    what: str, channel: Channel, frame: Frame, incarnation: str, max_body_bytes: int
 ) -> Welcome:
     try:
         if text_field(frame.header, "is") != "welcome":
             missing = frame.header.get("missing", [])
-            raise InitializeError(
-                f"{asked}: {frame.body.decode(errors='replace')}", missing=missing
-            )
+            raise InitializeError(f"{what}: {frame.body.decode(errors='replace')}", missing=missing)
         service = text_field(frame.header, "jax_service")
         return Welcome(
             hosts=tuple(json.loads(frame.body)),

@@ -90,15 +90,15 @@ class LocalJob:
         with self._lock:
             number = self._rounds.give()
             for coordinator in self.coordinators:
-                told = coordinator.stop.hear(number, process, given)
-                if told is not None:
-                    self._push_stop(self._rounds.hear(coordinator.process, told))
+                report = coordinator.stop.hear(number, process, given)
+                if report is not None:
+                    self._push_stop(self._rounds.hear(coordinator.process, report))
 
-    def hear_stop(self, process: int, told: Told) -> None:
+    def hear_stop(self, process: int, report: Told) -> None:
         """Take a process's answer about stopping, or its report of a save."""
-        self.tell_launcher(told)
+        self.tell_launcher(report)
         with self._lock:
-            self._push_stop(self._rounds.hear(process, told))
+            self._push_stop(self._rounds.hear(process, report))
 
     def awaited(self) -> tuple[int, ...]:
         """Return the processes that have not answered the open notice."""
@@ -277,19 +277,19 @@ class LocalCoordinator:
         """See `Coordinator.call`."""
         return self._lanes.call(operation, lane, processes, **more)
 
-    def check(self, asked: str = "") -> None:
+    def check(self, caller: str = "") -> None:
         """See `Coordinator.check`."""
-        self._refuse_if_over(asked)
-        self._troubles.check(asked)
+        self._refuse_if_over(caller)
+        self._troubles.check(caller)
 
-    def _refuse_if_over(self, asked: str) -> None:
+    def _refuse_if_over(self, caller: str) -> None:
         if self._has_left:
-            raise UsageError(f"{self._me}: {asked}: this process has left the job")
+            raise UsageError(f"{self._me}: {caller}: this process has left the job")
         for trouble in self._troubles.open():
             if trouble.process == self.process and trouble.state == "lost":
                 self._troubles.tell_all()
                 raise ProcessLostError(
-                    f"{self._me}: {asked}: this process was declared lost: {trouble.words}; "
+                    f"{self._me}: {caller}: this process was declared lost: {trouble.words}; "
                     "others have gone on without it; it must end",
                     lost={self.process: trouble.words},
                 )
@@ -298,9 +298,9 @@ class LocalCoordinator:
         self, processes: Iterable[int] | None = None, *, timeout_s: float
     ) -> Mapping[int, str]:
         """See `Coordinator.stacks`. Threads of all processes: they cannot be told apart."""
-        asked = checked_processes("stacks()", processes, self.num_processes)
+        targets = checked_processes("stacks()", processes, self.num_processes)
         alive = [m.process for m in self._job.members() if m.state == "here"]
-        return dict.fromkeys((process for process in asked if process in alive), stacks())
+        return dict.fromkeys((process for process in targets if process in alive), stacks())
 
     def tell(self, kind: str, words: str) -> None:
         """See `Coordinator.tell`."""
@@ -318,9 +318,9 @@ class LocalCoordinator:
             self._job.give_notice(self.process, given)
         return is_new
 
-    def tell_stop(self, told: Told) -> None:
+    def tell_stop(self, report: Told) -> None:
         """See `Coordinator.tell_stop`."""
-        self._job.hear_stop(self.process, told)
+        self._job.hear_stop(self.process, report)
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
         """See `Coordinator.awaited`."""

@@ -100,14 +100,14 @@ class Coordinator(Protocol):
           UsageError: another thread of this process is in a call of the lane.
         """
 
-    def check(self, asked: str = "") -> None:
+    def check(self, caller: str = "") -> None:
         """Raise if a process is known to be gone, or this process cannot go on. Sends nothing.
 
         It raises again and again until a point with `survivors` was passed: its members have then
         agreed on who is left, and those losses are no longer errors.
 
         Args:
-          asked: what this process is about to do, for the message.
+          caller: what this process is about to do, for the message.
 
         Raises:
           ProcessLostError: a process is dead or unreachable, or the meeting place or JAX's service
@@ -135,7 +135,7 @@ class Coordinator(Protocol):
         Return False if the same notice of this process is open already; nothing is sent then.
         """
 
-    def tell_stop(self, told: Told) -> None:
+    def tell_stop(self, report: Told) -> None:
         """Send an answer of `stop`, one way."""
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:

@@ -84,7 +84,7 @@ class Troubles:
         known = self._acknowledged | self._told
         return [trouble for key, trouble in heard if key not in known]
 
-    def check(self, asked: str) -> None:
+    def check(self, caller: str) -> None:
         """Raise if there is a loss that is not acknowledged.
 
         Raises:
@@ -96,11 +96,11 @@ class Troubles:
         if not troubles:
             return
         self.tell_all()
-        raise self._error_of(asked, troubles)
+        raise self._error_of(caller, troubles)
 
-    def _error_of(self, asked: str, troubles: list[Trouble]) -> ShoalError:
+    def _error_of(self, caller: str, troubles: list[Trouble]) -> ShoalError:
         first = troubles[0]
-        what = f"{self._me}: {asked} cannot go on" if asked else f"{self._me} cannot go on"
+        what = f"{self._me}: {caller} cannot go on" if caller else f"{self._me} cannot go on"
         if first.process is None:
             services = [(t.name, t.words) for t in troubles if t.process is None]
             return service_error(services, what)

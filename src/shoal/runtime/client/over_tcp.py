@@ -224,12 +224,12 @@ class TcpCoordinator:
         """See `Coordinator.call`."""
         return self._lanes.call(operation, lane, processes, **more)
 
-    def check(self, asked: str = "") -> None:
+    def check(self, caller: str = "") -> None:
         """See `Coordinator.check`."""
         if (over := self._calls.over) is not None:
             self._troubles.tell_all()
-            raise over.error(self._me, asked)
-        self._troubles.check(asked)
+            raise over.error(self._me, caller)
+        self._troubles.check(caller)
 
     def tell(self, kind: str, words: str) -> None:
         """See `Coordinator.tell`. Does not raise if the meeting place is gone."""
@@ -250,9 +250,9 @@ class TcpCoordinator:
             self.say({"do": "notice", **given_words(given)})
         return is_new
 
-    def tell_stop(self, told: Told) -> None:
+    def tell_stop(self, report: Told) -> None:
         """See `Coordinator.tell_stop`."""
-        self.say(told_words(told), step_text(told.highest))
+        self.say(told_words(report), step_text(report.highest))
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
         """See `Coordinator.awaited`. Raises as `members` does."""
@@ -265,16 +265,16 @@ class TcpCoordinator:
           DeadlineError: the meeting place did not answer within `timeout_s`.
           ProcessLostError: the meeting place is gone.
         """
-        told = self._ask("members()", {"do": "members"}, timeout_s)
-        return tuple(Member(*row) for row in told["members"])
+        answer = self._ask("members()", {"do": "members"}, timeout_s)
+        return tuple(Member(*row) for row in answer["members"])
 
     def stacks(
         self, processes: Iterable[int] | None = None, *, timeout_s: float
     ) -> Mapping[int, str]:
         """See `Coordinator.stacks`. Raises as `members` does."""
-        asked = checked_processes("stacks()", processes, self.num_processes)
-        told = self._ask("stacks()", {"do": "stacks", "processes": asked}, timeout_s)
-        return {int(process): text for process, text in told["stacks"].items()}
+        targets = checked_processes("stacks()", processes, self.num_processes)
+        answer = self._ask("stacks()", {"do": "stacks", "processes": targets}, timeout_s)
+        return {int(process): text for process, text in answer["stacks"].items()}
 
     def close(self, words: str = "") -> None:
         """See `Coordinator.close`. Calls in which other threads still wait end with an error."""
@@ -306,10 +306,10 @@ class TcpCoordinator:
 
     def be_lost(self, reason: str) -> None:
         """Handle the declaration that this process is lost, which is final."""
-        told = f"this process was declared lost: {reason}; others have gone on without it"
+        fate = f"this process was declared lost: {reason}; others have gone on without it"
         if self._calls.over is None:
             self._troubles.hear(self.process, "", "lost", reason)
-            over = Over(ProcessLostError, f"{told}; it must end", {self.process: reason})
+            over = Over(ProcessLostError, f"{fate}; it must end", {self.process: reason})
             self._calls.hang_up(over)
             self._stop.wake()
 
@@ -350,25 +350,25 @@ class TcpCoordinator:
     def _warn(self, point: Point, facts: Mapping[str, Any], waited_s: float) -> None:
         _LOG.warning("%s", waiting_line(facts, self._me, point, waited_s))
 
-    def _ask(self, asked: str, question: Mapping[str, Any], timeout_s: float) -> Any:
+    def _ask(self, caller: str, question: Mapping[str, Any], timeout_s: float) -> Any:
         """Return the answer to a query, which the server gives at once."""
         limit = time.monotonic() + timeout_s
-        told = f"the meeting place did not answer within {timeout_s:g} s"
-        late = DeadlineError(f"{self._me}: {asked}: {told}", waited_s=timeout_s)
+        reason = f"the meeting place did not answer within {timeout_s:g} s"
+        late = DeadlineError(f"{self._me}: {caller}: {reason}", waited_s=timeout_s)
 
         def exchange(channel: Channel) -> Frame:
             ticket = next(self._tickets)
             channel.send(pack_frame({**question, "ticket": ticket}), limit)
             return receive(channel, limit, ticket)
 
-        return json.loads(self._calls.talk(asked, limit, exchange, late=late).body)
+        return json.loads(self._calls.talk(caller, limit, exchange, late=late).body)
 
     def _abandon(self) -> None:
         """In a forked child: close the copies of the sockets, which would hide the parent's death,
         without shutting down the parent's connections."""
         self._lock = threading.RLock()  # the inherited one may be held
-        told = f"this is a forked child of process {self.process}, no member of the job"
-        self._calls.abandon(Over(UsageError, told))
+        reason = f"this is a forked child of process {self.process}, no member of the job"
+        self._calls.abandon(Over(UsageError, reason))
         self._life.close()
 
 

@@ -71,7 +71,7 @@ def compares_trails(arrive: Arrive) -> Arrive:
     return arrive_with_trail
 
 
-def raise_found(coordinator: Coordinator, asked: str, site: str) -> None:
+def raise_found(coordinator: Coordinator, caller: str, site: str) -> None:
     """Raise a difference found by signs of life, unless a meeting has reported it meanwhile.
 
     Raises:
@@ -79,7 +79,7 @@ def raise_found(coordinator: Coordinator, asked: str, site: str) -> None:
     """
     found = coordinator.trails.take_found()
     if found is not None:
-        point = Point(asked, found.group, site=site)
+        point = Point(caller, found.group, site=site)
         raise _explained(coordinator, point, TrailsDiffer(found.rows, found.lane), _SEARCH_S)
 
 
@@ -126,9 +126,9 @@ def _explained(
                 found, advice = _search(meet, mine, sides, speakers)
         except (ShoalError, ValueError, LookupError):  # that they differ is known anyway
             found = None
-    told = found or [_unexplained(side) for side in sides]
+    shown = found or [_unexplained(side) for side in sides]
     rows: dict[str, list[int]] = {}
-    for text, side in zip(told, sides, strict=False):
+    for text, side in zip(shown, sides, strict=False):
         rows.setdefault(text, []).extend(side.processes)
     return disagreement(heading, rows.items(), advice)
 
@@ -138,8 +138,8 @@ def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail
     if known.lane is not None:
         count = int(str(known.rows[0][0]).partition(":")[0])
         return coordinator.trails.stop_comparing(point, known.lane, count)
-    told = json.dumps(known.rows).encode()
-    base = hashlib.blake2b(told, digest_size=DIGEST_BYTES).hexdigest()
+    versions = json.dumps(known.rows).encode()
+    base = hashlib.blake2b(versions, digest_size=DIGEST_BYTES).hexdigest()
     return coordinator.trails.start_anew(point, base)
 
 
@@ -158,16 +158,16 @@ def _search(
     meet: Meet, mine: Trail | None, sides: Sequence[_Side], speakers: Sequence[int]
 ) -> tuple[Sequence[str] | None, str]:
     """Return each speaker's entry at the first difference, as text, and advice."""
-    told = meet(b"" if mine is None else b"%d" % mine.first_kept)
-    first = max(int(told[process]) for process in speakers)
+    answers = meet(b"" if mine is None else b"%d" % mine.first_kept)
+    first = max(int(answers[process]) for process in speakers)
     number = find_first(meet, None if mine is None else _Calls(mine, first), speakers)
     if number is None:
         return None, ""
     if number < first:
         return None, f"they differ before call {first}: earlier calls are not kept on all"
     entry = None if mine is None else mine.entry(number)
-    told = meet(b"" if entry is None else entry.place.encode(errors="replace"))
-    places = [told[process].decode(errors="replace") for process in speakers]
+    answers = meet(b"" if entry is None else entry.place.encode(errors="replace"))
+    places = [answers[process].decode(errors="replace") for process in speakers]
     if len({*places}) > 1:
         ended = [f"(no call: {side.end} first)" for side in sides]
         return [place or end for place, end in zip(places, ended, strict=False)], _ELSEWHERE

@@ -55,19 +55,19 @@ class HangTimeout:
         `frame` is the main thread's current position in Python, None if the interpreter exits.
         """
         cause = next(iter(troubles.untold()), None)
-        told = cause is None
+        is_reported = cause is None
         cause = cause or next(iter(troubles.open()), None)
         if cause is None or frame is None or progress.is_waiting:
             mark: Hashable = None
         else:
-            mark = (told, progress.since, progress.worked, frame if told else None)
+            mark = (is_reported, progress.since, progress.worked, frame if is_reported else None)
         # Ignore time while this process was suspended.
         passed_s = min(max(0.0, now - self._at), 4 * TICK_S)
         self._waited_s = self._waited_s + passed_s if mark == self._mark else 0.0
         self._mark, self._at = mark, now
         if mark is None or math.isinf(self._abort_after_s):
             return None
-        limit_s = self._timeout_s if told else self._abort_after_s
+        limit_s = self._timeout_s if is_reported else self._abort_after_s
         return cause if self._waited_s >= limit_s else None
 
 
@@ -95,17 +95,17 @@ class HangWatch:
         me = ThisProcess(here.process, here.hosts)
         lines = [
             f"shoal: {me} has not called shoal for {now - progress.since:.0f} s, and "
-            f"{self._told(cause)}: it hangs, and is ended with exit code "
+            f"{self._describe(cause)}: it hangs, and is ended with exit code "
             f"{cause.exit_code}"
         ]
         for trouble in here.troubles.open():
             ago = f"known for {now - trouble.since:.0f} s"
-            lines.append(f"  {self._told(trouble)} ({ago}): {headline_of(trouble.words)}")
+            lines.append(f"  {self._describe(trouble)} ({ago}): {headline_of(trouble.words)}")
         step = "" if progress.step is None else f"step {progress.step}, "
         lines.append(f"  it was last at {step}{progress.place or 'the start of the job'}")
         return "\n".join([*lines, indented(stacks()), ""])
 
-    def _told(self, trouble: Trouble) -> str:
+    def _describe(self, trouble: Trouble) -> str:
         if trouble.process == self._coordinator.process:
             return "it was declared lost"
         return f"{trouble.name} {trouble.fate}"

@@ -97,14 +97,14 @@ def find_host_keeper(
     Raises:
       InitializeError: on all: a keeper cannot be started, or cannot reach JAX's service.
     """
-    told = {}
+    outcome = {}
     if joined.leader == joined.process:
         try:
-            told["address"] = keeper.begin(joined, token, jax_service, limit)
+            outcome["address"] = keeper.begin(joined, token, jax_service, limit)
         except OSError as error:
-            told["trouble"] = str(error)
+            outcome["trouble"] = str(error)
     point = Point("initialize", fingerprint="initialize: host keepers", site=callsite())
-    payload = json.dumps(told).encode() if told else b""
+    payload = json.dumps(outcome).encode() if outcome else b""
     answers = joined.arrive(point, payload, timeout_s=max(0.001, limit - time.monotonic()))
     heard = {process: json.loads(answer) for process, answer in answers.items() if answer}
     troubles = [

@@ -65,12 +65,12 @@ class ServiceLink:
 
     def stay(self, file: int) -> None:
         """Wait until a pipe closes; a line of JSON on it gives the `meeting_place` address."""
-        told = b""
+        received = b""
         while self.wait(file) and (data := os.read(file, 4096)):
-            told += data
-            if told.endswith(b"\n"):
-                self.open(json.loads(told)["meeting_place"])
-                told = b""
+            received += data
+            if received.endswith(b"\n"):
+                self.open(json.loads(received)["meeting_place"])
+                received = b""
         self.close()
 
     def wait(self, *files: int) -> list[int]:

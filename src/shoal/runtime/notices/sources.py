@@ -88,16 +88,16 @@ class Sources:
         offences: list[str] = []
         numbers = [_number(one, offences) for one in _listed("signals", signals, offences)]
         paths = [_path(one, offences) for one in _listed("files", files, offences)]
-        asked = list(_listed("ask", ask, offences))
+        functions = list(_listed("ask", ask, offences))
         offences += [
-            WrongType(f"ask: {one!r} cannot be called") for one in asked if not callable(one)
+            WrongType(f"ask: {one!r} cannot be called") for one in functions if not callable(one)
         ]
         for name, value in (("every_s", every_s), ("grace_s", grace_s)):
             offences += _wrong_seconds(name, value)
         if numbers and threading.current_thread() is not threading.main_thread():
-            told = "signals can only be watched from the main thread; this is thread "
+            text = "signals can only be watched from the main thread; this is thread "
             offences.append(
-                f"{told}{threading.current_thread().name!r}: signals=() leaves them out"
+                f"{text}{threading.current_thread().name!r}: signals=() leaves them out"
             )
         raise_all("watch_notices", offences)
         self.is_set_up = True
@@ -106,7 +106,7 @@ class Sources:
         if numbers:
             self._signals = self._signals or SignalWatch(self._take)
             self._signals.watch(numbers)
-        for one in [*(FileNotice(path, grace_s) for path in paths), *asked]:
+        for one in [*(FileNotice(path, grace_s) for path in paths), *functions]:
             name = f"shoal notices: {_source_of(one)}"
             arguments = (one, every_s)
             threading.Thread(target=self._poll, args=arguments, name=name, daemon=True).start()
@@ -195,20 +195,20 @@ def _listed(name: str, given: Any, offences: list[str]) -> Iterable[Any]:
     return given
 
 
-def _number(asked: Any, offences: list[str]) -> int:
+def _number(given: Any, offences: list[str]) -> int:
     try:
-        number = signal.Signals[asked] if isinstance(asked, str) else signal.Signals(asked)
+        number = signal.Signals[given] if isinstance(given, str) else signal.Signals(given)
     except (KeyError, ValueError):
-        offences.append(f"signals: there is no signal {asked!r}; names are like 'SIGTERM'")
+        offences.append(f"signals: there is no signal {given!r}; names are like 'SIGTERM'")
         return 0
     if number in _UNCATCHABLE:
         offences.append(f"signals: {number.name} cannot be watched by any program")
     return int(number)
 
 
-def _path(asked: Any, offences: list[str]) -> str:
+def _path(given: Any, offences: list[str]) -> str:
     try:
-        return os.path.abspath(local_path(asked, f"files: {asked!r}"))
+        return os.path.abspath(local_path(given, f"files: {given!r}"))
     except UsageError as error:
         is_typed = isinstance(error, UsageTypeError)
         offences.append(WrongType(error) if is_typed else str(error))

@@ -99,14 +99,14 @@ def find_first(meet: Meet, mine: ItemsInOrder | None, speakers: Sequence[int]) -
       mine: this process's items; None if it is not a speaker.
       speakers: the processes whose items are compared.
     """
-    told = meet(b"" if mine is None else b"%d" % len(mine))
-    low, high = 0, max(int(told[process]) for process in speakers)
+    answers = meet(b"" if mine is None else b"%d" % len(mine))
+    low, high = 0, max(int(answers[process]) for process in speakers)
     while high - low > 1:
         pieces = min(_PIECES, high - low)
         cuts = [low + (high - low) * n // pieces for n in range(pieces + 1)]
         brought = b"" if mine is None else b"".join(mine.digest(*cut) for cut in pairwise(cuts))
-        told = meet(brought)
-        versions = [_digests(told[process]) for process in speakers]
+        answers = meet(brought)
+        versions = [_digests(answers[process]) for process in speakers]
         piece = first_difference(versions)
         if piece is None:
             return None
@@ -129,8 +129,8 @@ def find_line(
     shown = ""
     if mine is not None and line is not None:
         shown = Text(line).show(character) if index < len(mine) else ENDED
-    told = meet(_bytes(shown))
-    return index, {process: told[process].decode(errors="replace") for process in speakers}
+    answers = meet(_bytes(shown))
+    return index, {process: answers[process].decode(errors="replace") for process in speakers}
 
 
 def _around(text: str, index: int) -> str:

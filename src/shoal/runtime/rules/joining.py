@@ -188,8 +188,8 @@ class Joining(Generic[To]):
         """End the joining, because what every job needs is gone."""
         if self.is_complete or self.refusal is not None:
             return []
-        told = f"{reason} before all had joined; {listed(self.absent())} never joined"
-        return self._refuse(now, told, self.absent())
+        words = f"{reason} before all had joined; {listed(self.absent())} never joined"
+        return self._refuse(now, words, self.absent())
 
     def tick(self, now: float) -> list[JoinReply[To]]:
         """End the joining at the earliest deadline of the waiting processes."""

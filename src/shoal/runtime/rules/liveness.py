@@ -45,8 +45,8 @@ class Limits(NamedTuple):
     @property
     def words(self) -> dict[str, float | None]:
         """The limits as sent to processes and services: null stands for infinity."""
-        told = {"heartbeat_s": self.heartbeat_s, "lost_after_s": self.lost_after_s}
-        return {name: None if value == math.inf else value for name, value in told.items()}
+        limits = {"heartbeat_s": self.heartbeat_s, "lost_after_s": self.lost_after_s}
+        return {name: None if value == math.inf else value for name, value in limits.items()}
 
     @property
     def tick_s(self) -> float:
@@ -188,13 +188,13 @@ class Liveness(Generic[Key]):
     def _judge(self, now: float, key: Key) -> LivenessVerdict[Key] | None:
         quiet = self._quiet[key]
         silent_s = now - quiet.since
-        told = f"silent for {silent_s:.0f} s"
+        silence = f"silent for {silent_s:.0f} s"
         if now >= quiet.since + self._limit_s(key):
             is_stopped = key in self._stopped
-            words = f"stopped (SIGSTOP?), {told}" if is_stopped else told
+            words = f"stopped (SIGSTOP?), {silence}" if is_stopped else silence
             return LivenessVerdict(key, "lost", words, silent_s)
         if quiet.is_named or now < quiet.since + self._limits.lost_after_s:
             return None
         quiet.is_named = True
         how = "it is stopped" if key in self._stopped else "it may hold the interpreter lock"
-        return LivenessVerdict(key, "silent", f"{told}; {how}", silent_s)
+        return LivenessVerdict(key, "silent", f"{silence}; {how}", silent_s)

@@ -192,10 +192,10 @@ class Meeting(Roster[To]):
         self, now: float, processes: Iterable[int], limit_s: float, to: To, ticket: int
     ) -> list[Reply[To]]:
         """Request stacks; "stacks" is sent to `to` when all have answered, or at the limit."""
-        asked = [p for p in processes if p not in self._gone]
-        if not asked:
+        targets = [p for p in processes if p not in self._gone]
+        if not targets:
             return [Reply(to, ticket, Answer("stacks", {"stacks": {}}))]
-        self._asking.ask((to, ticket), asked, now + limit_s)
+        self._asking.ask((to, ticket), targets, now + limit_s)
         self._next = min(self._next, now + limit_s)
         return []
 
@@ -355,11 +355,11 @@ class Meeting(Roster[To]):
         """Request the stacks of late processes; return whether there is any answer to wait for."""
         if gathering.question is not None or self._stack_grace_s <= 0:
             return False
-        asked = [p for p in gathering.missing(self._gone) if p not in self._gone][:_ASKED]
-        if not asked:
+        targets = [p for p in gathering.missing(self._gone) if p not in self._gone][:_ASKED]
+        if not targets:
             return False
         gathering.deadline = now + self._stack_grace_s
-        gathering.question = self._asking.ask(gathering, asked, gathering.deadline)
+        gathering.question = self._asking.ask(gathering, targets, gathering.deadline)
         return True
 
     def _answered(

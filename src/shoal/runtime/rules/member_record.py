@@ -112,12 +112,12 @@ class Record(Generic[To]):
         waits = self._waits()
         _, place, since = self._last()
         if waits:
-            told = f"waited at {place_text(waits[0].point)} for {now - waits[0].since:.1f} s"
+            text = f"waited at {place_text(waits[0].point)} for {now - waits[0].since:.1f} s"
         elif place:
-            told = f"last at {place}, {now - since:.1f} s before"
+            text = f"last at {place}, {now - since:.1f} s before"
         else:
             return ""
-        return "; " + ("" if self.step is None else f"step {self.step}, ") + told
+        return "; " + ("" if self.step is None else f"step {self.step}, ") + text
 
     def _where(self, now: float) -> str:
         step = "" if self.step is None else f"step {self.step}, "
@@ -128,10 +128,10 @@ class Record(Generic[To]):
         if waits:
             return step + waits
         words, place, since = self._last()
-        told = f"{words} {place}".strip()
-        if told.startswith(step.removesuffix(", ")):
+        text = f"{words} {place}".strip()
+        if text.startswith(step.removesuffix(", ")):
             step = ""  # they are words of its own about the step
-        return f"{step}{told}, {now - since:.1f} s ago"
+        return f"{step}{text}, {now - since:.1f} s ago"
 
     def member(self, now: float) -> Member:
         """Return its state."""

@@ -51,7 +51,7 @@ def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[Trail
     rows = header.get("trails", [])
     if not isinstance(rows, list):
         raise FrameError("field 'trails' is not a list")
-    told = []
+    found = []
     for row in rows:
         if not isinstance(row, list) or len(row) != len(TrailMarks._fields):
             raise FrameError("field 'trails' holds an invalid trail")
@@ -59,8 +59,8 @@ def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[Trail
         if not all(type(text) is str for text in texts):
             raise FrameError("field 'trails' lacks a required text")
         members = None if group is None else _group(group, process, count)
-        told.append(TrailMarks(members, *texts))
-    return told
+        found.append(TrailMarks(members, *texts))
+    return found
 
 
 class Arrival(NamedTuple):
@@ -165,10 +165,10 @@ def given_of(header: Mapping[str, Any]) -> Given:
     )
 
 
-def told_words(told: Told) -> dict[str, Any]:
+def told_words(report: Told) -> dict[str, Any]:
     """Return the header of an answer about stopping; the body is `step_text` of its step."""
-    knows = told.highest is not None
-    return {"do": "stop", "round": told.round, "knows": knows, "saved": told.has_saved}
+    knows = report.highest is not None
+    return {"do": "stop", "round": report.round, "knows": knows, "saved": report.has_saved}
 
 
 def told_of(frame: Frame) -> Told:

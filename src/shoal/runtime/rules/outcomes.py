@@ -59,8 +59,8 @@ class HiddenDifference(DivergenceError):
         self, heading: str, calls: Sequence[tuple[str, Sequence[int]]], digests: Sequence[str]
     ) -> None:
         self.heading, self.calls, self.digests = heading, calls, digests
-        told = self.explained({})
-        super().__init__(str(told), sides=told.sides)
+        plain = self.explained({})
+        super().__init__(str(plain), sides=plain.sides)
 
     def explained(self, lines: Mapping[int, str], advice: str = "") -> DivergenceError:
         """Return the error with the line of each side's first process, if known."""
@@ -75,8 +75,8 @@ def disagreement(
     heading: str, sides: Iterable[tuple[str, Sequence[int]]], advice: str = ""
 ) -> DivergenceError:
     """Return the error that shows each side, as text, and its processes."""
-    rows = [(told, tuple(processes)) for told, processes in sides]
-    lines = [heading, *(f"{listed(processes)}: {told}" for told, processes in rows)]
+    rows = [(side, tuple(processes)) for side, processes in sides]
+    lines = [heading, *(f"{listed(processes)}: {side}" for side, processes in rows)]
     text = "\n  ".join(lines) + (f"\n{advice}" if advice else "")
     return DivergenceError(text, sides=dict(rows))
 
@@ -102,8 +102,8 @@ def error_of(
 
 def service_error(services: Iterable[Sequence[str]], what: str) -> ProcessLostError:
     """Return the exception about lost services; `what` is the operation that failed."""
-    told = "; ".join(f"{name} is lost: {words}" for name, words in services)
-    return ProcessLostError(f"{what}: {told}")
+    text = "; ".join(f"{name} is lost: {words}" for name, words in services)
+    return ProcessLostError(f"{what}: {text}")
 
 
 def gone_error(kind: str, gone: Mapping[int, str], me: ThisProcess, what: str) -> ShoalError:
@@ -111,18 +111,18 @@ def gone_error(kind: str, gone: Mapping[int, str], me: ThisProcess, what: str) -
     cause, words = next(iter(gone.items()))
     others = f" (also gone: {listed(p for p in gone if p != cause)})" if len(gone) > 1 else ""
     if kind == "lost":
-        told = f"{me.name(cause)} is lost: {one_line(words, _MOST_WORDS)}{others}"
-        return ProcessLostError(f"{what}: {told}", lost=gone)
-    told = f"{me.name(cause)} {fate_of(words)}{others}"
+        text = f"{me.name(cause)} is lost: {one_line(words, _MOST_WORDS)}{others}"
+        return ProcessLostError(f"{what}: {text}", lost=gone)
+    text = f"{me.name(cause)} {fate_of(words)}{others}"
     more = particulars_of(words)
-    return PeerFailedError(f"{what}: {told}" + (f"\n{indented(more)}" if more else ""), failed=gone)
+    return PeerFailedError(f"{what}: {text}" + (f"\n{indented(more)}" if more else ""), failed=gone)
 
 
 def waiting_line(facts: Mapping[str, Any], me: ThisProcess, point: Point, waited_s: float) -> str:
     """Return the log line of a long wait."""
-    told = "; ".join([*_told(facts, me), *filter(None, [_more(facts)])])
+    text = "; ".join([*_last_words(facts, me), *filter(None, [_more(facts)])])
     missing = listed(facts["missing"])
-    return f"{me}: {point.place} has waited {waited_s:.0f} s for {missing} [{told}]"
+    return f"{me}: {point.place} has waited {waited_s:.0f} s for {missing} [{text}]"
 
 
 def listed(processes: Iterable[int]) -> str:
@@ -145,16 +145,16 @@ def _deadline_error(
     whose = "its deadline" if by == me.process else f"the deadline of process {by}"
     if me.process in missing:
         ended = f"the wait at {facts['at']} had ended after {timeout_s:g} s"
-        told = f"arrived too late: {ended} ({whose})"
+        summary = f"arrived too late: {ended} ({whose})"
         if also := [process for process in missing if process != me.process]:
-            told += f"; {listed(also)} did not arrive in time either"
+            summary += f"; {listed(also)} did not arrive in time either"
     else:
-        told = f"waited {waited_s:.1f} s until {whose} ({timeout_s:g} s)"
-        told += f"; {listed(missing)} did not arrive in time"
-    lines = [f"{me}: {point.place} {told}"]
+        summary = f"waited {waited_s:.1f} s until {whose} ({timeout_s:g} s)"
+        summary += f"; {listed(missing)} did not arrive in time"
+    lines = [f"{me}: {point.place} {summary}"]
     stacks = {int(process): str(text) for process, text in facts.get("stacks", ())}
-    for (process, _), told in zip(facts["words"], _told(facts, me), strict=False):
-        lines.append(told)
+    for (process, _), line in zip(facts["words"], _last_words(facts, me), strict=False):
+        lines.append(line)
         lines += [f"  {frame}" for frame in innermost(stacks.get(process, ""))]
     if more := _more(facts):
         lines.append(more)
@@ -177,8 +177,8 @@ def _divergence_error(facts: Mapping[str, Any], me: ThisProcess, point: Point) -
         return _sides_error(heading, [MeetingSide(*row) for row in facts["sides"]])
     lines = [f"{me}: {point.place}: processes wait for each other in a cycle{lane}"]
     rows = facts["circle"]
-    lines += [f"{listed(here)} {told} for {listed(awaited)}" for told, here, awaited in rows]
-    sides = {told: tuple(here) for told, here, _ in rows}
+    lines += [f"{listed(here)} {text} for {listed(awaited)}" for text, here, awaited in rows]
+    sides = {text: tuple(here) for text, here, _ in rows}
     return DivergenceError("\n  ".join(lines), sides=sides)
 
 
@@ -195,8 +195,8 @@ def _sides_error(heading: str, sides: Sequence[MeetingSide]) -> DivergenceError:
     is_hidden = len({fingerprint.digest for fingerprint in known}) > 1
     if index is not None and all(index < len(f.lines) or not f.digest for f in known):
         lines = [f.lines[index] if index < len(f.lines) else ENDED for f in known]
-        told = zip(calls, excerpts(lines), strict=True)
-        return disagreement(heading, [(f"{call}: {line}", who) for (call, who), line in told])
+        rows = zip(calls, excerpts(lines), strict=True)
+        return disagreement(heading, [(f"{call}: {line}", who) for (call, who), line in rows])
     if is_hidden and not are_elsewhere:
         return HiddenDifference(heading, calls, [fingerprint.digest for fingerprint in known])
     return disagreement(heading, calls, "" if is_hidden else _NAME_HINT)
@@ -213,15 +213,15 @@ def _calls(
     calls = []
     for side, parts, name, fingerprint in zip(sides, prints, names, fingerprints, strict=True):
         if parts is None:
-            told = f"{name!r}" + (f" [{fingerprint}]" if same_name else "")
+            call = f"{name!r}" + (f" [{fingerprint}]" if same_name else "")
         else:
-            is_told = side.name != parts.operation or (some_unnamed and not parts.site)
-            told = parts.operation + (f" {name!r}" if is_told else "")
-        calls.append((told + (f" at {side.site[:200]}" if side.site else ""), side.processes))
+            is_named = side.name != parts.operation or (some_unnamed and not parts.site)
+            call = parts.operation + (f" {name!r}" if is_named else "")
+        calls.append((call + (f" at {side.site[:200]}" if side.site else ""), side.processes))
     return calls
 
 
-def _told(facts: Mapping[str, Any], me: ThisProcess) -> list[str]:
+def _last_words(facts: Mapping[str, Any], me: ThisProcess) -> list[str]:
     """Return the last words of the first missing processes."""
     return [f"{me.name(process)}: {words}" for process, words in facts["words"][:_LINES]]
 

@@ -72,8 +72,8 @@ def checked(
     name, group, lane, fingerprint, site = point[:5]
     if len(name) + len(lane) + len(fingerprint) + len(site) > _MAX_TEXT:
         lengths = f"name {len(name)}, lane {len(lane)}, fingerprint {len(fingerprint)}"
-        told = f"{lengths}, site {len(site)} characters; {_MAX_TEXT} in total are allowed"
-        offences.append(told)
+        text = f"{lengths}, site {len(site)} characters; {_MAX_TEXT} in total are allowed"
+        offences.append(text)
     if not timeout_s > 0:
         offences.append(f"timeout_s={timeout_s!r} must be a positive number of seconds")
     if len(payload) > MAX_PAYLOAD_BYTES:
@@ -88,7 +88,7 @@ def checked(
     return point._replace(group=None if len(group) == num_processes else group)
 
 
-def group_of(asked: str, processes: Iterable[int] | None) -> tuple[int, ...] | None:
+def group_of(caller: str, processes: Iterable[int] | None) -> tuple[int, ...] | None:
     """Return the processes that a caller names; the indices are `checked` later.
 
     Raises:
@@ -97,13 +97,13 @@ def group_of(asked: str, processes: Iterable[int] | None) -> tuple[int, ...] | N
     if processes is None:
         return None
     if isinstance(processes, str) or not isinstance(processes, Iterable):
-        told = "must be a list of process indices, such as [0, 1]"
-        raise UsageTypeError(f"{asked}: processes={processes!r} {told}")
+        expected = "must be a list of process indices, such as [0, 1]"
+        raise UsageTypeError(f"{caller}: processes={processes!r} {expected}")
     return tuple(processes)
 
 
 def checked_processes(
-    asked: str, processes: Iterable[int] | None, num_processes: int
+    caller: str, processes: Iterable[int] | None, num_processes: int
 ) -> tuple[int, ...]:
     """Return the processes that a query is about, sorted; None: all of the job.
 
@@ -114,7 +114,7 @@ def checked_processes(
         return tuple(range(num_processes))
     group = tuple(sorted({index_of(member) for member in processes}))
     if outside := [member for member in group if not 0 <= member < num_processes]:
-        raise UsageError(f"{asked}: the job has processes 0..{num_processes - 1}, not {outside}")
+        raise UsageError(f"{caller}: the job has processes 0..{num_processes - 1}, not {outside}")
     return group
 
 

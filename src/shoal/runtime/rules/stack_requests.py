@@ -46,10 +46,10 @@ class Asking(Generic[About]):
 
     def ask(self, about: About, processes: Iterable[int], limit: float) -> int:
         """Add a request; return its ticket."""
-        asked = list(processes)
+        targets = list(processes)
         self._tickets += 1
-        self._open[self._tickets] = Question(about, asked, limit)
-        self.to_send += [(self._tickets, process) for process in asked]
+        self._open[self._tickets] = Question(about, targets, limit)
+        self.to_send += [(self._tickets, process) for process in targets]
         return self._tickets
 
     def take(self, ticket: int | None) -> dict[int, str]:

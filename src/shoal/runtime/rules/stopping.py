@@ -92,17 +92,17 @@ class Rounds:
         self.is_open = True
         return self._count
 
-    def hear(self, process: int, told: Told) -> Settled | None:
+    def hear(self, process: int, report: Told) -> Settled | None:
         """Take an answer; return the agreement, once."""
-        if told.round < self._round or process not in self._living:
+        if report.round < self._round or process not in self._living:
             return None  # sent before its rearm, by another thread than that of the rearm
-        if told.round > self._round:
-            self._begin(told.round)
-        self.has_saved |= told.has_saved
-        if told.highest is None:
+        if report.round > self._round:
+            self._begin(report.round)
+        self.has_saved |= report.has_saved
+        if report.highest is None:
             return None
         self.is_open = True
-        self._highest = max(self._highest, told.highest)
+        self._highest = max(self._highest, report.highest)
         self._awaited.discard(process)
         return self._settle()
 

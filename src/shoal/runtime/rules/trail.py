@@ -51,8 +51,8 @@ class TrailEntry(NamedTuple):
         """The specification, with digests of values where known."""
         values = self.values.split("\n") if self.values else []
         first = len(self.spec) - len(values)
-        told = [f": values {value}" if value else "" for value in values]
-        leaves = zip(self.spec[first:], told, strict=True)
+        digests = [f": values {value}" if value else "" for value in values]
+        leaves = zip(self.spec[first:], digests, strict=True)
         return [*self.spec[:first], *(f"{line}{value}" for line, value in leaves)]
 
     def chained(self, before: bytes) -> bytes:

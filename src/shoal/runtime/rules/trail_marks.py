@@ -82,8 +82,8 @@ class Found(NamedTuple):
 
 def lanes_of(lanes: list[LaneTrail]) -> str:
     """Return the part of an arrival about other lanes, after that about its own."""
-    told = [lane for lane in lanes if len(lane.name) <= _MOST_TEXT][-_MOST_LANES:]
-    return "".join(f"\n{lane.text}" for lane in told)
+    kept = [lane for lane in lanes if len(lane.name) <= _MOST_TEXT][-_MOST_LANES:]
+    return "".join(f"\n{lane.text}" for lane in kept)
 
 
 def exact_of(text: str) -> str:
@@ -105,7 +105,7 @@ class SharedMarks:
             versions.setdefault(digest, []).append(process)
             if len(versions) > 1:
                 sides = sorted((who, f"{count}:{digest}") for digest, who in versions.items())
-                return {"trails": [[told, "", "", who] for who, told in sides], "lane": lane}
+                return {"trails": [[mark, "", "", who] for who, mark in sides], "lane": lane}
         return {}
 
 
@@ -117,13 +117,13 @@ class LatestMarks:
         self._holders: dict[Key, dict[int, dict[str, set[int]]]] = {}  # count → digest → processes
         self._found: set[Key] = set()  # reported once
 
-    def hear(self, process: int, told: TrailMarks) -> Found | None:
+    def hear(self, process: int, trail: TrailMarks) -> Found | None:
         """Take the marks of a process; return the first difference that they show, once."""
-        key, marks = told[:3], sorted({*_marks(told.marks)})
-        self._forget(process, told)
+        key, marks = trail[:3], sorted({*_marks(trail.marks)})
+        self._forget(process, trail)
         if key in self._found:
             return None
-        self._last[told.group, told.lane, process] = key, marks
+        self._last[trail.group, trail.lane, process] = key, marks
         holders = self._holders.setdefault(key, {})
         for count, digest in marks:
             holders.setdefault(count, {}).setdefault(digest, set()).add(process)
@@ -134,9 +134,9 @@ class LatestMarks:
                 return Found(*key, [[f"{count}:{digest}", "", "", who] for who, digest in sides])
         return None
 
-    def _forget(self, process: int, told: TrailMarks) -> None:
+    def _forget(self, process: int, trail: TrailMarks) -> None:
         """Drop earlier marks of a process for this trail, or for the one it replaces."""
-        key, marks = self._last.pop((told.group, told.lane, process), ((None, "", ""), []))
+        key, marks = self._last.pop((trail.group, trail.lane, process), ((None, "", ""), []))
         holders = self._holders.get(key, {})
         for count, digest in marks:
             holders[count][digest].discard(process)

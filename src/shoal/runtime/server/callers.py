@@ -168,8 +168,8 @@ def _ask(job: ServedJob, connection: Connection, verb: str, header: Mapping[str,
         job.tell_members(connection, whole_field(header, "ticket"))
     elif verb == "stacks":
         everybody = range(job.num_processes)
-        asked = everybody if header.get("processes") is None else None
-        processes = asked or processes_of(header, "processes", everybody)
+        requested = everybody if header.get("processes") is None else None
+        processes = requested or processes_of(header, "processes", everybody)
         job.ask_stacks(processes, connection, whole_field(header, "ticket"))
     elif verb == "awaited":
         job.tell_awaited(connection, whole_field(header, "ticket"))

@@ -144,10 +144,10 @@ class ServedJob:
         }
         hosts = json.dumps(self.joining.hosts).encode()
         for process in range(self.num_processes):
-            told: dict[str, Any] = {**header, "leader": leader_of.get(process, process)}
+            welcome: dict[str, Any] = {**header, "leader": leader_of.get(process, process)}
             if process in leads:
-                told["keeps"] = leads[process]
-            yield pack_frame(told, hosts)
+                welcome["keeps"] = leads[process]
+            yield pack_frame(welcome, hosts)
 
     # ---- members
 
@@ -161,8 +161,8 @@ class ServedJob:
 
     def hear_trails(self, process: int, trails: Iterable[TrailMarks]) -> None:
         """Take the trails of a process; notify all processes of a difference."""
-        for told in trails:
-            found = self._marks.hear(process, told)
+        for marks in trails:
+            found = self._marks.hear(process, marks)
             if found is not None:
                 header = {"is": "trail", "group": found.group, "lane": found.lane}
                 frame = pack_frame({**header, "base": found.base}, json.dumps(found.rows).encode())
@@ -231,9 +231,9 @@ class ServedJob:
         self._push(self.lives, pack_frame(header))
         self.on_leaving()
 
-    def hear_stop(self, process: int, told: Told) -> None:
+    def hear_stop(self, process: int, report: Told) -> None:
         """Take a process's answer about stopping, or its report of a save."""
-        self._push_stop(self.rounds.hear(process, told))
+        self._push_stop(self.rounds.hear(process, report))
         self.on_leaving()
 
     def _push_stop(self, settled: Settled | None) -> None:
@@ -333,9 +333,9 @@ class ServedJob:
             meeting.hush(process, now - silent_s)
             awake = (p for p in self.lives if not self._liveness.is_quiet(p))
             lowest = min((p for p in awake if not meeting.has_gone(p)), default=process)
-            told = meeting.waiters_for(process) | {lowest}
+            targets = meeting.waiters_for(process) | {lowest}
             header = {"is": "silent", "process": process}
-            self._push(told - {process}, pack_frame(header, words.encode()))
+            self._push(targets - {process}, pack_frame(header, words.encode()))
 
     def _dismiss(self, process: int, words: str) -> None:
         """Tell a lost process, whose connection stands, that it is lost, for when it wakes."""

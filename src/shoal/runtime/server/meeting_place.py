@@ -201,9 +201,9 @@ class MeetingPlace:
 
     def _tell_leaving(self) -> None:
         rounds = self.newest_job.rounds
-        if (told := (rounds.is_open, rounds.has_saved)) != self._told_leaving:
-            self._told_leaving = told
-            self._on_leaving(*told)
+        if (state := (rounds.is_open, rounds.has_saved)) != self._told_leaving:
+            self._told_leaving = state
+            self._on_leaving(*state)
 
     def _is_somebody_here(self) -> bool:
         return bool(self.newest_job.lives) or any(job.lives for job in self._earlier)
@@ -275,8 +275,8 @@ class MeetingPlace:
             kept = job.keep(connection, process, incarnation)
             if kept is not None:
                 host_id, processes = kept
-                told = {"pid": header.get("pid"), "host": job.joining.hosts[process]}
-                self._on_news(keeper=host_id, processes=list(processes), **told)
+                news = {"pid": header.get("pid"), "host": job.joining.hosts[process]}
+                self._on_news(keeper=host_id, processes=list(processes), **news)
                 self._connections.trust(connection, KeeperCaller(job, *kept), max_body_bytes=0)
                 return
         raise FrameError("a keeper of a host that its sender does not lead")

@@ -208,17 +208,17 @@ def _devices(
         raise failure from error
 
 
-def _failure(coordinator: Coordinator, asked: str | None, error: Exception) -> DeviceStartError:
+def _failure(coordinator: Coordinator, requested: str | None, error: Exception) -> DeviceStartError:
     platforms = jax_runtime.platforms()
     found = _FAILED.search(str(error))
-    platform = asked or (found[1] if found else platforms.partition(",")[0])
+    platform = requested or (found[1] if found else platforms.partition(",")[0])
     host = coordinator.hosts[coordinator.process]
     me = ThisProcess(coordinator.process, coordinator.hosts)
     said = (str(error).splitlines() or [""])[0] or type(error).__name__
     kind = platform.upper() if platform else "default"
     is_absent = any(words in str(error) for words in _ABSENT) or not are_attached(platform)
     if is_absent:
-        who = f"JAX_PLATFORMS={platforms}" if platforms and not asked else "the program"
+        who = f"JAX_PLATFORMS={platforms}" if platforms and not requested else "the program"
         return NoDevicesError(
             f"{me}: no {kind} device was found: {said}\n"
             f"{who} requests them: run on a host that has some, with JAX's plugin for them "

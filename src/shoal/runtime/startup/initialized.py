@@ -35,9 +35,9 @@ class Initialized(NamedTuple):
         """Raise InitializeError if these arguments differ from those of the call that joined."""
         now = find_cluster(arguments)[0] if self.is_attached else decide(arguments, os.environ)
         differing = [
-            f"{name}: {_shown(before)} before, {_shown(asked)} now"
+            f"{name}: {_shown(before)} before, {_shown(after)} now"
             for field, name in _COMPARED.items()
-            if (before := getattr(self.cluster, field)) != (asked := getattr(now, field))
+            if (before := getattr(self.cluster, field)) != (after := getattr(now, field))
         ]
         if not differing:
             return

@@ -225,8 +225,8 @@ def _who_is_there(
             token=cluster.token,
             timeout_s=min(_ASK_S, left_of(deadline)),
         ).close()
-    except InitializeError as told:
-        return InitializeError(f"{taken}\nthe process there: {told}")
+    except InitializeError as error:
+        return InitializeError(f"{taken}\nthe process there: {error}")
     return taken
 
 
@@ -239,13 +239,13 @@ def _attached_place(cluster: JobPlace, address: str, deadline: float, key: str) 
         return _Place(address, cluster.jax_service, cluster.token)
     if cluster.process != 0:
         try:
-            told = json.loads(jax_runtime.look_up(key, timeout_s=left_of(deadline)))
+            published = json.loads(jax_runtime.look_up(key, timeout_s=left_of(deadline)))
         except TimeoutError:
             raise InitializeError(
                 "process 0 did not publish the meeting place: did it call shoal.initialize() too?",
                 missing=[0],
             ) from None
-        return _Place(told["address"], address, told["token"])
+        return _Place(published["address"], address, published["token"])
     host = split_address(address)[0]
     bind = cluster.bind_host or _bind_for(host)
     token = cluster.token or secrets.token_hex(16)
@@ -336,8 +336,8 @@ def wait_for_saves(joined: Coordinator, deadline: float) -> None:
             joined.progress.go(point)
         if thread.is_alive():
             me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
-            told = f"shutdown waited {given_s(deadline):g} s for a save that goes on"
-            raise DeadlineError(f"{me}: {told}\n{MORE}", name="shutdown")
+            reason = f"shutdown waited {given_s(deadline):g} s for a save that goes on"
+            raise DeadlineError(f"{me}: {reason}\n{MORE}", name="shutdown")
 
 
 def _bind_for(host: str) -> str:

@@ -36,8 +36,8 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
         raise ProcessLostError(f"{me} cannot go on {doing}: {names}", lost=lost)
     joined.check(doing)  # JAX's service may be lost
     if time.monotonic() >= deadline:
-        told = f"is still {doing} at its deadline ({given_s(deadline):g} s)"
-        raise DeadlineError(f"{me} {told}\n{MORE}", name=doing)
+        state = f"is still {doing} at its deadline ({given_s(deadline):g} s)"
+        raise DeadlineError(f"{me} {state}\n{MORE}", name=doing)
 
 
 def _fate(member: Member) -> str:

@@ -108,14 +108,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not line:
         print(place.last_words(), file=sys.stderr)
         return 1
-    told = json.loads(line) | {"jax_service": ""}
+    addresses = json.loads(line) | {"jax_service": ""}
     link = ServiceLink("JAX's service", os.environ.get("SHOAL_TOKEN", ""))
     if service is not None:
         # Only now: "any free port" might have been the meeting place's.
-        told["jax_service"] = service.start(options.processes, host=options.bind)
-        link.open(told["address"])  # before any process joins, which must learn of its end
+        addresses["jax_service"] = service.start(options.processes, host=options.bind)
+        link.open(addresses["address"])  # before any process joins, which must learn of its end
     with contextlib.suppress(BrokenPipeError):  # process 0 is gone; others may have joined
-        print(json.dumps(told), flush=True)
+        print(json.dumps(addresses), flush=True)
     _stay(place, link)
     link.close()
     if service is not None:

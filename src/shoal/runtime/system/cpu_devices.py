@@ -64,8 +64,8 @@ def cpu_threads(devices: int, env: Mapping[str, str]) -> dict[str, str]:
       env: the environment. A PJRT_NPROC in it is kept, unless shoal has set it.
     """
     given = env.get("PJRT_NPROC", "")
-    asked = [*(env.get(name, "").strip() for name in _VARIABLES), _in_flags(env)]
-    if given and given not in [str(2 * _number(words)) for words in asked]:
+    requested = [*(env.get(name, "").strip() for name in _VARIABLES), _in_flags(env)]
+    if given and given not in [str(2 * _number(words)) for words in requested]:
         return {}
     return {"PJRT_NPROC": str(2 * devices)} if 2 * devices > num_cores() else {}
 

@@ -79,14 +79,14 @@ def exit_words(status: object, place: str = "", handled: BaseException | None = 
     where = f" ({one_line(place, _MAX_PLACE)})" if place else ""
     text = ""
     if status is None or isinstance(status, int):
-        told = f"exited with code {int(status or 0)}{where}"
+        report = f"exited with code {int(status or 0)}{where}"
     else:
         text = text_of(status).strip()
-        told = f"exited: {one_line((text.splitlines() or [''])[0], _MAX_SAID)}{where}"
+        report = f"exited: {one_line((text.splitlines() or [''])[0], _MAX_SAID)}{where}"
     if handled is not None and not isinstance(handled, SystemExit):
         headline, text = failure_of(handled)
-        told = f"{told} while handling {headline}"
-    return f"{told}\n{text[:_MAX_TEXT]}" if len(text.splitlines()) > 1 else told
+        report = f"{report} while handling {headline}"
+    return f"{report}\n{text[:_MAX_TEXT]}" if len(text.splitlines()) > 1 else report
 
 
 def exit_of(error: SystemExit) -> str:
@@ -149,16 +149,16 @@ def stands(frame: FrameType | None) -> str:
 def _headline(error: BaseException, called_at: str) -> str:
     if isinstance(error, SystemExit):
         return headline_of(exit_of(error))
-    told, leaf = _said(error), error
+    text, leaf = _said(error), error
     for _ in range(_MAX_DEPTH):
         if not isinstance(leaf, BaseExceptionGroup):
             break
         leaf = leaf.exceptions[0]
     if leaf is not error:
-        told = f"{told}: {_said(leaf)}"
+        text = f"{text}: {_said(leaf)}"
     (at, other), (at_all, other_of_all) = map(_places, (leaf.__traceback__, error.__traceback__))
     place = at or at_all or called_at or other or other_of_all
-    return told + (f" ({one_line(place, _MAX_PLACE)})" if place else "")
+    return text + (f" ({one_line(place, _MAX_PLACE)})" if place else "")
 
 
 def _said(error: BaseException) -> str:

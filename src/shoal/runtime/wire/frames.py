@@ -58,8 +58,8 @@ def pack_text(header: bytes, body: bytes = b"") -> bytes:
 
 def pack_answer(ticket: int, kind: str, body: bytes = b"") -> bytes:
     """Return `pack_frame({"ticket": ticket, "is": kind}, body)`, fast; ticket 0: without one."""
-    told = b'"is":"%b"}' % kind.encode()
-    return pack_text(b'{"ticket":%d,%b' % (ticket, told) if ticket else b"{" + told, body)
+    field = b'"is":"%b"}' % kind.encode()
+    return pack_text(b'{"ticket":%d,%b' % (ticket, field) if ticket else b"{" + field, body)
 
 
 class FrameReader:
