@@ -11,11 +11,11 @@ from shoal.launch.news import Gone, KeeperNews, News
 from shoal.launch.report import (
     Ending,
     dead_host_keeper,
+    describe_end,
     describe_failure,
     describe_host_keeper,
     exit_code,
     first_failure,
-    how,
 )
 
 CODES = st.sampled_from([0, 1, 3, 70, 71, 72, 73, 74, -6, -9, -15])
@@ -150,15 +150,15 @@ def test_news_are_of_the_newest_job_and_say_who_is_absent():
 
 
 def test_words_and_codes():
-    assert how(Ending(0, 3, 1.0)) == "exit code 3"
-    assert how(Ending(0, 73, 1.0)) == "exit code 73 (deadline exceeded)"
-    assert how(Ending(0, -11, 1.0)) == "killed by SIGSEGV"
-    assert "out-of-memory" in how(Ending(0, -9, 1.0))
-    assert how(Ending(0, -9, None, (signal.SIGTERM, signal.SIGKILL))) == (
+    assert describe_end(Ending(0, 3, 1.0)) == "exit code 3"
+    assert describe_end(Ending(0, 73, 1.0)) == "exit code 73 (deadline exceeded)"
+    assert describe_end(Ending(0, -11, 1.0)) == "killed by SIGSEGV"
+    assert "out-of-memory" in describe_end(Ending(0, -9, 1.0))
+    assert describe_end(Ending(0, -9, None, (signal.SIGTERM, signal.SIGKILL))) == (
         "ended by shoal run with SIGKILL"
     )
-    assert how(Ending(0, -11, None, (signal.SIGTERM,))) == "killed by SIGSEGV"
-    assert how(Ending(0, -63, 1.0)) == "killed by signal 63"
+    assert describe_end(Ending(0, -11, None, (signal.SIGTERM,))) == "killed by SIGSEGV"
+    assert describe_end(Ending(0, -63, 1.0)) == "killed by signal 63"
     assert exit_code(Ending(0, -11, 1.0), ()) == 139
     assert exit_code(Ending(0, 5, 1.0), ()) == 5
     assert exit_code(Ending(0, -15, 1.0, (signal.SIGTERM,)), ()) == 1

@@ -19,7 +19,7 @@ import typer
 
 from shoal import settings
 from shoal.errors import InitializeError, ProcessLostError, UsageError, raise_all
-from shoal.launch.ignored_signals import heeded, ignored_words
+from shoal.launch.ignored_signals import ignored_sigint_line, not_ignored
 from shoal.runtime.system.child_process import Spawned
 from shoal.runtime.wire.frames import address_text, split_address
 
@@ -105,9 +105,9 @@ def coordinator(
     request = _Request(
         *_checked(processes, bind, port, jax_port), given or secrets.token_hex(16), not given
     )
-    for number in heeded([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]):
+    for number in not_ignored([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]):
         signal.signal(number, _end)
-    if words := ignored_words():
+    if words := ignored_sigint_line():
         print(f"shoal coordinator: {words}", file=sys.stderr)
     try:
         while True:
@@ -212,7 +212,7 @@ class _Services:
                 spawned.kill()
                 spawned.wait()
             spawned.stdout.close()
-            spawned.let_go()
+            spawned.detach()
 
 
 def _lost(name: str, code: int, spawned: Spawned) -> ProcessLostError:

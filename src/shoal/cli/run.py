@@ -170,9 +170,9 @@ def check(request: RunRequest) -> _Checked:
 
 def _launch(request: RunRequest) -> int:
     """Check, run, and clean up; return the exit code."""
-    from shoal.launch.ignored_signals import ignored_words
+    from shoal.launch.ignored_signals import ignored_sigint_line
     from shoal.launch.job import Job, JobOrder
-    from shoal.launch.keeper import run_kept
+    from shoal.launch.keeper import run_in_keeper
     from shoal.launch.log_dir import open_log_dir
 
     checked = check(request)
@@ -182,7 +182,7 @@ def _launch(request: RunRequest) -> int:
     if checked.devices is not None:
         said = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
         print(f"shoal run: {said}\n" if said else "", end="", file=sys.stderr)
-    if words := ignored_words():
+    if words := ignored_sigint_line():
         print(f"shoal run: {words}", file=sys.stderr)
     warn_after_s = settings.seconds("SHOAL_WARN_AFTER_S")
     lost_after_s = settings.seconds("SHOAL_LOST_AFTER_S")
@@ -199,7 +199,7 @@ def _launch(request: RunRequest) -> int:
             warn_after_s,
             lost_after_s,
         )
-        return run_kept(lambda orders_fd: Job(order).run(orders_fd))
+        return run_in_keeper(lambda orders_fd: Job(order).run(orders_fd))
 
 
 def _wrong_log_dir(folder: str) -> list[str]:

@@ -11,16 +11,16 @@ import signal
 from collections.abc import Iterable
 
 
-def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+def not_ignored(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
     """Return the signals that are not ignored."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def ignored_words() -> str:
+def ignored_sigint_line() -> str:
     """Return a line about an ignored SIGINT, and how to end this command; "" if not ignored."""
-    if signal.SIGINT in heeded([signal.SIGINT]):
+    if signal.SIGINT in not_ignored([signal.SIGINT]):
         return ""
-    ends = signal.SIGTERM if heeded([signal.SIGTERM]) else signal.SIGKILL
+    ends = signal.SIGTERM if not_ignored([signal.SIGTERM]) else signal.SIGKILL
     kill = "kill" if ends is signal.SIGTERM else f"kill -{ends.name.removeprefix('SIG')}"
     return (
         "SIGINT is ignored, as for a background command of a script: "

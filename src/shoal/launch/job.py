@@ -36,7 +36,7 @@ from shoal.launch.report import (
 from shoal.launch.services import ServiceProcesses
 from shoal.runtime.rules.stopping import REQUEUE
 
-POSTED = "job.json"  # in the log directory, as long as the job runs
+JOB_FILE = "job.json"  # in the log directory, as long as the job runs
 _START_S = 60.0  # time limit for the services to listen
 _LEFTOVERS_S = 1.0  # between SIGTERM and SIGKILL for processes left behind
 _DRAIN_S = 1.0  # for the last output, if an unreachable process holds the pipe open
@@ -69,7 +69,7 @@ class _LauncherDiedError(Exception):
 
 
 class Job:
-    """A job, run once, in a process of its own (`keeper.run_kept`)."""
+    """A job, run once, in a process of its own (`keeper.run_in_keeper`)."""
 
     def __init__(self, order: JobOrder) -> None:
         self._order = order
@@ -128,7 +128,7 @@ class Job:
                 master = f"127.0.0.1:{free_port()}"
                 addresses = Addresses(meeting_place, jax_service, master)
                 self._start_processes(addresses, token)
-                self._post(addresses, token)
+                self._write_job_file(addresses, token)
             elif not self._interrupted:
                 late = f"the meeting place or JAX's service did not start within {_START_S:g} s"
                 self._trouble = self._trouble or late
@@ -162,7 +162,7 @@ class Job:
                 order.command, env, self._loop, shown, log, stdin=order.processes == 1
             )
 
-    def _post(self, addresses: Addresses, token: str) -> None:
+    def _write_job_file(self, addresses: Addresses, token: str) -> None:
         """Write the job's address to the log directory, for observers outside the job.
 
         The file holds the token, with which the job can be controlled, so only this user may read
@@ -176,17 +176,17 @@ class Job:
             "services": self._services.named_pids if self._services else {},
             "processes": [process.popen.pid for process in self._processes.all],
         }
-        temporary = f"{self._posted}.new"
+        temporary = f"{self._job_file}.new"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(file, "w") as stream:
             stream.write(json.dumps(posted) + "\n")
-        os.replace(temporary, self._posted)
+        os.replace(temporary, self._job_file)
 
     @property
-    def _posted(self) -> str:
-        return os.path.join(self._order.log_dir, POSTED)
+    def _job_file(self) -> str:
+        return os.path.join(self._order.log_dir, JOB_FILE)
 
     # Watch.
 
@@ -202,7 +202,7 @@ class Job:
             deadlines = (end_s, self._terminate_at_s, self._kill_at_s, look_s)
             self._loop.turn(min(*deadlines, time.monotonic() + poll_s))
             self._reap()
-            self._give_time()
+            self._extend_time()
             if self._loop.broken and not self._interrupted:
                 self._interrupt(signal.SIGPIPE)  # as `python script | head` ends
             if time.monotonic() >= self._terminate_at_s:
@@ -262,7 +262,7 @@ class Job:
             self._kill_at_s = min(self._kill_at_s, now_s + order.aftermath_s + order.grace_s)
         self._passed_on_s = math.inf
 
-    def _give_time(self) -> None:
+    def _extend_time(self) -> None:
         """Extend the time of processes that took SIGTERM as a notice: they save, then exit.
 
         The sender of the SIGTERM has its own limit, and ends everything when it ends the launcher.
@@ -336,7 +336,7 @@ class Job:
     def _conclude(self) -> int:
         """Report how the job ended, unless it succeeded; return its exit code."""
         with contextlib.suppress(OSError):
-            os.unlink(self._posted)
+            os.unlink(self._job_file)
         news = self._services.news if self._services else News(self._order.processes)
         endings = [process.ending(news.gone.get(process.index)) for process in self._processes.all]
         for log in self._processes.logs:
@@ -348,7 +348,7 @@ class Job:
             complete = len(endings) == self._order.processes
             return (ProcessLostError if complete else InitializeError).exit_code
         if root:
-            return self._blame(root, endings, news)
+            return self._report_root(root, endings, news)
         if not self._order.keeps_logs:
             shutil.rmtree(self._order.log_dir, ignore_errors=True)
         codes = {ending.code for ending in endings}
@@ -362,7 +362,7 @@ class Job:
             self._say(absent)
         return 0
 
-    def _blame(self, root: Ending, endings: Sequence[Ending], news: News) -> int:
+    def _report_root(self, root: Ending, endings: Sequence[Ending], news: News) -> int:
         """Report the first failure; return the exit code of the job."""
         if keeper := dead_host_keeper(root, news.host_keepers.values()):
             code = ProcessLostError.exit_code

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from shoal.launch.descendants import adopt_orphans, kill_all
-from shoal.launch.ignored_signals import heeded
+from shoal.launch.ignored_signals import not_ignored
 
 # Batch systems announce the end of an allocation with SIGUSR1 or SIGUSR2.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -28,7 +28,7 @@ _LAST_RESORT = 3  # this many SIGINTs mean that the keeper itself is stuck
 _WITHIN_S = 5.0
 
 
-def run_kept(job: Callable[[int], int]) -> int:
+def run_in_keeper(job: Callable[[int], int]) -> int:
     """Run `job(orders_fd)` in a keeper and return its exit code.
 
     Args:
@@ -43,7 +43,7 @@ def run_kept(job: Callable[[int], int]) -> int:
     keeper = os.fork()
     if keeper == 0:
         os.close(lifeline_fd)
-        _be_keeper(job, orders_fd)
+        _run_keeper(job, orders_fd)
     os.close(orders_fd)
     try:
         return _wait_for(keeper)
@@ -53,14 +53,14 @@ def run_kept(job: Callable[[int], int]) -> int:
         os.close(lifeline_fd)
 
 
-def _be_keeper(job: Callable[[int], int], orders_fd: int) -> None:
+def _run_keeper(job: Callable[[int], int], orders_fd: int) -> None:
     """Run the job, end what it leaves behind, and always end this process."""
     code = 1
     try:
         # Own session: neither Ctrl-C nor a signal to the launcher's group reaches the keeper, and
         # it may write to the terminal at any time. A handler, not SIG_IGN, which programs inherit.
         os.setsid()
-        for number in heeded(FORWARDED):
+        for number in not_ignored(FORWARDED):
             signal.signal(number, _do_nothing)
         adopt_orphans()
         code = job(orders_fd)
@@ -108,7 +108,7 @@ def _forward_signals(lifeline_fd: int) -> dict[int, Any]:
         with contextlib.suppress(BrokenPipeError):
             os.write(lifeline_fd, bytes([number]))
 
-    return {number: signal.signal(number, forward) for number in heeded(FORWARDED)}
+    return {number: signal.signal(number, forward) for number in not_ignored(FORWARDED)}
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import IO
 
-from shoal.launch.output import Outlet, Voice
+from shoal.launch.output import LineStream, Outlet
 
 _READ_BYTES = 65536
 _WAITING_BYTES = 1 << 20  # with this much unread output, the processes have to wait
@@ -34,7 +34,7 @@ class Loop:
         self._selector = poll()
         self._sources: dict[int, tuple[IO[bytes], Hear, Close]] = {}
         self._never_paused: set[int] = set()
-        self._voices: list[Voice] = []
+        self._voices: list[LineStream] = []
         self._paused = False
         self._woken_fd = _wake_on_child_exit()
         self._selector.register(self._woken_fd, selectors.EVENT_READ, self._wake)
@@ -71,7 +71,7 @@ class Loop:
         if always or not self._paused:
             self._resume(pipe.fileno())
 
-    def listen_to(self, pipe: IO[bytes], voice: Voice) -> None:
+    def listen_to(self, pipe: IO[bytes], voice: LineStream) -> None:
         """Pass `pipe` to a voice, and show its unfinished line when due."""
         self._voices.append(voice)
         self.listen(pipe, voice.hear, voice.close)

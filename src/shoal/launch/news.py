@@ -55,7 +55,7 @@ class News:
         elif "dismissed" in message:
             self._dismissed.add(int(message["dismissed"]))
         elif "gone" in message:
-            self._go(int(message["gone"]), message)
+            self._on_gone(int(message["gone"]), message)
         elif "keeper" in message:
             processes = tuple(map(int, message["processes"]))
             pid, host = int(message["pid"] or 0), str(message["host"])
@@ -92,7 +92,7 @@ class News:
             self.gone.pop(process, None)
             self._dismissed.discard(process)
 
-    def _go(self, process: int, message: Mapping[str, Any]) -> None:
+    def _on_gone(self, process: int, message: Mapping[str, Any]) -> None:
         others = self.joined - {process}
         is_missed = any(p not in self.gone or self.gone[p].state != "left" for p in others)
         self.gone[process] = Gone(

@@ -1,8 +1,8 @@
 """The output of a job's processes: logged for each, shown line by line behind a prefix.
 
-`Outlet` is one of the launcher's own streams. `Log` is one process's file. `Voice` is one stream
-of one process: it cuts bytes into lines. Everything works on bytes, so that any output passes
-through unchanged, decodable or not.
+`Outlet` is one of the launcher's own streams. `Log` is one process's file. `LineStream` is one
+stream of one process: it cuts bytes into lines. Everything works on bytes, so that any output
+passes through unchanged, decodable or not.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Outlet:
         self.terminal = os.isatty(fd)
         self.colour = self.terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
         self.waiting = bytearray()
-        self.open_by: Voice | None = None  # the voice whose unfinished line the cursor is on
+        self.open_by: LineStream | None = None  # the voice whose unfinished line the cursor is on
         self.broken = ""  # why nothing can be written any more
 
     def put(self, data: bytes) -> None:
@@ -103,7 +103,7 @@ class Log:
         self._file.close()
 
 
-class Voice:
+class LineStream:
     """One stream of one process, cut into lines.
 
     A carriage return goes back to the start of its line: of `10%\\r20%\\r` only `20%` is shown. On

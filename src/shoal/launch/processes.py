@@ -15,7 +15,7 @@ from shoal.launch import child
 from shoal.launch.descendants import is_frozen
 from shoal.launch.loop import Loop
 from shoal.launch.news import Gone
-from shoal.launch.output import Log, Outlet, Voice
+from shoal.launch.output import LineStream, Log, Outlet
 from shoal.launch.report import Ending
 from shoal.runtime.rules.stopping import REQUEUE
 
@@ -25,7 +25,7 @@ _TEARDOWN_S = 10.0  # an older traceback did not end the process
 class ChildProcess:
     """One process of the job, and its output."""
 
-    def __init__(self, index: int, popen: subprocess.Popen[bytes], errors: Voice, log: Log):
+    def __init__(self, index: int, popen: subprocess.Popen[bytes], errors: LineStream, log: Log):
         self.index, self.popen, self.errors, self.log = index, popen, errors, log
         self.code: int | None = None
         self.ended_s = math.inf
@@ -118,7 +118,7 @@ class Processes:
             env=dict(env),
             start_new_session=True,
         )
-        words, errors = (Voice(outlet, prefix, log) for outlet, prefix in shown)
+        words, errors = (LineStream(outlet, prefix, log) for outlet, prefix in shown)
         self.all.append(ChildProcess(len(self.all), popen, errors, log))
         loop.listen_to(popen.stdout, words)  # type: ignore[arg-type] # a PIPE is never None
         loop.listen_to(popen.stderr, errors)  # type: ignore[arg-type]

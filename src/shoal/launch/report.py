@@ -101,10 +101,10 @@ def exit_code(root: Ending, endings: Iterable[Ending]) -> int:
     return root.code if root.code >= 0 else 128 - root.code
 
 
-def how(ending: Ending) -> str:
+def describe_end(ending: Ending) -> str:
     """Describe how a process ended."""
     if ending.was_frozen:
-        return f"frozen (by SIGSTOP?), then {how(ending._replace(was_frozen=False))}"
+        return f"frozen (by SIGSTOP?), then {describe_end(ending._replace(was_frozen=False))}"
     if ending.code - 128 in ending.sent:  # it watches that signal, and ended as if it did not
         return f"ended by shoal run with {_signal_name(ending.code - 128)}"
     if -ending.code in ending.sent:
@@ -133,7 +133,7 @@ def describe_failure(
     others: dict[str, list[int]] = {}
     for ending in sorted(endings):
         if ending.process != root.process:
-            others.setdefault(how(ending), []).append(ending.process)
+            others.setdefault(describe_end(ending), []).append(ending.process)
     lines.extend(f"{_names(group)}: {way}" for way, group in others.items())
     if root.log:
         lines.append(f"log of process {root.process}: {root.log}")
@@ -142,10 +142,11 @@ def describe_failure(
             lines,
             f"process {root.process} of {len(endings)} was lost to the others: {_lost(root)}",
         )
-    way = f"could not end by itself, {how(root)}" if root.sent else how(root)
+    way = f"could not end by itself, {describe_end(root)}" if root.sent else describe_end(root)
     sentence = (
         f"process {root.process} of {len(endings)} failed first, "
-        f"{(root.known_failed_s or start_s) - start_s:.1f} s after the start: {way}{_reported_before(root)}"
+        f"{(root.known_failed_s or start_s) - start_s:.1f} s after the start: {way}"
+        f"{_reported_before(root)}"
     )
     reason = _reason(root, words)
     return lines, f"{sentence}{reason}"
@@ -194,11 +195,11 @@ def _rank(ending: Ending) -> int:
 def _lost(ending: Ending) -> str:
     """Describe how a process was lost, and how it ended."""
     if ending.was_frozen or ending.gone is None:
-        return how(ending)
+        return describe_end(ending)
     words = ending.gone.words
     if not ending.gone.is_dismissed:
         words = f"{words.removesuffix(' (killed?)')}, but it lived on"
-    return f"{words}, then {how(ending)}"
+    return f"{words}, then {describe_end(ending)}"
 
 
 def _reported_before(ending: Ending) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from shoal.launch.loop import Loop
 from shoal.launch.news import News
-from shoal.launch.output import Log, Voice
+from shoal.launch.output import LineStream, Log
 
 # (name in messages, module, …); each prints {"address": "host:port"} once it listens.
 _SERVICES = (
@@ -40,7 +40,7 @@ class ServiceProcess:
         self._news = news
         self.address = ""  # empty until it listens
         self.has_notice = self.has_saved = False  # as reported by the meeting place
-        self.errors = Voice(None, b"", log)
+        self.errors = LineStream(None, b"", log)
         self._said = b""
 
     def hear(self, data: bytes, _now_s: float) -> None:

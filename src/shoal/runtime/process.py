@@ -24,7 +24,7 @@ from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.notices.sources import Sources
 from shoal.runtime.rules.deadline import ends_at, left_of
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.stopping import Given
+from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.startup import membership
 from shoal.runtime.startup.device_start import DeviceStart
 from shoal.runtime.startup.initialized import Initialized
@@ -124,7 +124,7 @@ def initialize(
     )
     settings.check_all()
     deadline = _deadline("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
-    patience = HangTimeout.of_settings()
+    hang_timeout = HangTimeout.of_settings()
     if _RECORD.guard is None:
         _RECORD.guard = ExitGuard()
         _RECORD.guard.hook()
@@ -132,10 +132,12 @@ def initialize(
         coordinator()  # raises in a fork, which is no member
         _RECORD.initialized.check_same(arguments)
         return
-    _enter(arguments, deadline, _RECORD.guard, patience)
+    _enter(arguments, deadline, _RECORD.guard, hang_timeout)
 
 
-def _enter(arguments: Arguments, deadline: float, guard: ExitGuard, patience: HangTimeout) -> None:
+def _enter(
+    arguments: Arguments, deadline: float, guard: ExitGuard, hang_timeout: HangTimeout
+) -> None:
     cluster, is_attached = membership.find_cluster(arguments)
     membership.check_in_time(cluster, is_attached=is_attached)
     if not jax_runtime.backend_exists():
@@ -150,14 +152,16 @@ def _enter(arguments: Arguments, deadline: float, guard: ExitGuard, patience: Ha
         )
     except BaseException:
         if membership.is_connecting():
-            guard.distrust_runtime()
+            guard.skip_teardown()
         raise
     _RECORD.initialized = Initialized(arguments, cluster, is_attached, callsite())
     _RECORD.pid, _RECORD.joined = os.getpid(), joined
     if cluster.num_processes > 1:
-        guard.watch(joined, is_idle=jax_runtime.is_idle, leave=_part, parts_together=is_attached)
+        guard.watch(
+            joined, is_idle=jax_runtime.is_idle, leave=_leave_at_exit, parts_together=is_attached
+        )
     if isinstance(joined, TcpCoordinator):
-        joined.watch_main_line(HangWatch(joined, patience).look)
+        joined.watch_main_line(HangWatch(joined, hang_timeout).look)
 
 
 @collective()
@@ -338,7 +342,7 @@ def _is_attached() -> bool:
     return _RECORD.initialized is not None and _RECORD.initialized.is_attached
 
 
-def _give_notice(given: Given) -> bool:
+def _give_notice(given: ReceivedNotice) -> bool:
     return last_coordinator().give_notice(given)  # a signal may arrive while `shutdown` returns
 
 
@@ -364,7 +368,7 @@ def _alone() -> Coordinator:
     return _RECORD.alone
 
 
-def _part(words: str) -> None:
+def _leave_at_exit(words: str) -> None:
     """Leave at the end of the program: JAX first, because its service ends with the job."""
     joined = _RECORD.joined
     if joined is None:

@@ -33,7 +33,7 @@ from shoal.errors import (
 )
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.preemption import exit_code_with, preempted_with
-from shoal.runtime.rules.stopping import Given
+from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.system import fault_points
 
 WORDS = np.arange(1 << 20, dtype=np.float32)  # large enough to be shared
@@ -124,7 +124,7 @@ def test_survivors_that_are_told_to_leave_save_and_ask_to_be_started_again(tmp_p
             return None
         alive = live_with(coordinator, timeout_s=PATIENCE_S)
         if coordinator.process == 2:
-            coordinator.give_notice(Given("maintenance", "a test", deadline_s=500.0))
+            coordinator.give_notice(ReceivedNotice("maintenance", "a test", deadline_s=500.0))
         with Checkpoints(tmp_path, coordinator=coordinator, processes=alive) as ckpts:
             step = 0
             while not preempted_with(coordinator, step):

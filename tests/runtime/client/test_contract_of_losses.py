@@ -123,7 +123,7 @@ def test_who_cannot_finish_what_it_computes_knows_why(make_job, monkeypatch):
     job.kill(1)
     job.until_known(0, [1])
     first = job.coordinators[0]
-    assert first.troubles.untold() != []
+    assert first.troubles.unreported() != []
     with pytest.raises(ProcessLostError, match="finishing what it computed"):
         wait_until_idle(first, time.monotonic() + LONG_S)
-    assert first.troubles.untold() == []  # it is left alone to save its work
+    assert first.troubles.unreported() == []  # it is left alone to save its work

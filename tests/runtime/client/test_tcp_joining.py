@@ -225,7 +225,9 @@ def test_who_is_declared_lost_learns_it_in_its_wait(fresh_place, come, run_all):
     def declare():
         while not first.members(timeout_s=20)[1].is_waiting:
             pass
-        second.be_lost("silent for 60 s")  # what the watcher does when the meeting place says so
+        second.on_declared_lost(
+            "silent for 60 s"
+        )  # what the watcher does when the meeting place says so
 
     _, error = run_all(declare, lambda: _error_of(lambda: second.arrive(Point("x"), timeout_s=20)))
     assert type(error) is ProcessLostError

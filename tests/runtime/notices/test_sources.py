@@ -13,7 +13,7 @@ import pytest
 
 from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime.notices.sources import FileNotice, Sources
-from shoal.runtime.rules.stopping import Given
+from shoal.runtime.rules.stopping import ReceivedNotice
 
 PATIENCE_S = 60.0
 
@@ -42,7 +42,7 @@ def test_a_file_that_appears_is_a_notice_each_time(heard, tmp_path):
     whole = tmp_path / "whole"
     whole.write_text("the queue is drained\nand more\n")
     whole.rename(path)
-    first = Given("the queue is drained", f"file {path}", 30.0)
+    first = ReceivedNotice("the queue is drained", f"file {path}", 30.0)
     assert box.get(timeout=PATIENCE_S) == first
 
 
@@ -82,7 +82,11 @@ def test_an_answer_that_stays_is_one_notice(heard):
     assert has_ended.wait(PATIENCE_S)
     source = cloud.__qualname__
     given = [box.get(timeout=PATIENCE_S) for _ in range(3)]
-    assert given == [Given("soon", source), Given("soon", source), Given("later", source, 7.5)]
+    assert given == [
+        ReceivedNotice("soon", source),
+        ReceivedNotice("soon", source),
+        ReceivedNotice("later", source, 7.5),
+    ]
     assert box.empty()
 
 
@@ -98,7 +102,7 @@ def test_a_function_that_raises_is_logged_once_and_asked_again(heard, shoal_log)
 
     cloud.source = "my cloud"
     watch(sources, ask=[cloud])
-    assert box.get(timeout=PATIENCE_S) == Given("at last", "my cloud")
+    assert box.get(timeout=PATIENCE_S) == ReceivedNotice("at last", "my cloud")
     assert shoal_log.lines[0] == ("WARNING", "notices: my cloud: OSError: no such host")
     assert len(shoal_log.lines) == 1
 

@@ -102,9 +102,9 @@ def test_a_meeting_place_that_is_given_up_tells_those_who_wait():
 
 def test_a_wrong_token_hurts_nobody_else_but_is_mentioned():
     joining = Joining(2, token="right")
-    assert joining.stranger({"token": "right"}, "1.2.3.4") is None
+    assert joining.token_refusal({"token": "right"}, "1.2.3.4") is None
     for token in ("", "wrong", "\udc80", "rightt"):
-        assert "token is wrong" in joining.stranger({"token": token, "process": 1}, "1.2.3.4")
+        assert "token is wrong" in joining.token_refusal({"token": token, "process": 1}, "1.2.3.4")
     joining.hello(0.0, hello(0, num_processes=2), "a")
     [reply] = joining.tick(10.0)
     assert "refused for a wrong token: process 1 from 1.2.3.4" in reply.refusal
@@ -112,7 +112,7 @@ def test_a_wrong_token_hurts_nobody_else_but_is_mentioned():
 
 
 def test_a_token_that_is_not_required_is_not_asked_for():
-    assert Joining(2).stranger({"token": "whatever"}, "1.2.3.4") is None
+    assert Joining(2).token_refusal({"token": "whatever"}, "1.2.3.4") is None
 
 
 def test_when_all_are_here_another_one_is_refused_alone():
@@ -131,12 +131,12 @@ def test_a_refusal_is_spent_when_all_have_heard_it_or_after_a_while(timeout_s, s
     joining = Joining(3)
     joining.hello(0.0, hello(0, timeout_s=timeout_s), "a")
     joining.hello(0.0, hello(1, num_processes=2, timeout_s=400), "b")
-    assert not joining.is_spent(stands_s - 0.1)
-    assert [joining.has_told(process) for process in range(3)] == [True, True, False]
-    assert joining.is_spent(stands_s)
+    assert not joining.is_finished(stands_s - 0.1)
+    assert [joining.was_refused(process) for process in range(3)] == [True, True, False]
+    assert joining.is_finished(stands_s)
     joining.hello(1.0, hello(2), "c")
-    assert joining.is_spent(1.0)
-    assert not Joining(1).is_spent(1e9)
+    assert joining.is_finished(1.0)
+    assert not Joining(1).is_finished(1e9)
 
 
 def test_a_hello_needs_all_its_fields():

@@ -99,7 +99,7 @@ def gc(
     if as_json:
         print_json(results)
     else:
-        _tell(results, "would go" if dry_run else "are gone")
+        _print_results(results, "would go" if dry_run else "are gone")
     if code:
         raise typer.Exit(code)
 
@@ -141,7 +141,7 @@ def _size(entry: FoundCheckpoint, name: str) -> int:
         return 0
 
 
-def _tell(results: list[dict[str, Any]], verb: str) -> None:
+def _print_results(results: list[dict[str, Any]], verb: str) -> None:
     for one in results:
         name = one["path"] if one["step"] is None else f"step {one['step']}"
         if "problem" in one:

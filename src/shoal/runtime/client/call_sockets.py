@@ -11,14 +11,14 @@ from shoal.errors import ProcessLostError, ShoalError
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import Frame, pack_frame, split_address
-from shoal.runtime.wire.unix_socket import connect_near
+from shoal.runtime.wire.unix_socket import connect_unix
 
 T = TypeVar("T")
 
 _VERDICT_S = 0.5  # a call's connection may close just before the reason arrives
 
 
-class Over(NamedTuple):
+class Closed(NamedTuple):
     """Why the pool is closed: no call can succeed any more."""
 
     kind: type[ShoalError]
@@ -46,7 +46,7 @@ class Calls:
         max_body_bytes: int,
         lose: Callable[[str], None],
     ) -> None:
-        self.over: Over | None = None
+        self.closed: Closed | None = None
         self._address = address
         self._near = near  # cleared once it fails to open: the server is on another host
         self._introduction = pack_frame(introduction)
@@ -57,7 +57,7 @@ class Calls:
         self._channels: set[Channel] = set()
         self._free: list[Channel] = []
 
-    def talk(
+    def run(
         self,
         caller: str,
         limit: float,
@@ -76,8 +76,8 @@ class Calls:
           ProcessLostError: the meeting place is gone, or this process was declared lost.
           UsageError: this process has left the job.
         """
-        if self.over is not None:
-            raise self.over.error(self._me, caller)
+        if self.closed is not None:
+            raise self.closed.error(self._me, caller)
         channel: Channel | None = None
         try:
             channel = self._take(limit)
@@ -94,13 +94,13 @@ class Calls:
             self._drop(channel)
             raise
         self._free.append(channel)
-        if self.over is not None:  # closed meanwhile by another thread
+        if self.closed is not None:  # closed meanwhile by another thread
             self._drop(channel)
         return result
 
-    def hang_up(self, why: Over) -> None:
+    def close_all(self, why: Closed) -> None:
         """Close all connections. Those in use are shut down, and closed by their threads."""
-        self.over = self.over or why
+        self.closed = self.closed or why
         self._is_judged.set()
         free, self._free = self._free, []
         for channel in free:
@@ -108,9 +108,9 @@ class Calls:
         for channel in tuple(self._channels):
             channel.shut()
 
-    def abandon(self, why: Over) -> None:
+    def abandon(self, why: Closed) -> None:
         """In a forked child: close the copies without shutting down the parent's connections."""
-        self.over = self.over or why
+        self.closed = self.closed or why
         for channel in self._channels:
             channel.close()
 
@@ -131,7 +131,7 @@ class Calls:
     def _connect(self, limit: float) -> Channel:
         if self._near:
             try:
-                return Channel(connect_near(self._near), max_body_bytes=self._max_body_bytes)
+                return Channel(connect_unix(self._near), max_body_bytes=self._max_body_bytes)
             except OSError:
                 self._near = ""
         address = split_address(self._address)
@@ -146,8 +146,8 @@ class Calls:
         """Raise the reason why an exchange failed; the watcher may be about to receive it."""
         if isinstance(error, TimeoutError) or not self._is_judged.wait(_VERDICT_S):
             self._lose("it does not answer" if isinstance(error, TimeoutError) else str(error))
-        over = self.over or Over(ProcessLostError, "the meeting place is lost")
-        raise over.error(self._me, caller) from None
+        closed = self.closed or Closed(ProcessLostError, "the meeting place is lost")
+        raise closed.error(self._me, caller) from None
 
 
 def receive(channel: Channel, limit: float, ticket: int | None = None) -> Frame:

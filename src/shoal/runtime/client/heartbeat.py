@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol
 
 from shoal.runtime.client.known_losses import TICK_S, Troubles
 from shoal.runtime.client.progress import Progress
-from shoal.runtime.rules.messages import given_of, settled_of
+from shoal.runtime.rules.messages import notice_of, stop_agreement_of
 from shoal.runtime.rules.outcomes import ThisProcess
-from shoal.runtime.rules.stopping import Stop, Told
+from shoal.runtime.rules.stopping import Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.rules.trail_marks import Found
 from shoal.runtime.system.stacks import stacks
@@ -30,19 +30,19 @@ from shoal.runtime.wire.frames import Frame, text_field, whole_field
 _LOG = logging.getLogger("shoal")
 
 
-class Rhythm(NamedTuple):
+class HeartbeatTiming(NamedTuple):
     """Interval between signs of life, and how long they may be absent, seconds."""
 
     heartbeat_s: float
     lost_after_s: float
 
 
-class Echo:
+class SilenceDetector:
     """Detect a silent peer, counting only the time during which this process ran.
 
     >>> echo = Echo(10.0)
     >>> echo.sent(100.0)
-    >>> echo.overslept(60.0)  # this process was stopped for a minute
+    >>> echo.suspended(60.0)  # this process was stopped for a minute
     >>> echo.due
     170.0
     """
@@ -64,7 +64,7 @@ class Echo:
         """A frame arrived; everything sent before counts as answered."""
         self._since = math.inf
 
-    def overslept(self, late_s: float) -> None:
+    def suspended(self, late_s: float) -> None:
         """This process woke up later than intended, by so many seconds."""
         self._since += late_s
 
@@ -88,7 +88,7 @@ class Watched(Protocol):
     def stop(self) -> Stop:
         """The state of preemption notices."""
 
-    def tell_stop(self, report: Told) -> None:
+    def tell_stop(self, report: StopReport) -> None:
         """Send an answer about stopping, one way."""
 
     def say(self, header: Mapping[str, Any], body: bytes = b"") -> None:
@@ -97,19 +97,21 @@ class Watched(Protocol):
     def lose(self, reason: str) -> None:
         """Handle the loss of the meeting place."""
 
-    def be_lost(self, reason: str) -> None:
+    def on_declared_lost(self, reason: str) -> None:
         """Handle the declaration that this process is lost."""
 
 
 class Watcher:
     """Serves the connection that lives as long as the process, and closes it at the end."""
 
-    def __init__(self, life: Channel, rhythm: Rhythm, me: ThisProcess, watched: Watched) -> None:
+    def __init__(
+        self, life: Channel, rhythm: HeartbeatTiming, me: ThisProcess, watched: Watched
+    ) -> None:
         self._life = life
         self._rhythm = rhythm
         self._me = me
         self._watched = watched
-        self._echo = Echo(rhythm.lost_after_s)
+        self._echo = SilenceDetector(rhythm.lost_after_s)
         self._has_left = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal watcher", daemon=True)
         self.look: Callable[[float], None] = lambda now: None  # called every TICK_S in trouble
@@ -152,7 +154,7 @@ class Watcher:
             now = time.monotonic()
             # Exclude time in which this process did not run, or its interpreter lock was held.
             if now - due > TICK_S:
-                self._echo.overslept(now - due)
+                self._echo.suspended(now - due)
             if frame is not None:
                 self._echo.heard()
                 if not self._on_frame(frame):
@@ -181,11 +183,11 @@ class Watcher:
             self._watched.stop.wake()
         elif kind == "notice":
             number, process = (whole_field(frame.header, name) for name in ("number", "process"))
-            report = self._watched.stop.hear(number, process, given_of(frame.header))
+            report = self._watched.stop.hear(number, process, notice_of(frame.header))
             if report is not None:
                 self._watched.tell_stop(report)
         elif kind == "stop":
-            self._watched.stop.settle(settled_of(frame))
+            self._watched.stop.settle(stop_agreement_of(frame))
         elif kind == "trail":
             group, lane = frame.header.get("group"), text_field(frame.header, "lane")
             members = None if group is None else tuple(group)
@@ -204,6 +206,6 @@ class Watcher:
             body = text.encode(errors="replace")
             self._watched.say({**answer, **self._watched.progress.beat()}, body)
         elif kind == "lost":
-            self._watched.be_lost(words)
+            self._watched.on_declared_lost(words)
             return False
         return True  # an echo, or a verb of a newer meeting place

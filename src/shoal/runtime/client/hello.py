@@ -48,7 +48,7 @@ class Welcome(NamedTuple):
     near: str  # name of the Unix socket for processes on the server's host; empty: none
 
 
-class Card(NamedTuple):
+class Identity(NamedTuple):
     """The identity that a process presents."""
 
     process: int
@@ -63,8 +63,8 @@ class Card(NamedTuple):
         return f"process {self.process} of {self.processes} ({self.host})"
 
 
-def say_hello(
-    address: str, card: Card, timeout_s: float, warn_after_s: float
+def handshake(
+    address: str, card: Identity, timeout_s: float, warn_after_s: float
 ) -> tuple[Channel, Welcome]:
     """Connect, send HELLO, wait for all other processes. See `over_tcp.join`."""
     what = f"{card}: cannot join the job at {address}"
@@ -79,10 +79,10 @@ def say_hello(
     incarnation = os.urandom(8).hex()
     try:
         waiting = _Waiting(address, card, time.monotonic(), limit, warn_after_s)
-        channel, frame = _knock(waiting, incarnation, max_body_bytes)
+        channel, frame = _retry_hello(waiting, incarnation, max_body_bytes)
     except TimeoutError:
         reason = f"it accepted the connection, but did not answer within {given_s(timeout_s):g} s"
-    except _Absent as error:
+    except _NoMeetingPlace as error:
         reason = f"{error.args[0]}; tried for {given_s(timeout_s):g} s{error.args[1]}"
     except (OSError, FrameError) as error:
         reason = f"the server there closed the connection, or is not a meeting place ({error})"
@@ -91,7 +91,7 @@ def say_hello(
     raise InitializeError(f"{what}: {reason}")
 
 
-class _Absent(Exception):
+class _NoMeetingPlace(Exception):
     """No meeting place accepted a HELLO for this job by the deadline."""
 
 
@@ -99,7 +99,7 @@ class _Waiting:
     """A wait for the other processes: its deadline, and one log line once it is long."""
 
     def __init__(
-        self, address: str, card: Card, began: float, limit: float, warn_after_s: float
+        self, address: str, card: Identity, began: float, limit: float, warn_after_s: float
     ) -> None:
         self.address, self.card, self.limit = address, card, limit
         self.warn_at = began + warn_after_s  # inf once logged
@@ -111,7 +111,7 @@ class _Waiting:
         self.warn_at = math.inf
 
 
-def _knock(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tuple[Channel, Frame]:
+def _retry_hello(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tuple[Channel, Frame]:
     """Send HELLO repeatedly until the deadline: the meeting place may start later than this
     process, and that of an earlier job at the same address may be about to end."""
     pause_s, limit = _FIRST_PAUSE_S, waiting.limit
@@ -122,25 +122,25 @@ def _knock(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tuple[Ch
         except OSError as error:
             reason = ("nothing listens there", f" ({error})")
         else:
-            frame = _speak(channel, waiting, incarnation)
+            frame = _send_hello(channel, waiting, incarnation)
             if frame is not None:
                 return channel, frame
             reason = ("an earlier job is still ending there, or it is not a meeting place", "")
         now = time.monotonic()
         if now >= limit:
-            raise _Absent(*reason)
+            raise _NoMeetingPlace(*reason)
         if now >= waiting.warn_at:
             waiting.warn(f"{waiting.address}: {reason[0]}")
         time.sleep(min(pause_s, limit - now))
         pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
 
-def _speak(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame | None:
+def _send_hello(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame | None:
     """Send HELLO and wait for the answer. None: the meeting place is shutting down."""
     began, limit = time.monotonic(), waiting.limit + _MARGIN_S
     try:
         channel.send(_hello_frame(waiting.card, incarnation, waiting.limit), limit)
-        frame = _hear(channel, waiting, limit)
+        frame = _await_welcome(channel, waiting, limit)
     except BaseException as error:
         channel.close()
         if isinstance(error, ConnectionError) and time.monotonic() < began + _ENDING_S:
@@ -152,7 +152,7 @@ def _speak(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame | Non
     return None
 
 
-def _hear(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
+def _await_welcome(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
     """Wait for the answer; if that takes long, query and log the missing processes."""
     try:
         return channel.receive(min(limit, waiting.warn_at))
@@ -191,7 +191,7 @@ def _welcome_of(
         raise
 
 
-def _hello_frame(card: Card, incarnation: str, limit: float) -> bytes:
+def _hello_frame(card: Identity, incarnation: str, limit: float) -> bytes:
     hello: dict[str, Any] = card._asdict()
     if card.versions is None:
         hello["versions"] = _versions()

@@ -23,7 +23,7 @@ from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.messages import Abandoned, beat_of
 from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
-from shoal.runtime.rules.stopping import Given, Rounds, Settled, Stop, Told
+from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, Stop, StopAgreement, StopReport
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.rules.trail_marks import LatestMarks
 from shoal.runtime.system.stacks import stacks
@@ -65,7 +65,7 @@ class LocalJob:
         self._meeting: Meeting[_Mailbox] = Meeting(hosts, clock())
         self._rounds = Rounds(num_processes)
         self._marks = LatestMarks()
-        self.tell_launcher: Callable[[Given | Told], None] = lambda said: None
+        self.tell_launcher: Callable[[ReceivedNotice | StopReport], None] = lambda said: None
         self.coordinators = tuple(LocalCoordinator(self, i) for i in range(num_processes))
 
     def lose(self, process: int, reason: str = "its connection closed") -> None:
@@ -76,7 +76,7 @@ class LocalJob:
         """Mark a process as gone: "left", "failed" or "lost"."""
         with self._lock:
             self._deliver(self._meeting.depart(self.clock(), process, state, words))
-            words = self._meeting.epitaph(process)
+            words = self._meeting.departure_reason(process)
         if state != "left":
             for coordinator in self.coordinators:
                 coordinator.troubles.hear(process, "", state, words)
@@ -84,7 +84,7 @@ class LocalJob:
         with self._lock:
             self._push_stop(self._rounds.depart(process))
 
-    def give_notice(self, process: int, given: Given) -> None:
+    def give_notice(self, process: int, given: ReceivedNotice) -> None:
         """Pass a preemption notice of one process on to all."""
         self.tell_launcher(given)
         with self._lock:
@@ -94,7 +94,7 @@ class LocalJob:
                 if report is not None:
                     self._push_stop(self._rounds.hear(coordinator.process, report))
 
-    def hear_stop(self, process: int, report: Told) -> None:
+    def hear_stop(self, process: int, report: StopReport) -> None:
         """Take a process's answer about stopping, or its report of a save."""
         self.tell_launcher(report)
         with self._lock:
@@ -105,7 +105,7 @@ class LocalJob:
         with self._lock:
             return self._rounds.awaited
 
-    def _push_stop(self, settled: Settled | None) -> None:
+    def _push_stop(self, settled: StopAgreement | None) -> None:
         if settled is not None:
             for coordinator in self.coordinators:
                 coordinator.stop.settle(settled)
@@ -287,7 +287,7 @@ class LocalCoordinator:
             raise UsageError(f"{self._me}: {caller}: this process has left the job")
         for trouble in self._troubles.open():
             if trouble.process == self.process and trouble.state == "lost":
-                self._troubles.tell_all()
+                self._troubles.mark_all_reported()
                 raise ProcessLostError(
                     f"{self._me}: {caller}: this process was declared lost: {trouble.words}; "
                     "others have gone on without it; it must end",
@@ -311,14 +311,14 @@ class LocalCoordinator:
         else:
             raise UsageError(f"tell({kind!r}): the kinds are 'failed' and 'doing'")
 
-    def give_notice(self, given: Given) -> bool:
+    def give_notice(self, given: ReceivedNotice) -> bool:
         """See `Coordinator.give_notice`."""
         is_new = self._stop.offers(given)
         if is_new:
             self._job.give_notice(self.process, given)
         return is_new
 
-    def tell_stop(self, report: Told) -> None:
+    def tell_stop(self, report: StopReport) -> None:
         """See `Coordinator.tell_stop`."""
         self._job.hear_stop(self.process, report)
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.rules.point import Member, Point
-from shoal.runtime.rules.stopping import Given, Stop, Told
+from shoal.runtime.rules.stopping import ReceivedNotice, Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 
 
@@ -129,13 +129,13 @@ class Coordinator(Protocol):
         The text of a failure begins with a headline, see `failure_words`; a traceback may follow.
         """
 
-    def give_notice(self, given: Given) -> bool:
+    def give_notice(self, given: ReceivedNotice) -> bool:
         """Report a preemption notice one way: all processes will stop at one step.
 
         Return False if the same notice of this process is open already; nothing is sent then.
         """
 
-    def tell_stop(self, report: Told) -> None:
+    def tell_stop(self, report: StopReport) -> None:
         """Send an answer of `stop`, one way."""
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:

@@ -65,7 +65,7 @@ class Troubles:
         """Record that an error naming these is about to be raised in the main thread."""
         self._told.update(gone)
 
-    def tell_all(self) -> None:
+    def mark_all_reported(self) -> None:
         """Record that an error naming all losses is about to be raised in the main thread."""
         self._told.update(tuple(self._heard))
 
@@ -78,7 +78,7 @@ class Troubles:
         heard = tuple(self._heard.items())
         return [trouble for key, trouble in heard if key not in self._acknowledged]
 
-    def untold(self) -> list[Trouble]:
+    def unreported(self) -> list[Trouble]:
         """Return the losses that no error has named yet, oldest first."""
         heard = tuple(self._heard.items())
         known = self._acknowledged | self._told
@@ -95,7 +95,7 @@ class Troubles:
         troubles = self.open()
         if not troubles:
             return
-        self.tell_all()
+        self.mark_all_reported()
         raise self._error_of(caller, troubles)
 
     def _error_of(self, caller: str, troubles: list[Trouble]) -> ShoalError:

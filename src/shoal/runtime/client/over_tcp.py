@@ -24,9 +24,9 @@ from shoal import settings
 from shoal.errors import DeadlineError, ProcessLostError, UsageError
 from shoal.runtime.client.answers import conclude
 from shoal.runtime.client.arrival_frames import answer_of, arrival_header
-from shoal.runtime.client.call_sockets import Calls, Over, receive
-from shoal.runtime.client.heartbeat import Rhythm, Watcher
-from shoal.runtime.client.hello import Card, Welcome, say_hello
+from shoal.runtime.client.call_sockets import Calls, Closed, receive
+from shoal.runtime.client.heartbeat import HeartbeatTiming, Watcher
+from shoal.runtime.client.hello import Identity, Welcome, handshake
 from shoal.runtime.client.hello import host_id as this_host
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.lanes import Lanes, Scope
@@ -35,14 +35,14 @@ from shoal.runtime.client.trail_search import compares_trails
 from shoal.runtime.rules.gathering import Answer
 from shoal.runtime.rules.messages import (
     Abandoned,
-    abandoned_words,
-    given_words,
+    abandoned_header,
+    notice_header,
     step_text,
-    told_words,
+    stop_report_header,
 )
 from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
-from shoal.runtime.rules.stopping import Given, Stop, Told
+from shoal.runtime.rules.stopping import ReceivedNotice, Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import Frame, pack_frame, pack_text
@@ -86,7 +86,7 @@ def join(
         an index is taken twice or out of range, counts or versions differ, a process died
         meanwhile. On this one: nothing listens at the address, or the token is wrong.
     """
-    card = Card(
+    card = Identity(
         process,
         num_processes,
         host or socket.gethostname(),
@@ -96,7 +96,7 @@ def join(
         this_host() if host_id is None else host_id,
     )
     warn_after_s = warn_after_s or settings.seconds("SHOAL_WARN_AFTER_S")
-    channel, welcome = say_hello(address, card, timeout_s, warn_after_s)
+    channel, welcome = handshake(address, card, timeout_s, warn_after_s)
     return TcpCoordinator(address, process, token, channel, welcome, warn_after_s)
 
 
@@ -120,7 +120,7 @@ class TcpCoordinator:
         self._lock = threading.RLock()  # a signal handler may send while its thread sends
         self._lanes = Lanes(
             self._me,
-            self._tell_abandoned,
+            self._send_abandoned,
             lambda lane: self.say({"do": "end lane", "lane": lane}),
         )
         self._progress = Progress()
@@ -138,7 +138,7 @@ class TcpCoordinator:
             lose=self.lose,
         )
         _abandon_in_forked_children(self)
-        rhythm = Rhythm(welcome.heartbeat_s, welcome.lost_after_s)
+        rhythm = HeartbeatTiming(welcome.heartbeat_s, welcome.lost_after_s)
         self._watcher = Watcher(life, rhythm, self._me, self)
         self._watcher.start()
 
@@ -210,7 +210,7 @@ class TcpCoordinator:
                 call.has_failed = not answer.is_success
             except ProcessLostError:
                 if is_main:
-                    self._troubles.tell_all()
+                    self._troubles.mark_all_reported()
                 raise
             finally:
                 if is_main:
@@ -226,9 +226,9 @@ class TcpCoordinator:
 
     def check(self, caller: str = "") -> None:
         """See `Coordinator.check`."""
-        if (over := self._calls.over) is not None:
-            self._troubles.tell_all()
-            raise over.error(self._me, caller)
+        if (closed := self._calls.closed) is not None:
+            self._troubles.mark_all_reported()
+            raise closed.error(self._me, caller)
         self._troubles.check(caller)
 
     def tell(self, kind: str, words: str) -> None:
@@ -243,16 +243,16 @@ class TcpCoordinator:
         else:
             raise UsageError(f"tell({kind!r}): the kinds are 'failed' and 'doing'")
 
-    def give_notice(self, given: Given) -> bool:
+    def give_notice(self, given: ReceivedNotice) -> bool:
         """See `Coordinator.give_notice`."""
         is_new = self._stop.offers(given)
         if is_new:
-            self.say({"do": "notice", **given_words(given)})
+            self.say({"do": "notice", **notice_header(given)})
         return is_new
 
-    def tell_stop(self, report: Told) -> None:
+    def tell_stop(self, report: StopReport) -> None:
         """See `Coordinator.tell_stop`."""
-        self.say(told_words(report), step_text(report.highest))
+        self.say(stop_report_header(report), step_text(report.highest))
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
         """See `Coordinator.awaited`. Raises as `members` does."""
@@ -278,9 +278,9 @@ class TcpCoordinator:
 
     def close(self, words: str = "") -> None:
         """See `Coordinator.close`. Calls in which other threads still wait end with an error."""
-        if self._calls.over is None:
+        if self._calls.closed is None:
             self.say({"do": "bye"}, words.encode(errors="replace"))
-            self._calls.hang_up(Over(UsageError, "this process has left the job"))
+            self._calls.close_all(Closed(UsageError, "this process has left the job"))
             self._stop.wake()
         self._watcher.stop()
 
@@ -297,28 +297,28 @@ class TcpCoordinator:
     def lose(self, reason: str) -> None:
         """Handle the loss of the meeting place. Does nothing if this process has left."""
         place = f"the meeting place at {self.address}"
-        over = Over(ProcessLostError, f"{place} is lost ({reason})")
-        if self._calls.over is None:
+        closed = Closed(ProcessLostError, f"{place} is lost ({reason})")
+        if self._calls.closed is None:
             self._troubles.hear(None, place, "lost", reason)
-            self._calls.hang_up(over)
+            self._calls.close_all(closed)
             self._stop.wake()
             self._life.shut()
 
-    def be_lost(self, reason: str) -> None:
+    def on_declared_lost(self, reason: str) -> None:
         """Handle the declaration that this process is lost, which is final."""
         fate = f"this process was declared lost: {reason}; others have gone on without it"
-        if self._calls.over is None:
+        if self._calls.closed is None:
             self._troubles.hear(self.process, "", "lost", reason)
-            over = Over(ProcessLostError, f"{fate}; it must end", {self.process: reason})
-            self._calls.hang_up(over)
+            closed = Closed(ProcessLostError, f"{fate}; it must end", {self.process: reason})
+            self._calls.close_all(closed)
             self._stop.wake()
 
-    def _tell_abandoned(self, left: Abandoned) -> None:
+    def _send_abandoned(self, left: Abandoned) -> None:
         """Send it on the lifetime connection. The next arrival carries how many of these were sent,
         and is not processed before they have arrived."""
-        if self._calls.over is not None:
+        if self._calls.closed is not None:
             return
-        frame = pack_frame(abandoned_words(left), left.words.encode(errors="replace"))
+        frame = pack_frame(abandoned_header(left), left.words.encode(errors="replace"))
         try:
             with self._lock:
                 self._life.send(frame, time.monotonic() + _MUST_TELL_S)
@@ -344,7 +344,7 @@ class TcpCoordinator:
                 frame = receive(channel, limit)
             return frame
 
-        frame = self._calls.talk(repr(point.name), limit, exchange)
+        frame = self._calls.run(repr(point.name), limit, exchange)
         return answer_of(frame, point.group or range(self.num_processes))
 
     def _warn(self, point: Point, facts: Mapping[str, Any], waited_s: float) -> None:
@@ -361,14 +361,14 @@ class TcpCoordinator:
             channel.send(pack_frame({**question, "ticket": ticket}), limit)
             return receive(channel, limit, ticket)
 
-        return json.loads(self._calls.talk(caller, limit, exchange, late=late).body)
+        return json.loads(self._calls.run(caller, limit, exchange, late=late).body)
 
     def _abandon(self) -> None:
         """In a forked child: close the copies of the sockets, which would hide the parent's death,
         without shutting down the parent's connections."""
         self._lock = threading.RLock()  # the inherited one may be held
         reason = f"this is a forked child of process {self.process}, no member of the job"
-        self._calls.abandon(Over(UsageError, reason))
+        self._calls.abandon(Closed(UsageError, reason))
         self._life.close()
 
 

@@ -83,8 +83,8 @@ class ExitGuard:
         self._leave: Callable[[str], None] = lambda words: None
         self._parts_together = False
         self._code: int | None = None  # of the uncaught exception
-        self._asked_code = 0  # of the last sys.exit()
-        self._asked_words = ""  # its description, for the other processes
+        self._exit_status = 0  # of the last sys.exit()
+        self._exit_report = ""  # its description, for the other processes
         self._limit: tuple[float, int] | None = None  # time and code of an end by the thread
         self._is_leaving = False
         self._wake = threading.Event()
@@ -127,16 +127,16 @@ class ExitGuard:
         self._wake.set()
         atexit.unregister(self._on_exit)
 
-    def distrust_runtime(self) -> None:
+    def skip_teardown(self) -> None:
         """End without teardown: a thread of this process is stuck in JAX's runtime for good."""
-        atexit.register(lambda: _end(self._known_code()) if self._is_mine() else None)
+        atexit.register(lambda: _end(self._known_code()) if self._is_owner() else None)
 
     def _known_code(self) -> int:
         """Return the exit code, as far as it is known before the end."""
         error = self._program.uncaught() if self._code is None else None
-        return self._code or (self._asked_code if error is None else _code_of(error))
+        return self._code or (self._exit_status if error is None else _code_of(error))
 
-    def _is_mine(self) -> bool:
+    def _is_owner(self) -> bool:
         """Return False in a forked child, which inherits the hooks but is no member of the job."""
         return os.getpid() == self._pid
 
@@ -146,14 +146,14 @@ class ExitGuard:
         if self._program.is_running():  # only displayed: the program has caught it
             self._excepthook(kind, error, trace)
             return
-        coordinator = self._coordinator if self._is_mine() else None
+        coordinator = self._coordinator if self._is_owner() else None
         self._code = _code_of(error)
         if coordinator is None:
             self._excepthook(kind, error, trace)
-            if self._is_mine() and isinstance(error, ShoalError):
+            if self._is_owner() and isinstance(error, ShoalError):
                 raise SystemExit(self._code)  # the interpreter takes a code from its excepthook
             return
-        gone = _tell_failure(coordinator, error)
+        gone = _report_failure(coordinator, error)
         try:
             self._excepthook(kind, error, trace)
         finally:
@@ -176,28 +176,28 @@ class ExitGuard:
 
     def _on_sys_exit(self, status: Any = None, /) -> NoReturn:
         if threading.current_thread() is threading.main_thread():
-            self._asked_code = status if isinstance(status, int) else int(status is not None)
+            self._exit_status = status if isinstance(status, int) else int(status is not None)
             error = sys.exc_info()[1]
             if isinstance(error, SystemExit):  # a runner such as runpy raises it again
-                self._asked_words = exit_of(error)
+                self._exit_report = exit_of(error)
             else:
-                self._asked_words = exit_words(status, stands(sys._getframe(1)), error)
+                self._exit_report = exit_words(status, stands(sys._getframe(1)), error)
         self._exit(status)
 
     def _on_exit(self) -> None:
         coordinator = self._coordinator
         if coordinator is None:
             return
-        if not self._is_mine():
+        if not self._is_owner():
             # JAX's teardown would wait for threads that a fork does not have.
             _end(self._known_code())
         error = self._program.uncaught()
         if self._code is None and error is not None:  # another hook was called instead of this one
-            self._explain(coordinator, error, _tell_failure(coordinator, error))
+            self._explain(coordinator, error, _report_failure(coordinator, error))
         if self._code is not None:
             _end(self._code)
         words = self._leaving_words()
-        fails = self._asked_code not in (0, REQUEUE)
+        fails = self._exit_status not in (0, REQUEUE)
         if fails:
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.tell("failed", words)
@@ -207,7 +207,7 @@ class ExitGuard:
         gone = gone_members(coordinator) if self._parts_together or not is_idle else {}
         is_busy = _works_on_devices()
         if gone or is_busy or (fails and not is_idle):
-            code = self._asked_code & 0xFF or _report_cut(coordinator, is_busy and not gone)
+            code = self._exit_status & 0xFF or _report_cut(coordinator, is_busy and not gone)
             flush()  # before the services may end, because JAX's client aborts then
             with contextlib.suppress(ShoalError, OSError):
                 coordinator.close()
@@ -220,22 +220,22 @@ class ExitGuard:
     def _leaving_words(self) -> str:
         """Return the report, for the other processes, of an end without an exception."""
         if self._program.has_returned():
-            self._asked_code = 0  # an earlier sys.exit() that was caught
+            self._exit_status = 0  # an earlier sys.exit() that was caught
             return ""
-        if self._asked_words or not self._program.has_exited():
-            return self._asked_words if self._asked_code else ""
+        if self._exit_report or not self._program.has_exited():
+            return self._exit_report if self._exit_status else ""
         return f"left the job by SystemExit (exit code unknown), at {self._program.place}"
 
     def _await_end(self, coordinator: Coordinator, wake: threading.Event) -> None:
         """Sleep until the end begins; report what ended the program if the hook cannot."""
-        has_told = False
+        was_refused = False
         while not wake.wait(_LOOK_S):
             error = self._program.uncaught() if self._code is None else None
-            if error is None or not self._is_mine():
+            if error is None or not self._is_owner():
                 continue
-            if not has_told:
-                _tell_failure(coordinator, error)
-                has_told = True
+            if not was_refused:
+                _report_failure(coordinator, error)
+                was_refused = True
             if self._program.joins_threads():  # the other hook has finished
                 self._code = _code_of(error)
                 self._limit_end()
@@ -252,12 +252,12 @@ class ExitGuard:
             if self._is_leaving and now >= ask_at:
                 if gone_members(coordinator):
                     _report_stuck(coordinator)
-                    _end(self._asked_code & 0xFF or ProcessLostError.exit_code)
+                    _end(self._exit_status & 0xFF or ProcessLostError.exit_code)
                 ask_at = now + pause_s(coordinator)
             time.sleep(0.2)
 
 
-def _tell_failure(coordinator: Coordinator, error: BaseException) -> dict[int, Member]:
+def _report_failure(coordinator: Coordinator, error: BaseException) -> dict[int, Member]:
     """Report an uncaught exception; return the lost processes if they may be its cause."""
     gone = _cause(coordinator) if _is_of_runtime(error) else {}
     with contextlib.suppress(ShoalError, OSError):

@@ -54,7 +54,7 @@ class HangTimeout:
 
         `frame` is the main thread's current position in Python, None if the interpreter exits.
         """
-        cause = next(iter(troubles.untold()), None)
+        cause = next(iter(troubles.unreported()), None)
         is_reported = cause is None
         cause = cause or next(iter(troubles.open()), None)
         if cause is None or frame is None or progress.is_waiting:
@@ -74,19 +74,19 @@ class HangTimeout:
 class HangWatch:
     """Checks this process while there is trouble, and ends it when it hangs."""
 
-    def __init__(self, coordinator: Coordinator, patience: HangTimeout) -> None:
+    def __init__(self, coordinator: Coordinator, hang_timeout: HangTimeout) -> None:
         self._coordinator = coordinator
-        self._patience = patience
+        self._hang_timeout = hang_timeout
 
     def look(self, now: float) -> None:
         """Check for a hang; called by the watcher while there is trouble."""
         here = self._coordinator
-        cause = self._patience.is_over(now, here.troubles, here.progress, main_frame())
+        cause = self._hang_timeout.is_over(now, here.troubles, here.progress, main_frame())
         if cause is None:
             return
         with contextlib.suppress(Exception):
             here.tell("failed", f"it hung, and was ended: {cause.name} {cause.fate}")
-        _say_at_the_end(self.report(cause, now))
+        _write_before_exit(self.report(cause, now))
         os._exit(cause.exit_code)
 
     def report(self, cause: Trouble, now: float) -> str:
@@ -124,7 +124,7 @@ def main_frame() -> Hashable:
     return (id(frame), frame.f_lasti) if frame is not None else ()
 
 
-def _say_at_the_end(text: str) -> None:
+def _write_before_exit(text: str) -> None:
     """Write `text` and flush Python's buffers, giving up after _FLUSH_S."""
 
     def run() -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.system.accelerators import count_accelerators
-from shoal.runtime.system.child_process import leave_signals_to_the_job
+from shoal.runtime.system.child_process import ignore_job_signals
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, overruled, with_configured
 from shoal.runtime.wire.frames import address_text
 
@@ -376,7 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--until-stdin-closes", action="store_true", required=True)
     options = parser.parse_args(arguments)
-    leave_signals_to_the_job()
+    ignore_job_signals()
     service = JaxService()
     address = service.start(options.processes, host=options.bind, port=options.port)
     print(json.dumps({"address": address}), flush=True)

@@ -27,14 +27,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.runtime.jax_service.tcp_splice import Splices, find
-from shoal.runtime.system.child_process import leave_signals_to_the_job
+from shoal.runtime.system.child_process import ignore_job_signals
 from shoal.runtime.wire.frames import number_field, pack_frame, split_address
 
 _LOOK_S = 2.0  # maximum interval between checks of the processes
 _ENDED, _STOPPED = "ZX", "Tt"
 
 
-class _Kept:
+class _HostProcesses:
     """The processes of this host, by their index in the job."""
 
     def __init__(self, pids: Mapping[int, int], selector: selectors.BaseSelector) -> None:
@@ -113,7 +113,7 @@ class _Reports:
         self.is_gone = False
         selector.register(self._socket, selectors.EVENT_READ, self._on_read)
 
-    def say(self, kept: _Kept) -> None:
+    def say(self, kept: _HostProcesses) -> None:
         """Send the states of the processes, unless the last report is still being sent."""
         if self.is_gone:
             return
@@ -151,7 +151,7 @@ class _Keeper:
         limit = time.monotonic() + number_field(orders, "timeout_s")
         self._selector = selectors.DefaultSelector()
         kept = {int(process): pid for process, pid in orders["keeps"].items()}
-        self._kept = _Kept(kept, self._selector)
+        self._kept = _HostProcesses(kept, self._selector)
         self._look_s = min(number_field(orders, "heartbeat_s"), _LOOK_S)
         self._splices = self._reports = None
         if orders["jax_service"]:
@@ -168,7 +168,7 @@ class _Keeper:
     def run(self) -> None:
         """Run until no process and no splice needs the keeper."""
         due = -math.inf
-        while not (self._kept.all_ended or self._is_needless()):
+        while not (self._kept.all_ended or self._is_unneeded()):
             for key, mask in self._selector.select(max(0.0, due - time.monotonic())):
                 key.data(mask)
             now = time.monotonic()
@@ -180,7 +180,7 @@ class _Keeper:
             if now >= due:
                 due = now + self._look_s
 
-    def _is_needless(self) -> bool:
+    def _is_unneeded(self) -> bool:
         """Return whether the job is over and the splice unused, though processes live on."""
         splices, reports = self._splices, self._reports
         if splices is not None and not splices.is_idle:
@@ -192,7 +192,7 @@ class _Keeper:
 
 def main() -> int:
     """Run the keeper of the host given by the orders on stdin."""
-    leave_signals_to_the_job()
+    ignore_job_signals()
     line = sys.stdin.buffer.readline()
     if not line:
         return 0  # the starter is no leader after all, or has died
@@ -203,12 +203,12 @@ def main() -> int:
         return 1
     with contextlib.suppress(BrokenPipeError):  # the starter died; other processes may connect
         print(json.dumps({"address": keeper.address}), flush=True)
-    _let_go_of_the_starter()
+    _detach_from_parent()
     keeper.run()
     return 0
 
 
-def _let_go_of_the_starter() -> None:
+def _detach_from_parent() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
         os.dup2(nothing, standard)

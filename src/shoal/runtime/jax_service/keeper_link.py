@@ -18,12 +18,12 @@ from shoal.runtime.system.child_process import Spawned
 _LOCAL_INDICES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
-def leads_probably(process: int, environ: Mapping[str, str]) -> bool:
+def is_likely_leader(process: int, environ: Mapping[str, str]) -> bool:
     """Guess whether this process is the lowest of its host; the meeting place decides later."""
     return process == 0 or any(environ.get(name) == "0" for name in _LOCAL_INDICES)
 
 
-def past_the_proxy(host: str, environ: Mapping[str, str]) -> dict[str, str]:
+def without_proxy(host: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment in which JAX's client connects to `host` without a proxy.
 
     gRPC uses a web proxy even for the loopback, unless one of three variables names the host; the
@@ -76,14 +76,14 @@ class HostKeeper:
         line = spawned.first_line(left_s + 1.0, check=joined.check)
         if not line:
             raise OSError(spawned.last_words())
-        spawned.let_go()
+        spawned.detach()
         return str(json.loads(line)["address"])
 
     def dismiss(self) -> None:
         """Dismiss a keeper that is not needed: it ends by itself."""
         if self._spawned is not None:
             self._spawned.stdin.close()
-            self._spawned.let_go()
+            self._spawned.detach()
             self._spawned = None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all
 from shoal.paths import local_path
 from shoal.runtime.notices.signals import SignalWatch
-from shoal.runtime.rules.stopping import Given
+from shoal.runtime.rules.stopping import ReceivedNotice
 
 _LOG = logging.getLogger("shoal")
 _WRITTEN_S = 0.05  # a new file's first line is written within this
@@ -61,7 +61,9 @@ class FileNotice:
 class Sources:
     """The sources of this process. Each function has its own thread, so that none delays others."""
 
-    def __init__(self, give: Callable[[Given], bool], has_trouble: Callable[[], bool]) -> None:
+    def __init__(
+        self, give: Callable[[ReceivedNotice], bool], has_trouble: Callable[[], bool]
+    ) -> None:
         """Create an empty set of sources.
 
         `give` takes a notice, and returns whether it is new; `has_trouble` returns whether a
@@ -138,7 +140,7 @@ class Sources:
         if watch is not None and watch.ends(number) and self._has_trouble():
             os._exit(128 + number)  # as if unwatched, except that the exit status names no signal
         reason = signal.strsignal(number) or f"signal {number}"
-        self._tell(Given(reason, signal.Signals(number).name, self._grace_s.get(number)))
+        self._tell(ReceivedNotice(reason, signal.Signals(number).name, self._grace_s.get(number)))
 
     def _poll(self, ask: Ask, every_s: float) -> None:
         source, last, has_failed = _source_of(ask), None, False
@@ -155,7 +157,7 @@ class Sources:
                 last = None if given is None else given.reason
             self._is_closed.wait(every_s)
 
-    def _tell(self, given: Given) -> None:
+    def _tell(self, given: ReceivedNotice) -> None:
         if self._is_closed.is_set():
             return
         try:
@@ -169,7 +171,7 @@ class Sources:
                 _LOG.warning("notice from %s: %s%s", given.source, given.reason, left)
 
 
-def _given(answer: Any, source: str) -> Given | None:
+def _given(answer: Any, source: str) -> ReceivedNotice | None:
     """Parse a function's answer."""
     if answer is None:
         return None
@@ -180,7 +182,7 @@ def _given(answer: Any, source: str) -> Given | None:
         is_right = False
     if not is_right:
         raise UsageTypeError(f"{answer!r} is not None, text, or (text, seconds left)")
-    return Given(reason, source, None if deadline_s is None else float(deadline_s))
+    return ReceivedNotice(reason, source, None if deadline_s is None else float(deadline_s))
 
 
 def _source_of(ask: Any) -> str:

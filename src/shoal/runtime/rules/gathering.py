@@ -64,10 +64,10 @@ class Gathering(Generic[To]):
         "marks",
         "number",
         "opener",
-        "owing",
-        "question",
         "restarts",
+        "stack_request",
         "survivors",
+        "unanswered",
     )
 
     def __init__(self, line: Line[To], point: Point) -> None:
@@ -82,15 +82,15 @@ class Gathering(Generic[To]):
         self.opener = -1  # the process for which it was opened
         self.arrived: dict[int, WaitingProcess[To]] = {}
         self.answer: Answer | None = None
-        self.owing: set[int] = set()  # living members that have yet to be answered
+        self.unanswered: set[int] = set()  # living members that have yet to be answered
         self.deadline = math.inf
         self.limit = (-1, math.inf)  # the process with that deadline, and its time-out in seconds
         self.marks = SharedMarks()  # the marks of the trails of other lanes
-        self.question: int | None = None  # past the deadline: the ticket of the stack request
+        self.stack_request: int | None = None  # past the deadline: the ticket of the stack request
 
     def expects(self, process: int) -> bool:
         """Return whether the next arrival of this process is for this gathering."""
-        return process in self.owing if self.answer else process not in self.arrived
+        return process in self.unanswered if self.answer else process not in self.arrived
 
     def missing(self, gone: Container[int]) -> list[int]:
         """Return the members that have not arrived."""
@@ -103,13 +103,13 @@ class Line(Generic[To]):
 
     __slots__ = ("gatherings", "key", "lane", "members")
 
-    def __init__(self, key: tuple[tuple[int, ...] | None, str], everybody: range) -> None:
+    def __init__(self, key: tuple[tuple[int, ...] | None, str], all_processes: range) -> None:
         group, self.lane = self.key = key
-        self.members: Collection[int] = everybody if group is None else dict.fromkeys(group)
+        self.members: Collection[int] = all_processes if group is None else dict.fromkeys(group)
         self.gatherings: deque[Gathering[To]] = deque()
 
 
-def find_circle(
+def find_cycle(
     process: int,
     start: Gathering[To],
     waiting: Collection[Gathering[To]],
@@ -166,14 +166,14 @@ def place_text(point: Point) -> str:
     return f"{point.name!r}{lane}" + (f" ({point.site})" if point.site else "")
 
 
-def what_of(point: Point) -> tuple[str, str, bool]:
+def compared_fields(point: Point) -> tuple[str, str, bool]:
     """Return the fields that must be equal."""
     return point.name, point.fingerprint, point.survivors
 
 
 def differ(one: Point, other: Point) -> bool:
     """Return whether two arrivals at one gathering differ."""
-    return what_of(one) != what_of(other) or trails_differ(one.trail, other.trail)
+    return compared_fields(one) != compared_fields(other) or trails_differ(one.trail, other.trail)
 
 
 def sides_facts(gathering: Gathering[Any]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def sides_facts(gathering: Gathering[Any]) -> dict[str, Any]:
         return facts
     sides: dict[tuple[str, str, bool], tuple[Point, list[int]]] = {}
     for process, wait in gathering.arrived.items():
-        sides.setdefault(what_of(wait.point), (wait.point, []))[1].append(process)
+        sides.setdefault(compared_fields(wait.point), (wait.point, []))[1].append(process)
     rows = sorted((sorted(processes), point) for point, processes in sides.values())
     names = excerpts([point.name for _, point in rows])
     return {
@@ -198,16 +198,16 @@ def sides_facts(gathering: Gathering[Any]) -> dict[str, Any]:
     }
 
 
-def circle_facts(circle: list[Gathering[Any]], gone: Container[int]) -> dict[str, Any]:
+def cycle_facts(cycle: list[Gathering[Any]], gone: Container[int]) -> dict[str, Any]:
     """Return the sides of a cycle: which processes wait where, and for which."""
     sides = []
-    for gathering in circle:
+    for gathering in cycle:
         place = place_text(next(iter(gathering.arrived.values())).point)
         verb = "waits" if len(gathering.arrived) == 1 else "wait"
         sides.append([f"{verb} at {place}", sorted(gathering.arrived), gathering.missing(gone)])
     return {"circle": sides}
 
 
-def went_on(process: int, point: Point) -> Answer:
+def abandoned_answer(process: int, point: Point) -> Answer:
     """Return the answer to members of a call that a process has left for the one at `point`."""
     return Answer("abandoned", {"process": process, "words": f"it is at {place_text(point)} now"})

@@ -130,12 +130,12 @@ class Joining(Generic[To]):
             for process, hello in enumerate(here)
         )
 
-    def is_spent(self, now: float) -> bool:
+    def is_finished(self, now: float) -> bool:
         """Return whether the joining was refused, and no process has yet to receive the refusal."""
-        everybody = len(self._heard) >= self.num_processes
-        return self.refusal is not None and (everybody or now >= self.stands_until)
+        all_heard = len(self._heard) >= self.num_processes
+        return self.refusal is not None and (all_heard or now >= self.stands_until)
 
-    def has_told(self, process: int) -> bool:
+    def was_refused(self, process: int) -> bool:
         """Return whether this process received the refusal; its next HELLO is another attempt."""
         return self.refusal is not None and process in self._heard
 
@@ -144,7 +144,7 @@ class Joining(Generic[To]):
         hello = self._here.get(process)
         return hello is not None and hello.incarnation == incarnation
 
-    def stranger(self, header: Mapping[str, Any], origin: str) -> str | None:
+    def token_refusal(self, header: Mapping[str, Any], origin: str) -> str | None:
         """Return why a connection without the right token is refused, or None."""
         # Bytes, because compare_digest accepts only ASCII text; surrogates must not raise.
         token = text_field(header, "token").encode(errors="surrogatepass")

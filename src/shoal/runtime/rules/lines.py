@@ -106,7 +106,7 @@ class OpenGatherings(Generic[To]):
         line, left = gathering.line, gathering.left
         after = Gathering(line, Point("", follows=True))
         after.answer, _ = next(iter(left.values()))
-        after.owing = {p for p in line.members if p not in left and p not in gone}
+        after.unanswered = {p for p in line.members if p not in left and p not in gone}
         line.gatherings.insert(line.gatherings.index(gathering) + 1, after)
 
     def leave(self, process: int, gathering: Gathering[To], answer: Answer) -> None:
@@ -122,20 +122,20 @@ class OpenGatherings(Generic[To]):
         """Join gatherings that ended together; `answered` are the processes that waited in them."""
         for gathering in gatherings:
             gathering.alike = gatherings
-            gathering.owing.difference_update(answered)
+            gathering.unanswered.difference_update(answered)
             self._forget(gathering.line)
 
     def settle(self, process: int, gathering: Gathering[To]) -> None:
         """Record that a process was answered, or passes: the failure is no longer owed to it."""
         for each in gathering.alike or (gathering,):
-            each.owing.discard(process)
+            each.unanswered.discard(process)
             self._forget(each.line)
 
-    def forgive(self, process: int) -> None:
+    def drop_process(self, process: int) -> None:
         """Drop everything owed to a process that is gone."""
         for line in self.of(process):
             for gathering in line.gatherings:
-                gathering.owing.discard(process)
+                gathering.unanswered.discard(process)
             self._forget(line)
 
     def restart(self, met: Gathering[To], members: Container[int]) -> None:
@@ -148,13 +148,13 @@ class OpenGatherings(Generic[To]):
                 for gathering in line.gatherings:
                     _, number = met.left.get(gathering.opener, (None, gathering.number + 1))
                     if gathering.number < number:
-                        gathering.owing.clear()
+                        gathering.unanswered.clear()
                 self._forget(line)
 
     def _forget(self, line: Line[To]) -> None:
         """Drop gatherings that are no longer owed to any process, and a line without any."""
         gatherings = line.gatherings
-        while gatherings and gatherings[0].answer is not None and not gatherings[0].owing:
+        while gatherings and gatherings[0].answer is not None and not gatherings[0].unanswered:
             gatherings.popleft()
         if not gatherings:
             self._lines.pop(line.key, None)

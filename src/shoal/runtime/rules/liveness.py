@@ -83,7 +83,7 @@ class LivenessVerdict(NamedTuple, Generic[Key]):
     silent_s: float
 
 
-class _Quiet:
+class _Silence:
     """A process or service that has given no sign of life for a while."""
 
     __slots__ = ("is_named", "since")
@@ -100,7 +100,7 @@ class Liveness(Generic[Key]):
         self._limits = limits
         self._quiet_after_s = min(limits.lost_after_s, limits.silent_lost_after_s)
         self._beats: dict[Key, float] = {}  # the longest silent first
-        self._quiet: dict[Key, _Quiet] = {}
+        self._quiet: dict[Key, _Silence] = {}
         self._stopped: set[Key] = set()
         self._ended: dict[Key, float] = {}  # the process has ended; since when
 
@@ -167,7 +167,7 @@ class Liveness(Generic[Key]):
             if now < since + self._quiet_after_s:
                 break
             del self._beats[key]
-            self._quiet[key] = _Quiet(since)
+            self._quiet[key] = _Silence(since)
         verdicts = [verdict for key in self._quiet if (verdict := self._judge(now, key))]
         for key, since in self._ended.items():
             if now >= since + _ENDED_S:

@@ -20,7 +20,7 @@ class Losses:
         self.services: list[list[str]] = []  # [name, words]
         self._words = words
 
-    def concern(self, members: Collection[int]) -> bool:
+    def affect(self, members: Collection[int]) -> bool:
         """Return whether any process was lost or failed, or one of `members` is gone in any way."""
         lost = any(state != "left" or p in members for p, state in self.states.items())
         return lost or bool(self.services)

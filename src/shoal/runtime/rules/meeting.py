@@ -24,24 +24,24 @@ from shoal.runtime.rules.gathering import (
     Gathering,
     Reply,
     WaitingProcess,
-    circle_facts,
+    abandoned_answer,
+    cycle_facts,
     differ,
-    find_circle,
+    find_cycle,
     place_text,
     sides_facts,
-    went_on,
 )
 from shoal.runtime.rules.lines import OpenGatherings
 from shoal.runtime.rules.member_record import Record
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.roster import Roster
-from shoal.runtime.rules.stack_requests import Asking, Question
+from shoal.runtime.rules.stack_requests import StackRequest, StackRequests
 
 To = TypeVar("To", bound=Hashable)
 
 _WORDS = 64  # an answer quotes the last words of this many processes; it is sent to all members
-_ASKED = 16  # late processes whose stacks are requested
+_MOST_STACKS = 16  # late processes whose stacks are requested
 _STACK_CHARACTERS = 8 << 10  # of each stack in an answer
 
 
@@ -49,7 +49,7 @@ class Meeting(Roster[To]):
     """All points of a job, once all processes have joined; `to` is any address for the answers.
 
     `stack_grace_s` is how long late processes may take to send their stacks: the driver of the
-    meeting sends `take_questions` to them and passes their answers to `hear_stacks`.
+    meeting sends `take_stack_requests` to them and passes their answers to `hear_stacks`.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Meeting(Roster[To]):
         stack_grace_s: float = 0.0,
     ) -> None:
         super().__init__(hosts, now, pids)
-        self._everybody = range(len(hosts))
-        self._lines: OpenGatherings[To] = OpenGatherings(self._everybody)
+        self._all_processes = range(len(hosts))
+        self._lines: OpenGatherings[To] = OpenGatherings(self._all_processes)
         self._stack_grace_s = stack_grace_s
         # About a gathering that is late, or for a query: (to, ticket).
-        self._asking: Asking[Gathering[To] | tuple[To, int]] = Asking()
+        self._stack_requests: StackRequests[Gathering[To] | tuple[To, int]] = StackRequests()
         self._next = math.inf
 
     @property
@@ -89,7 +89,7 @@ class Meeting(Roster[To]):
         record = self._records[process]
         record.come(point, step)
         if process in self._gone:
-            return [Reply(to, ticket, self._losses.answer(self._everybody, process))]
+            return [Reply(to, ticket, self._losses.answer(self._all_processes, process))]
         gathering, answer, replies = self._come(now, process, point)
         line = gathering.line
         if answer is not None:
@@ -98,7 +98,7 @@ class Meeting(Roster[To]):
         gathering.arrived[process] = WaitingProcess(to, ticket, point, payload, now)
         gathering.restarts |= point.survivors
         record.blocked[line.lane] = gathering
-        if now + timeout_s < gathering.deadline and gathering.question is None:
+        if now + timeout_s < gathering.deadline and gathering.stack_request is None:
             gathering.deadline, gathering.limit = now + timeout_s, (process, timeout_s)
             self._next = min(self._next, gathering.deadline)
         return replies + self._judge(now, process, gathering)
@@ -133,12 +133,14 @@ class Meeting(Roster[To]):
             return []
         waiting = self._lines.all_open()
         late = [g for g in waiting if g.deadline <= now and not self._ask_late(now, g)]
-        answers = [(g, self._late_answer(now, g, self._asking.take(g.question))) for g in late]
+        answers = [
+            (g, self._late_answer(now, g, self._stack_requests.take(g.stack_request))) for g in late
+        ]
         replies = [r for g, answer in answers for r in self._finish(now, g, answer)]
-        for question in self._asking.tick(now):
-            replies += self._answered(now, question)
+        for stack_request in self._stack_requests.tick(now):
+            replies += self._answered(now, stack_request)
         deadlines = [g.deadline for g in waiting if g.answer is None]
-        self._next = min(*deadlines, math.inf, self._asking.next_deadline)
+        self._next = min(*deadlines, math.inf, self._stack_requests.next_deadline)
         return replies
 
     def depart(self, now: float, process: int, state: str, words: str) -> list[Reply[To]]:
@@ -153,7 +155,7 @@ class Meeting(Roster[To]):
         self._records[process].leave(now, state, words)
         self._lose()
         replies: list[Reply[To]] = []
-        self._lines.forgive(process)
+        self._lines.drop_process(process)
         for line in self._lines.of(process):
             for gathering in list(line.gatherings):
                 came = process in gathering.arrived
@@ -163,8 +165,8 @@ class Meeting(Roster[To]):
                     replies += self._do_without(now, process, gathering)
                 elif not (state == "left" and came):
                     replies += self._finish(now, gathering, self._losses.answer(line.members))
-        for question in self._asking.forget(process):
-            replies += self._answered(now, question)
+        for stack_request in self._stack_requests.forget(process):
+            replies += self._answered(now, stack_request)
         return replies
 
     def lose_service(self, now: float, name: str, words: str) -> list[Reply[To]]:
@@ -195,13 +197,13 @@ class Meeting(Roster[To]):
         targets = [p for p in processes if p not in self._gone]
         if not targets:
             return [Reply(to, ticket, Answer("stacks", {"stacks": {}}))]
-        self._asking.ask((to, ticket), targets, now + limit_s)
+        self._stack_requests.ask((to, ticket), targets, now + limit_s)
         self._next = min(self._next, now + limit_s)
         return []
 
-    def take_questions(self) -> list[tuple[int, int]]:
+    def take_stack_requests(self) -> list[tuple[int, int]]:
         """Return (ticket, process) of each stack request to be sent now."""
-        questions, self._asking.to_send = self._asking.to_send, []
+        questions, self._stack_requests.to_send = self._stack_requests.to_send, []
         return questions
 
     def hear_stacks(self, now: float, process: int, ticket: int, text: str) -> list[Reply[To]]:
@@ -210,8 +212,8 @@ class Meeting(Roster[To]):
         Raises:
           FrameError: there was no such request.
         """
-        question = self._asking.hear(process, ticket, text)
-        return [] if question is None else self._answered(now, question)
+        stack_request = self._stack_requests.hear(process, ticket, text)
+        return [] if stack_request is None else self._answered(now, stack_request)
 
     def _come(
         self, now: float, process: int, point: Point
@@ -231,22 +233,22 @@ class Meeting(Roster[To]):
                     self._lines.settle(process, gathering)
                 return gathering, gathering.answer, replies
             members = gathering.line.members
-            if gathering.survivors != point.survivors and self._losses.concern(members):
+            if gathering.survivors != point.survivors and self._losses.affect(members):
                 answer = self._losses.any_answer(members)  # some start again, some have yet to hear
                 if not point.survivors:  # the others know of the loss
                     return gathering, answer, replies
             elif gathering.follows != point.follows and gathering.arrived:
                 if point.follows:
                     other, wait = next(iter(gathering.arrived.items()))
-                    return gathering, went_on(other, wait.point), replies
-                answer = went_on(process, point)
+                    return gathering, abandoned_answer(other, wait.point), replies
+                answer = abandoned_answer(process, point)
             else:
                 return gathering, None, replies
             replies += self._finish(now, gathering, answer)
 
     def _cause(self, record: Record[To], point: Point, left: Abandoned) -> Answer:
         """Return why a call fails that a process has left: perhaps a loss that it knew of."""
-        members = point.group or self._everybody
+        members = point.group or self._all_processes
         if record.acknowledged < len(self._losses.services):
             return self._losses.service_answer()
         if any(process in self._gone for process in members):
@@ -276,19 +278,19 @@ class Meeting(Roster[To]):
         def waits_at(other: int) -> Gathering[To] | None:
             return self._records[other].blocked.get(line.lane)
 
-        circle = find_circle(process, gathering, waiting, waits_at, self._gone)
-        return self._break(now, circle) if circle else []
+        cycle = find_cycle(process, gathering, waiting, waits_at, self._gone)
+        return self._break(now, cycle) if cycle else []
 
-    def _break(self, now: float, circle: list[Gathering[To]]) -> list[Reply[To]]:
+    def _break(self, now: float, cycle: list[Gathering[To]]) -> list[Reply[To]]:
         """End a cycle. Members that wait for survivors that start again get that loss."""
-        ordinary = [g for g in circle if not g.survivors]
-        if ordinary and len(ordinary) < len(circle) and self._losses.concern(()):
-            circle, answer = ordinary, self._losses.any_answer(())
+        ordinary = [g for g in cycle if not g.survivors]
+        if ordinary and len(ordinary) < len(cycle) and self._losses.affect(()):
+            cycle, answer = ordinary, self._losses.any_answer(())
         else:
-            answer = Answer("diverged", circle_facts(circle, self._gone))
-        answered = {process for g in circle for process in g.arrived}
-        replies = [reply for g in circle for reply in self._finish(now, g, answer)]
-        self._lines.join(circle, answered)
+            answer = Answer("diverged", cycle_facts(cycle, self._gone))
+        answered = {process for g in cycle for process in g.arrived}
+        replies = [reply for g in cycle for reply in self._finish(now, g, answer)]
+        self._lines.join(cycle, answered)
         return replies
 
     def _is_complete(self, gathering: Gathering[To]) -> bool:
@@ -333,11 +335,11 @@ class Meeting(Roster[To]):
         """Answer all waiting members; keep the answer for living ones that have yet to arrive."""
         line = gathering.line
         gathering.answer = answer
-        if gathering.question is not None:
-            self._asking.take(gathering.question)
+        if gathering.stack_request is not None:
+            self._stack_requests.take(gathering.stack_request)
         if not answer.is_success:
             missing = gathering.missing(self._gone)
-            gathering.owing = {p for p in missing if p not in self._gone}
+            gathering.unanswered = {p for p in missing if p not in self._gone}
         elif gathering.left:
             self._lines.fail_after(gathering, self._gone)
         for process, wait in gathering.arrived.items():
@@ -353,23 +355,23 @@ class Meeting(Roster[To]):
 
     def _ask_late(self, now: float, gathering: Gathering[To]) -> bool:
         """Request the stacks of late processes; return whether there is any answer to wait for."""
-        if gathering.question is not None or self._stack_grace_s <= 0:
+        if gathering.stack_request is not None or self._stack_grace_s <= 0:
             return False
-        targets = [p for p in gathering.missing(self._gone) if p not in self._gone][:_ASKED]
+        targets = [p for p in gathering.missing(self._gone) if p not in self._gone][:_MOST_STACKS]
         if not targets:
             return False
         gathering.deadline = now + self._stack_grace_s
-        gathering.question = self._asking.ask(gathering, targets, gathering.deadline)
+        gathering.stack_request = self._stack_requests.ask(gathering, targets, gathering.deadline)
         return True
 
     def _answered(
-        self, now: float, question: Question[Gathering[To] | tuple[To, int]]
+        self, now: float, stack_request: StackRequest[Gathering[To] | tuple[To, int]]
     ) -> list[Reply[To]]:
         """Finish a stack request, answered or not."""
-        about = question.about
+        about = stack_request.about
         if isinstance(about, tuple):
-            return [Reply(*about, Answer("stacks", {"stacks": question.stacks}))]
-        return self._finish(now, about, self._late_answer(now, about, question.stacks))
+            return [Reply(*about, Answer("stacks", {"stacks": stack_request.stacks}))]
+        return self._finish(now, about, self._late_answer(now, about, stack_request.stacks))
 
     def _late_answer(
         self, now: float, gathering: Gathering[To], stacks: Mapping[int, str]

@@ -22,7 +22,7 @@ class Record(Generic[To]):
         "beat",
         "beat_came",
         "blocked",
-        "epitaph",
+        "departure_reason",
         "has_lost",
         "host",
         "index",
@@ -49,7 +49,7 @@ class Record(Generic[To]):
         self.beat_came = now  # when it reached the place in its last beat
         self.silent_since: float | None = None
         self.stopped_since: float | None = None  # since the keeper reported it as stopped
-        self.epitaph = ""  # why it is gone, and its last place
+        self.departure_reason = ""  # why it is gone, and its last place
         self.has_lost = False  # whether there was a loss since it last met survivors
         self.acknowledged = 0  # number of lost services that it has acknowledged
         self.blocked: dict[str, Gathering[To]] = {}  # the gathering at which it waits, by lane
@@ -91,7 +91,7 @@ class Record(Generic[To]):
     def leave(self, now: float, state: str, words: str) -> None:
         """Record that it is gone."""
         is_trace = "\n" in words.strip()  # a traceback says where
-        self.epitaph = words if is_trace else words + self._last_seen(now)
+        self.departure_reason = words if is_trace else words + self._last_seen(now)
         self.state, self.silent_since, self.stopped_since = state, None, None
         self.note(now, words)
 

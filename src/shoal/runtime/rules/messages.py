@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.stopping import Given, Settled, Told
+from shoal.runtime.rules.stopping import ReceivedNotice, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import TrailMarks
 from shoal.runtime.wire.frames import Frame, FrameError, number_field, text_field, whole_field
 
@@ -94,7 +94,7 @@ def arrival_of(header: Mapping[str, Any], process: int, count: int) -> Arrival:
     return Arrival(point, timeout_s, _step_of(header), ticket, after)
 
 
-def abandoned_words(left: Abandoned) -> dict[str, Any]:
+def abandoned_header(left: Abandoned) -> dict[str, Any]:
     """Return the header of an abandoned call; its `words` are the body."""
     counts = {"arrivals": left.arrivals, "sent": left.sent, "number": left.number}
     return {"do": "abandon", "point": left.point, **counts}
@@ -145,7 +145,7 @@ def processes_of(header: Mapping[str, Any], name: str, allowed: Collection[int])
     return sorted(set(listed))
 
 
-def given_words(given: Given) -> dict[str, Any]:
+def notice_header(given: ReceivedNotice) -> dict[str, Any]:
     """Return the header fields of a notice."""
     deadline_s = given.deadline_s
     return {
@@ -155,31 +155,31 @@ def given_words(given: Given) -> dict[str, Any]:
     }
 
 
-def given_of(header: Mapping[str, Any]) -> Given:
+def notice_of(header: Mapping[str, Any]) -> ReceivedNotice:
     """Parse a notice."""
     deadline_s = number_field(header, "deadline_s")
-    return Given(
+    return ReceivedNotice(
         text_field(header, "reason")[:_MOST_TEXT],
         text_field(header, "source")[:_MOST_TEXT],
         None if deadline_s == math.inf else max(0.0, deadline_s),
     )
 
 
-def told_words(report: Told) -> dict[str, Any]:
+def stop_report_header(report: StopReport) -> dict[str, Any]:
     """Return the header of an answer about stopping; the body is `step_text` of its step."""
     knows = report.highest is not None
     return {"do": "stop", "round": report.round, "knows": knows, "saved": report.has_saved}
 
 
-def told_of(frame: Frame) -> Told:
+def stop_report_of(frame: Frame) -> StopReport:
     """Parse an answer about stopping."""
     highest = _step_in(frame.body) if frame.header.get("knows") else None
-    return Told(whole_field(frame.header, "round"), highest, bool(frame.header.get("saved")))
+    return StopReport(whole_field(frame.header, "round"), highest, bool(frame.header.get("saved")))
 
 
-def settled_of(frame: Frame) -> Settled:
+def stop_agreement_of(frame: Frame) -> StopAgreement:
     """Parse an agreement on the step."""
-    return Settled(whole_field(frame.header, "round"), _step_in(frame.body))
+    return StopAgreement(whole_field(frame.header, "round"), _step_in(frame.body))
 
 
 def step_text(step: int | None) -> bytes:

@@ -21,7 +21,7 @@ class Roster(Generic[To]):
         self._records: list[Record[To]] = [
             Record(p, host, pids[p], now) for p, host in enumerate(hosts)
         ]
-        self._losses = Losses(self.epitaph)
+        self._losses = Losses(self.departure_reason)
         self._gone = self._losses.states
 
     def has_gone(self, process: int) -> bool:
@@ -37,9 +37,9 @@ class Roster(Generic[To]):
         """Return the number of calls that this process has abandoned in a lane."""
         return self._records[process].abandoned.get(lane, 0)
 
-    def epitaph(self, process: int) -> str:
+    def departure_reason(self, process: int) -> str:
         """Return why a process is gone, and its last place."""
-        return self._records[process].epitaph
+        return self._records[process].departure_reason
 
     def say(self, now: float, process: int, words: str) -> None:
         """Record what a process is doing."""
@@ -51,7 +51,7 @@ class Roster(Generic[To]):
         if process not in self._gone:
             self._records[process].hear(now, beat)
 
-    def hush(self, process: int, silent_since: float | None) -> None:
+    def mark_silent(self, process: int, silent_since: float | None) -> None:
         """Record that a process is silent since then; None: no longer."""
         if process not in self._gone:
             record = self._records[process]

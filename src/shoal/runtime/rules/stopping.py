@@ -2,7 +2,7 @@
 
 ::
 
-    notice        a process learns that it will be ended: `Given`
+    notice        a process learns that it will be ended: `ReceivedNotice`
     place         numbers it and pushes it to all
     each process  answers at once with the highest step at which it has returned "go on"; from now
                   on it does not do so by itself
@@ -26,7 +26,7 @@ from typing import NamedTuple
 REQUEUE = 75  # EX_TEMPFAIL: the exit code of a process that was preempted and has saved
 
 
-class Given(NamedTuple):
+class ReceivedNotice(NamedTuple):
     """A preemption notice, as a process received it."""
 
     reason: str  # "Terminated", or the text of the file or the cloud
@@ -45,7 +45,7 @@ class Notice(NamedTuple):
     others: tuple[Notice, ...] = ()  # notices that came later, each with a deadline of its own
 
 
-class Told(NamedTuple):
+class StopReport(NamedTuple):
     """The answer of a process to notices."""
 
     round: int
@@ -53,7 +53,7 @@ class Told(NamedTuple):
     has_saved: bool = False  # since a notice of this round
 
 
-class Settled(NamedTuple):
+class StopAgreement(NamedTuple):
     """The agreement of all living processes."""
 
     round: int
@@ -66,9 +66,9 @@ class Rounds:
     >>> rounds = Rounds(2)
     >>> rounds.give()
     1
-    >>> rounds.hear(0, Told(0, 12))
-    >>> rounds.hear(1, Told(0, 10))
-    Settled(round=0, step=13)
+    >>> rounds.hear(0, StopReport(0, 12))
+    >>> rounds.hear(1, StopReport(0, 10))
+    StopAgreement(round=0, step=13)
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -92,7 +92,7 @@ class Rounds:
         self.is_open = True
         return self._count
 
-    def hear(self, process: int, report: Told) -> Settled | None:
+    def hear(self, process: int, report: StopReport) -> StopAgreement | None:
         """Take an answer; return the agreement, once."""
         if report.round < self._round or process not in self._living:
             return None  # sent before its rearm, by another thread than that of the rearm
@@ -106,7 +106,7 @@ class Rounds:
         self._awaited.discard(process)
         return self._settle()
 
-    def depart(self, process: int) -> Settled | None:
+    def depart(self, process: int) -> StopAgreement | None:
         """Stop waiting for a process that is gone."""
         self._living.discard(process)
         self._awaited.discard(process)
@@ -119,17 +119,17 @@ class Rounds:
         self._step = None
         self.is_open = self.has_saved = False
 
-    def _settle(self) -> Settled | None:
+    def _settle(self) -> StopAgreement | None:
         if self._awaited or not self.is_open or self._step is not None:
             return None
         self._step = self._highest + 1
-        return Settled(self._round, self._step)
+        return StopAgreement(self._round, self._step)
 
 
-class _Heard(NamedTuple):
+class _OpenNotice(NamedTuple):
     number: int
     process: int
-    given: Given
+    given: ReceivedNotice
     due: float | None  # on this process's clock
 
 
@@ -148,7 +148,7 @@ class Stop:
         self._round = 0
         self._highest = -1
         self._step: int | None = None
-        self._open: list[_Heard] = []
+        self._open: list[_OpenNotice] = []
         self._has_saved = False
         self._own: dict[tuple[str, str], int] = {}  # its own notices: the number, 0: none yet
         self.known = 0  # number of the last notice received
@@ -171,7 +171,7 @@ class Stop:
             if self.changes == changes:
                 self._changed.wait(timeout_s)
 
-    def rearm(self, closed: int) -> Told:
+    def rearm(self, closed: int) -> StopReport:
         """Begin the next round, which closes the notices up to number `closed`."""
         with self._changed:
             self._round += 1
@@ -181,15 +181,15 @@ class Stop:
             self._open = [heard for heard in self._open if heard.number > closed]
             self._own = {key: n for key, n in self._own.items() if not 0 < n <= closed}
             self._notify()
-            return Told(self._round, -1 if self._open else None)
+            return StopReport(self._round, -1 if self._open else None)
 
-    def save(self) -> Told | None:
+    def save(self) -> StopReport | None:
         """Record a save; return the answer to send, None if no notice is open."""
         with self._lock:
             if not self._open:
                 return None
             self._has_saved = True
-            return Told(self._round, self._highest, has_saved=True)
+            return StopReport(self._round, self._highest, has_saved=True)
 
     @property
     def has_saved(self) -> bool:
@@ -219,7 +219,7 @@ class Stop:
 
     # ---- the threads beside it
 
-    def offers(self, given: Given) -> bool:
+    def offers(self, given: ReceivedNotice) -> bool:
         """Return whether to send this process's own notice: not while the same one is open."""
         key = given.source, given.reason
         with self._lock:
@@ -227,7 +227,7 @@ class Stop:
             self._own.setdefault(key, 0)
         return is_new
 
-    def hear(self, number: int, process: int, given: Given) -> Told | None:
+    def hear(self, number: int, process: int, given: ReceivedNotice) -> StopReport | None:
         """Take a notice; return this process's answer, the first time in a round."""
         due = None if given.deadline_s is None else self._clock() + given.deadline_s
         with self._changed:
@@ -235,11 +235,11 @@ class Stop:
             if process == self._process:
                 self._own[given.source, given.reason] = number
             is_first = not self._open
-            self._open.append(_Heard(number, process, given, due))
+            self._open.append(_OpenNotice(number, process, given, due))
             self._notify()
-            return Told(self._round, self._highest) if is_first else None
+            return StopReport(self._round, self._highest) if is_first else None
 
-    def settle(self, settled: Settled) -> None:
+    def settle(self, settled: StopAgreement) -> None:
         """Take the agreement."""
         with self._changed:
             if settled.round == self._round:

@@ -26,7 +26,7 @@ _LOG = logging.getLogger("shoal")
 _MOST_ENTRIES = 1024  # kept of a trail, so that the first difference can be named
 _MOST_BYTES = 1 << 20  # the same limit, of all their texts
 _UNKNOWN = "?"  # the text of a trail that can no longer be compared
-_MOST_TOLD = 8  # trails in one sign of life
+_MOST_REPORTED = 8  # trails in one sign of life
 _TEXT = 1000  # characters of a name and of a call site in an answer
 _SPEC_LINES = 50  # a specification of more lines is long
 
@@ -255,7 +255,7 @@ class Trails:
                 (key, trail)
                 for key, trail in self._trails.items()
                 if trail.count != self._told.get(key, 0) and not trail.is_unknown
-            ][:_MOST_TOLD]
+            ][:_MOST_REPORTED]
             self._told.update({key: trail.count for key, trail in grown})
             return [TrailMarks(*key, trail.base, trail.marks.text) for key, trail in grown]
 

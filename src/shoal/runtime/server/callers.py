@@ -23,9 +23,9 @@ from shoal.runtime.rules.messages import (
     abandoned_of,
     arrival_of,
     beat_of,
-    given_of,
+    notice_of,
     processes_of,
-    told_of,
+    stop_report_of,
     trails_of,
 )
 from shoal.runtime.server.job import Life, ServedJob
@@ -82,9 +82,9 @@ class ProcessCaller:
             words = text_field(header, "words")[:_MAX_WORDS]
             job.meeting.say(job.now(), process, words)
         elif verb == "notice":
-            job.give_notice(process, given_of(header))
+            job.give_notice(process, notice_of(header))
         elif verb == "stop":
-            job.hear_stop(process, told_of(frame))
+            job.hear_stop(process, stop_report_of(frame))
         elif verb == "failed":
             job.depart(process, "failed", frame.body.decode(errors="replace"))
         elif verb == "bye":
@@ -165,14 +165,14 @@ class LaneCaller:
 def _ask(job: ServedJob, connection: Connection, verb: str, header: Mapping[str, Any]) -> None:
     """Answer the queries that members and observers share."""
     if verb == "members":
-        job.tell_members(connection, whole_field(header, "ticket"))
+        job.answer_members(connection, whole_field(header, "ticket"))
     elif verb == "stacks":
-        everybody = range(job.num_processes)
-        requested = everybody if header.get("processes") is None else None
-        processes = requested or processes_of(header, "processes", everybody)
+        all_processes = range(job.num_processes)
+        requested = all_processes if header.get("processes") is None else None
+        processes = requested or processes_of(header, "processes", all_processes)
         job.ask_stacks(processes, connection, whole_field(header, "ticket"))
     elif verb == "awaited":
-        job.tell_awaited(connection, whole_field(header, "ticket"))
+        job.answer_awaited(connection, whole_field(header, "ticket"))
     else:
         raise FrameError(f"unknown verb {verb[:40]!r}")
 

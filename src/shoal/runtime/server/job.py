@@ -13,8 +13,8 @@ from shoal.runtime.rules.gathering import Answer, Reply
 from shoal.runtime.rules.joining import Hello, Joining, JoinReply
 from shoal.runtime.rules.liveness import Limits, Liveness, RunningClock
 from shoal.runtime.rules.meeting import Meeting
-from shoal.runtime.rules.messages import Beat, given_words, step_text
-from shoal.runtime.rules.stopping import Given, Rounds, Settled, Told
+from shoal.runtime.rules.messages import Beat, notice_header, step_text
+from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import LatestMarks, TrailMarks
 from shoal.runtime.wire.frames import join_payloads, pack_answer, pack_frame
 from shoal.runtime.wire.server_sockets import Connection, Connections
@@ -62,7 +62,7 @@ class ServedJob:
         self._liveness: Liveness[int] = Liveness(limits)
         self._running = running  # the clock by which silence is counted
         self._keepers: dict[str, Connection] = {}
-        self._told_gone = 0
+        self._reported_gone = 0
         self._marks = LatestMarks()
         self.near = ""  # see `unix_socket`
         self.service_rows: Callable[[], list[list[str]]] = list
@@ -82,12 +82,12 @@ class ServedJob:
 
     def is_over(self, now: float) -> bool:
         """Return whether no process is left in it."""
-        return not self.lives and (self.meeting is not None or self.joining.is_spent(now))
+        return not self.lives and (self.meeting is not None or self.joining.is_finished(now))
 
     def ended_for(self, process: int, now: float) -> bool:
         """Return whether a HELLO of this process belongs to another job than this one."""
         left = self.meeting is not None and self.meeting.has_gone(process)
-        return left or self.joining.has_told(process) or self.joining.is_spent(now)
+        return left or self.joining.was_refused(process) or self.joining.is_finished(now)
 
     def send(self, connection: Connection, frame: bytes) -> None:
         """Send one frame."""
@@ -157,7 +157,7 @@ class ServedJob:
             now = self.now()
             self.meeting.beat(now, process, beat)
             if self._liveness.beat(self._running.read(now), process):
-                self.meeting.hush(process, None)
+                self.meeting.mark_silent(process, None)
 
     def hear_trails(self, process: int, trails: Iterable[TrailMarks]) -> None:
         """Take the trails of a process; notify all processes of a difference."""
@@ -178,7 +178,7 @@ class ServedJob:
         self.answer(meeting.depart(self.now(), process, state, words))
         if state != "left":
             name = f"process {process} ({self.joining.hosts[process]})"
-            self.push_gone(process, name, state, meeting.epitaph(process))
+            self.push_gone(process, name, state, meeting.departure_reason(process))
         self._push_stop(self.rounds.depart(process))
 
     def end_life(self, life: Life, reason: str) -> None:
@@ -201,8 +201,8 @@ class ServedJob:
         """Notify all living processes of a loss."""
         if self.meeting is None:
             return
-        self._told_gone += 1
-        if self._told_gone <= _MOST_GONE or process is None:
+        self._reported_gone += 1
+        if self._reported_gone <= _MOST_GONE or process is None:
             header = {"is": "gone", "process": process, "name": name, "state": state}
             self._push(self.lives, pack_frame(header, words.encode(errors="replace")))
 
@@ -224,24 +224,24 @@ class ServedJob:
 
     # ---- leaving
 
-    def give_notice(self, process: int, given: Given) -> None:
+    def give_notice(self, process: int, given: ReceivedNotice) -> None:
         """Push a preemption notice of one process to all."""
         number = self.rounds.give()
-        header = {"is": "notice", "number": number, "process": process, **given_words(given)}
+        header = {"is": "notice", "number": number, "process": process, **notice_header(given)}
         self._push(self.lives, pack_frame(header))
         self.on_leaving()
 
-    def hear_stop(self, process: int, report: Told) -> None:
+    def hear_stop(self, process: int, report: StopReport) -> None:
         """Take a process's answer about stopping, or its report of a save."""
         self._push_stop(self.rounds.hear(process, report))
         self.on_leaving()
 
-    def _push_stop(self, settled: Settled | None) -> None:
+    def _push_stop(self, settled: StopAgreement | None) -> None:
         if settled is not None:
             header = {"is": "stop", "round": settled.round}
             self._push(self.lives, pack_frame(header, step_text(settled.step)))
 
-    def tell_awaited(self, to: Connection, ticket: int) -> None:
+    def answer_awaited(self, to: Connection, ticket: int) -> None:
         """Answer a query for the processes that have not answered the open notice."""
         self.answer([Reply(to, ticket, Answer("awaited", {"awaited": self.rounds.awaited}))])
 
@@ -286,7 +286,7 @@ class ServedJob:
 
     # ---- what may be asked
 
-    def tell_members(self, to: Connection, ticket: int) -> None:
+    def answer_members(self, to: Connection, ticket: int) -> None:
         """Answer a query for the members."""
         meeting = self.meeting
         rows = meeting.members(self.now()) if meeting else self.joining.members()
@@ -300,7 +300,7 @@ class ServedJob:
         else:
             now, limit_s = self.now(), _STACKS_S
             self.answer(self.meeting.ask_stacks(now, processes, limit_s, to, ticket))
-            self._send_questions()
+            self._send_stack_requests()
 
     def hear_stacks(self, process: int, ticket: int, text: str, beat: Beat) -> None:
         """Take the stacks of a process."""
@@ -315,7 +315,7 @@ class ServedJob:
         self.answer_joining(self.joining.tick(now))
         if self.meeting is not None:
             self.answer(self.meeting.tick(now))
-            self._send_questions()
+            self._send_stack_requests()
 
     def is_silence_due(self, now: float) -> bool:
         """Return whether any silence is due to be judged."""
@@ -330,7 +330,7 @@ class ServedJob:
             if state == "lost":
                 self._dismiss(process, words)
                 continue
-            meeting.hush(process, now - silent_s)
+            meeting.mark_silent(process, now - silent_s)
             awake = (p for p in self.lives if not self._liveness.is_quiet(p))
             lowest = min((p for p in awake if not meeting.has_gone(p)), default=process)
             targets = meeting.waiters_for(process) | {lowest}
@@ -356,12 +356,12 @@ class ServedJob:
             if body is None:
                 body = bodies[id(answer)] = _body_of(answer)
                 if answer.kind == "live":
-                    self._told_gone = 0
+                    self._reported_gone = 0
             self._connections.send(to, pack_answer(ticket, answer.kind, body))
 
-    def _send_questions(self) -> None:
+    def _send_stack_requests(self) -> None:
         if self.meeting is not None:
-            for ticket, process in self.meeting.take_questions():
+            for ticket, process in self.meeting.take_stack_requests():
                 life = self.lives.get(process)
                 if life is not None and not life.connection.is_blocked:  # it would not answer
                     self._push((process,), pack_frame({"is": "stacks", "ticket": ticket}))

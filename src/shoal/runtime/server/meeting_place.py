@@ -40,7 +40,7 @@ from shoal.runtime.server.callers import (
     ServiceCaller,
 )
 from shoal.runtime.server.job import ServedJob
-from shoal.runtime.system.child_process import leave_signals_to_the_job
+from shoal.runtime.system.child_process import ignore_job_signals
 from shoal.runtime.system.failure_words import headline_of
 from shoal.runtime.wire.frames import (
     MAX_HELLO_BYTES,
@@ -53,7 +53,7 @@ from shoal.runtime.wire.frames import (
 )
 from shoal.runtime.wire.keepalive import watch_link
 from shoal.runtime.wire.server_sockets import Connection, Connections, Listener
-from shoal.runtime.wire.unix_socket import listen_near
+from shoal.runtime.wire.unix_socket import listen_unix
 
 _LETTING_GO_S = 5.0  # how long an earlier job may take to release its address
 
@@ -103,7 +103,7 @@ class MeetingPlace:
             self._limits._replace(silent_lost_after_s=self._limits.lost_after_s)
         )
         self._on_leaving = on_leaving  # of the newest job: (has_notice, has_saved)
-        self._told_leaving = (False, False)
+        self._reported_leaving = (False, False)
         self._on_news = on_news
         self._earlier: list[ServedJob] = []  # jobs that still have processes
         self.newest_job = self._new_job()  # the job that a HELLO joins
@@ -131,7 +131,7 @@ class MeetingPlace:
             now = self._clock()
             if now >= due:
                 self._on_time(now)
-            if self._is_somebody_here():
+            if self._has_processes():
                 quiet_since = now
             elif until_empty and (self.newest_job.is_over(now) or now >= quiet_since + idle_s):
                 break
@@ -140,7 +140,7 @@ class MeetingPlace:
     def on_frame(self, connection: Connection, frame: Frame) -> None:
         """Handle an untrusted connection's first frame. See `server_sockets.Listener`."""
         verb, header = text_field(frame.header, "do"), frame.header
-        refusal = self.newest_job.joining.stranger(header, connection.origin)
+        refusal = self.newest_job.joining.token_refusal(header, connection.origin)
         if refusal is not None:
             self.newest_job.answer_joining([JoinReply(connection, refusal)])
         elif verb == "hello":
@@ -150,7 +150,7 @@ class MeetingPlace:
         elif verb == "keep":
             self._on_keeper(connection, header)
         elif verb == "observe":
-            self._trust_little(connection, ObserverCaller(lambda: self.newest_job))
+            self._trust_small(connection, ObserverCaller(lambda: self.newest_job))
             welcome = {"is": "welcome", "processes": self._num_processes}
             self._connections.send(connection, pack_frame(welcome))
         elif verb == "serve":
@@ -194,18 +194,18 @@ class MeetingPlace:
         self._services = [service for service in self._services if service.state == "here"]
         job = ServedJob(joining, self._connections, self._clock, self._limits, self._running)
         job.near = self._near
-        job.on_leaving = self._tell_leaving
+        job.on_leaving = self._report_leaving
         job.on_news = self._on_news
         job.service_rows = lambda: [service.row for service in self._services]
         return job
 
-    def _tell_leaving(self) -> None:
+    def _report_leaving(self) -> None:
         rounds = self.newest_job.rounds
-        if (state := (rounds.is_open, rounds.has_saved)) != self._told_leaving:
-            self._told_leaving = state
+        if (state := (rounds.is_open, rounds.has_saved)) != self._reported_leaving:
+            self._reported_leaving = state
             self._on_leaving(*state)
 
-    def _is_somebody_here(self) -> bool:
+    def _has_processes(self) -> bool:
         return bool(self.newest_job.lives) or any(job.lives for job in self._earlier)
 
     def _due(self) -> float:
@@ -214,7 +214,7 @@ class MeetingPlace:
         due = min(newest.next_deadline, self._connections.next_deadline, self._look_at)
         if self._earlier:
             due = min(due, *(job.next_deadline for job in self._earlier))
-        return due if self._is_somebody_here() else min(due, newest.joining.stands_until)
+        return due if self._has_processes() else min(due, newest.joining.stands_until)
 
     def _on_time(self, now: float) -> None:
         self._earlier = [job for job in self._earlier if job.lives]
@@ -222,10 +222,10 @@ class MeetingPlace:
             job.on_time(now)
         if now >= self._look_at:
             self._judge_silence(now)
-            is_watching = self._services or self._is_somebody_here()
+            is_watching = self._services or self._has_processes()
             self._look_at = now + self._limits.tick_s if is_watching else math.inf
 
-    def _begin_to_look(self) -> None:
+    def _start_silence_checks(self) -> None:
         """Start checking silence: there is a process or a service to watch."""
         if self._look_at == math.inf:
             now = self._clock()
@@ -251,10 +251,10 @@ class MeetingPlace:
                 return
             self._earlier.append(self.newest_job)
             self.newest_job = self._new_job()
-            self._tell_leaving()
+            self._report_leaving()
         life = self.newest_job.hello(connection, hello)
         if life is not None:
-            self._begin_to_look()
+            self._start_silence_checks()
             process = ProcessCaller(self.newest_job, life)
             self._connections.trust(connection, process, max_body_bytes=process.max_body_bytes)
             watch_link(connection.socket, self._limits.lost_after_s)
@@ -286,14 +286,14 @@ class MeetingPlace:
             connection, header, on_beat=self._service_beats, on_gone=self._end_service
         )
         self._services.append(service)
-        self._begin_to_look()
+        self._start_silence_checks()
         self._serving.watch(self._running.read(self._clock()), service)
-        self._trust_little(connection, service)
+        self._trust_small(connection, service)
         watch_link(connection.socket, self._limits.lost_after_s)
         welcome = {"is": "welcome", **self._limits.words}
         self._connections.send(connection, pack_frame(welcome))
 
-    def _trust_little(self, connection: Connection, listener: Listener) -> None:
+    def _trust_small(self, connection: Connection, listener: Listener) -> None:
         """Trust a caller with small frames only."""
         self._connections.trust(
             connection, listener, max_header_bytes=MAX_HELLO_BYTES, max_body_bytes=0
@@ -304,7 +304,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the server from the command line."""
     options = _parse(arguments)
     if options.until_stdin_closes or options.until_empty:
-        leave_signals_to_the_job()  # the end of the job ends this process
+        ignore_job_signals()  # the end of the job ends this process
     try:
         limits = Limits.of_settings()
     except UsageError as error:
@@ -318,7 +318,7 @@ def main(arguments: list[str] | None = None) -> int:
         token=os.environ.get("SHOAL_TOKEN", ""),
         jax_service=options.jax_service,
         limits=limits,
-        near=listen_near(),
+        near=listen_unix(),
         on_leaving=_print_leaving if options.print_leaving else lambda *_: None,
         on_news=_print_news if options.print_news else lambda **_: None,
     )

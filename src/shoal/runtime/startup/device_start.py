@@ -32,7 +32,7 @@ from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Member, Point
-from shoal.runtime.startup.peers_alive import MORE, check_living
+from shoal.runtime.startup.peers_alive import TIMEOUT_HINT, check_living
 from shoal.runtime.system.accelerators import are_attached
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
@@ -187,7 +187,7 @@ def _late(coordinator: Coordinator, timeout_s: float) -> DeadlineError:
     me = ThisProcess(coordinator.process, coordinator.hosts)
     return DeadlineError(
         f"{me} is still {_DOING} at its deadline ({timeout_s:g} s): JAX waits until all processes "
-        f"do so; {_words(missing)}\n{MORE}",
+        f"do so; {_words(missing)}\n{TIMEOUT_HINT}",
         name=_NAME,
         waited_s=timeout_s,
         missing=[one.process for one in missing or ()],

@@ -24,14 +24,14 @@ from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.keeper_link import (
     HostKeeper,
     find_host_keeper,
-    leads_probably,
-    past_the_proxy,
+    is_likely_leader,
+    without_proxy,
 )
 from shoal.runtime.rules.deadline import given_s, left_of
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup import services
 from shoal.runtime.startup.launchers import Arguments, JobPlace, decide, is_loopback
-from shoal.runtime.startup.peers_alive import MORE, check_living
+from shoal.runtime.startup.peers_alive import TIMEOUT_HINT, check_living
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
@@ -130,7 +130,7 @@ def become_member(
         place = _own_place(cluster, cluster.address, deadline)
     keeper = HostKeeper()
     try:
-        if cluster.num_processes > 1 and leads_probably(cluster.process, os.environ):
+        if cluster.num_processes > 1 and is_likely_leader(cluster.process, os.environ):
             keeper.start_early()
         joined = _join(cluster, place, deadline)
     except BaseException:
@@ -184,7 +184,7 @@ def _enter(
         keeper.dismiss()
     if not is_attached:
         if is_loopback(host := split_address(near)[0]):
-            os.environ.update(past_the_proxy(host, os.environ))
+            os.environ.update(without_proxy(host, os.environ))
         _connect_devices(joined, near, deadline)
     fault_points.reach("initialize.after_devices", joined.process)
     joined.arrive(Point("initialize", site=callsite()), timeout_s=left_of(deadline))
@@ -205,12 +205,12 @@ def _own_place(cluster: JobPlace, address: str, deadline: float) -> _Place:
             timeout_s=left_of(deadline),
         )
     except InitializeError as taken:
-        raise _who_is_there(cluster, address, taken, deadline) from None
+        raise _probe_taken_port(cluster, address, taken, deadline) from None
     jax_service = _moved(started.jax_service, bind if is_loopback(host) else host)
     return _Place(address, jax_service, cluster.token, started)
 
 
-def _who_is_there(
+def _probe_taken_port(
     cluster: JobPlace, address: str, taken: InitializeError, deadline: float
 ) -> InitializeError:
     """Send HELLO to the server that has the port: perhaps another process 0 of this job was faster.
@@ -337,7 +337,7 @@ def wait_for_saves(joined: Coordinator, deadline: float) -> None:
         if thread.is_alive():
             me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
             reason = f"shutdown waited {given_s(deadline):g} s for a save that goes on"
-            raise DeadlineError(f"{me}: {reason}\n{MORE}", name="shutdown")
+            raise DeadlineError(f"{me}: {reason}\n{TIMEOUT_HINT}", name="shutdown")
 
 
 def _bind_for(host: str) -> str:

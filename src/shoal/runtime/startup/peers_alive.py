@@ -12,7 +12,7 @@ from shoal.runtime.rules.deadline import given_s
 from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import fate_of
 
-MORE = "raise timeout_s= if it is merely slow"
+TIMEOUT_HINT = "raise timeout_s= if it is merely slow"
 
 
 def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
@@ -29,7 +29,7 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
     """
     me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
     if gone := gone_members(joined):
-        joined.troubles.tell_all()
+        joined.troubles.mark_all_reported()
         joined.troubles.tell(gone)  # perhaps before the watcher hears of them
         lost = {p: member.said for p, member in gone.items()}
         names = "; ".join(f"process {p} ({m.host}) {_fate(m)}" for p, m in gone.items())
@@ -37,7 +37,7 @@ def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
     joined.check(doing)  # JAX's service may be lost
     if time.monotonic() >= deadline:
         state = f"is still {doing} at its deadline ({given_s(deadline):g} s)"
-        raise DeadlineError(f"{me} {state}\n{MORE}", name=doing)
+        raise DeadlineError(f"{me} {state}\n{TIMEOUT_HINT}", name=doing)
 
 
 def _fate(member: Member) -> str:

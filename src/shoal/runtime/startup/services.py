@@ -27,7 +27,7 @@ from typing import IO, NamedTuple
 from shoal import settings
 from shoal.errors import InitializeError
 from shoal.runtime.jax_service.service_link import ServiceLink
-from shoal.runtime.system.child_process import Spawned, leave_signals_to_the_job
+from shoal.runtime.system.child_process import Spawned, ignore_job_signals
 from shoal.runtime.wire.frames import address_text
 
 _LINGER_MAX_S = 600.0
@@ -69,7 +69,7 @@ def start(
             f"process 0 cannot start the meeting place at {where}: {words}\n"
             "the address must belong to this host, and its port must be free"
         )
-    spawned.let_go()
+    spawned.detach()
     return ServiceAddresses(spawned.stdin, **json.loads(line))
 
 
@@ -93,7 +93,7 @@ def _numbers(num_processes: int, bind: str, port: int, idle_s: float) -> tuple[s
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run JAX's service, and a meeting place beside it, until the job's members are gone."""
     options = _parse(arguments)
-    leave_signals_to_the_job()  # inherited by the meeting place
+    ignore_job_signals()  # inherited by the meeting place
     place = Spawned(
         "shoal.runtime.server.meeting_place",
         *_numbers(options.processes, options.bind, options.port, options.idle_s),

@@ -15,8 +15,8 @@ from shoal.errors import ShoalError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.over_tcp import TcpCoordinator, join
-from shoal.runtime.rules.messages import given_words
-from shoal.runtime.rules.stopping import Given, Told
+from shoal.runtime.rules.messages import notice_header
+from shoal.runtime.rules.stopping import ReceivedNotice, StopReport
 
 _LOG = logging.getLogger("shoal")
 _JOIN_S = 2.0
@@ -43,10 +43,10 @@ class _Launcher:
         self._place: TcpCoordinator | None = None
         self._lock = threading.RLock()  # a signal handler may report a save
 
-    def tell(self, said: Given | Told) -> None:
+    def tell(self, said: ReceivedNotice | StopReport) -> None:
         """Report a notice, or this process's answer to one."""
         with self._lock:
-            if isinstance(said, Told):
+            if isinstance(said, StopReport):
                 if self._place is not None:
                     self._place.tell_stop(said)
                     if said.highest is None:  # all notices are closed; drop those echoed
@@ -55,7 +55,7 @@ class _Launcher:
             if self._place is None:
                 self._place = self._join()
             if self._place is not None:
-                self._place.say({"do": "notice", **given_words(said)})
+                self._place.say({"do": "notice", **notice_header(said)})
 
     def _join(self) -> TcpCoordinator | None:
         try:

@@ -95,14 +95,14 @@ class Spawned:
         """Kill it."""
         self._process.kill()
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Detach it: it runs on, and is not waited for."""
         self.stdout.close()
         self._errors.close()
         self._process.returncode = 0  # avoids Popen's warning when it is collected
 
 
-def leave_signals_to_the_job() -> None:
+def ignore_job_signals() -> None:
     """Ignore signals that ask a whole job to end: the program may save its work, and needs this
     process until then.
 

@@ -75,7 +75,7 @@ class Connections:
         self._strangers: dict[Connection, None] = {}  # oldest first
         self._selector = selectors.DefaultSelector()
         self._accepts = False
-        self._take_up_accepting()
+        self._resume_accepting()
         self._leash_ended = False
 
     @property
@@ -154,7 +154,7 @@ class Connections:
         self._selector.unregister(connection.socket)
         connection.socket.close()
         self._strangers.pop(connection, None)
-        self._take_up_accepting()
+        self._resume_accepting()
 
     def close_all(self) -> None:
         """Close all connections and listening sockets."""
@@ -165,7 +165,7 @@ class Connections:
         for server in self._servers:
             server.close()
 
-    def _take_up_accepting(self) -> None:
+    def _resume_accepting(self) -> None:
         if not self._accepts:
             self._accepts = True
             for server in self._servers:

@@ -15,7 +15,7 @@ import sys
 _BACKLOG = 4096
 
 
-def listen_near() -> socket.socket | None:
+def listen_unix() -> socket.socket | None:
     """Return a listening socket, or None where the platform has no abstract names."""
     if sys.platform != "linux":
         return None
@@ -25,7 +25,7 @@ def listen_near() -> socket.socket | None:
     return server
 
 
-def connect_near(name: str) -> socket.socket:
+def connect_unix(name: str) -> socket.socket:
     """Connect to the socket of this name, given without its leading zero byte.
 
     Raises:
