@@ -192,7 +192,7 @@ def test_before_anybody_came_all_are_absent(server, shoal):
 def test_who_cannot_look_is_told_why_in_a_line(server, shoal):
     ended = shoal("watch", server.address, "--token", "wrong")
     assert ended.returncode == 74
-    assert "says: the token is wrong: SHOAL_TOKEN must be the one of this job" in ended.stderr
+    assert "answered: the token is wrong: SHOAL_TOKEN must be the one of this job" in ended.stderr
     ended = shoal("stacks", server.address, "3,7", SHOAL_TOKEN=TOKEN)
     assert ended.returncode == 2
     assert ended.stderr == "shoal: stacks: the job has processes 0 to 2, not 3, 7\n"

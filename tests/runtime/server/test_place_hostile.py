@@ -151,7 +151,7 @@ def test_a_service_that_breaks_the_protocol_is_lost(place):
         ("beat", {**BEAT, "since_s": float("nan")}, b"", "field 'since_s' is not a number"),
         ("beat", {**BEAT, "memory_bytes": 0.5}, b"", "field 'memory_bytes' is not an integer"),
         ("beat", {}, b"", "is not a number"),
-        ("stacks", {**BEAT, "ticket": 1}, b"in fit", "question 1, which was never sent"),
+        ("stacks", {**BEAT, "ticket": 1}, b"in fit", "request 1, which was never sent"),
         ("stacks", {**BEAT, "ticket": -(10**30)}, b"in fit", "which was never sent"),
         ("stacks", {**BEAT, "ticket": None}, b"in fit", "field 'ticket' is not an integer"),
         ("stacks", {"ticket": 1}, b"in fit", "is not a number"),

@@ -228,14 +228,14 @@ class ExitGuard:
 
     def _await_end(self, coordinator: Coordinator, wake: threading.Event) -> None:
         """Sleep until the end begins; report what ended the program if the hook cannot."""
-        was_refused = False
+        has_reported = False
         while not wake.wait(_LOOK_S):
             error = self._program.uncaught() if self._code is None else None
             if error is None or not self._is_owner():
                 continue
-            if not was_refused:
+            if not has_reported:
                 _report_failure(coordinator, error)
-                was_refused = True
+                has_reported = True
             if self._program.joins_threads():  # the other hook has finished
                 self._code = _code_of(error)
                 self._limit_end()
