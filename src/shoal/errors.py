@@ -327,7 +327,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 class WrongType(str):
-    """An offence that is about a type: with one among them `raise_all` raises a TypeError."""
+    """An offence about a type: with one among them, `raise_all` raises a UsageTypeError."""
 
 
 _MOST_OFFENCES = 100

@@ -72,7 +72,7 @@ def number(name: str) -> int | None:
     """Return a count or an index, or None when unset.
 
     Raises:
-      UsageError: it is no whole number, or negative.
+      UsageError: it is not an integer, or negative.
     """
     value = text(name)
     if not value:
@@ -86,7 +86,7 @@ def seconds(name: str) -> float:
     """Return a duration in seconds; `inf` is allowed.
 
     Raises:
-      UsageError: it is no number, or not positive.
+      UsageError: it is not a number, or not positive.
     """
     value = text(name)
     try:
@@ -99,10 +99,10 @@ def seconds(name: str) -> float:
 
 
 def check_all() -> None:
-    """Refuse wrong values of all variables that are numbers, also of those that nothing reads yet.
+    """Check the values of all numeric variables, including those that nothing reads yet.
 
     Raises:
-      UsageError: one is no number, or not positive where it must be; all of them.
+      UsageError: one is not a number, or not positive where required; all offences at once.
     """
     offences = []
     for setting in SETTINGS.values():
@@ -117,9 +117,9 @@ def check_all() -> None:
 
 
 def timeout(caller: str, timeout_s: object, name: str, argument: str = "timeout_s") -> float:
-    """Return what a call was given as `timeout_s`, or for None the setting `name`, in seconds.
+    """Return the `timeout_s` of a call, or for None the setting `name`, in seconds.
 
-    Whether it is positive is for the call to say, with whatever else is wrong there.
+    The call itself checks that it is positive, with its other arguments.
 
     Raises:
       UsageTypeError: `timeout_s` is not a number.

@@ -143,7 +143,7 @@ class Observer:
         """Connect.
 
         Raises:
-          InitializeError: nothing listens there, it is no meeting place, or the token is wrong.
+          InitializeError: nothing listens there, it is not a meeting place, or the token is wrong.
           DeadlineError: it does not answer within `answer_s`.
         """
         self.place = place

@@ -128,7 +128,7 @@ def _far(ahead: Cost) -> str:
 
 
 def _print_costs(costs: Sequence[Cost], num_bytes: int) -> None:
-    print(f"\n{in_bytes(num_bytes)} on each device before it (of an all_gather: after it)")
+    print(f"\n{in_bytes(num_bytes)} on each device before the collective (after an all_gather)")
     rows: list[list[str]] = []
     most = max(one.seconds for one in costs)
     for one in costs:

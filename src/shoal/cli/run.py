@@ -132,7 +132,7 @@ def run(
 ) -> None:
     """Run a Python program as N processes on this machine, joined as one job."""
     if sys.platform == "win32":
-        raise UsageError("run: it needs Linux or macOS; on Windows use it inside WSL")
+        raise UsageError("run: requires Linux or macOS; on Windows use WSL")
     request = RunRequest(tuple(program or ()), module, processes, devices, only, log_dir, prefix)
     raise typer.Exit(_launch(request))
 

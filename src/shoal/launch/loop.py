@@ -34,7 +34,7 @@ class Loop:
         self._selector = poll()
         self._sources: dict[int, tuple[IO[bytes], Hear, Close]] = {}
         self._never_paused: set[int] = set()
-        self._voices: list[LineStream] = []
+        self._streams: list[LineStream] = []
         self._paused = False
         self._woken_fd = _wake_on_child_exit()
         self._selector.register(self._woken_fd, selectors.EVENT_READ, self._wake)
@@ -71,24 +71,24 @@ class Loop:
         if always or not self._paused:
             self._resume(pipe.fileno())
 
-    def listen_to(self, pipe: IO[bytes], voice: LineStream) -> None:
-        """Pass `pipe` to a voice, and show its unfinished line when due."""
-        self._voices.append(voice)
-        self.listen(pipe, voice.hear, voice.close)
+    def listen_to(self, pipe: IO[bytes], stream: LineStream) -> None:
+        """Pass `pipe` to a stream, and show its unfinished line when due."""
+        self._streams.append(stream)
+        self.listen(pipe, stream.hear, stream.close)
 
     def turn(self, until_s: float) -> None:
         """Wait for events, at most until `until_s`, and handle them."""
         for outlet in self.outlets:
             self._register(outlet)
         self._pause(any(len(outlet.waiting) > _WAITING_BYTES for outlet in self.outlets))
-        due_s = min((v.due_s for v in self._voices if v.due_s is not None), default=until_s)
+        due_s = min((v.due_s for v in self._streams if v.due_s is not None), default=until_s)
         wait_s = max(0.0, min(due_s, until_s) - time.monotonic())
         for key, _ in self._selector.select(min(wait_s, 3600.0)):
             key.data()
         now_s = time.monotonic()
-        for voice in self._voices:
-            if voice.due_s is not None and voice.due_s <= now_s:
-                voice.show_unfinished()
+        for stream in self._streams:
+            if stream.due_s is not None and stream.due_s <= now_s:
+                stream.show_unfinished()
 
     def silence(self) -> None:
         """Close every pipe that is still open."""

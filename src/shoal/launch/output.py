@@ -53,7 +53,7 @@ class Outlet:
         self.terminal = os.isatty(fd)
         self.colour = self.terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
         self.waiting = bytearray()
-        self.open_by: LineStream | None = None  # the voice whose unfinished line the cursor is on
+        self.open_by: LineStream | None = None  # the stream whose unfinished line the cursor is on
         self.broken = ""  # why nothing can be written any more
 
     def put(self, data: bytes) -> None:
@@ -62,7 +62,7 @@ class Outlet:
             self.waiting += data
 
     def end_line(self) -> None:
-        """End an unfinished line, of any voice."""
+        """End an unfinished line, of any stream."""
         if self.open_by is not None:
             self.put(b"\n")
             self.open_by = None
@@ -107,7 +107,7 @@ class LineStream:
     """One stream of one process, cut into lines.
 
     A carriage return goes back to the start of its line: of `10%\\r20%\\r` only `20%` is shown. On
-    a terminal it is redrawn in place, until another voice writes. The log gets whole lines: an
+    a terminal it is redrawn in place, until another stream writes. The log gets whole lines: an
     unbuffered `print("a", 1)` writes four times, and the other stream would come in between.
 
     Args:
@@ -186,7 +186,7 @@ class LineStream:
         if _is_notice(text) and not self._shown:
             return
         if self._shown and text == self._shown and outlet.open_by is not self:
-            pass  # it is shown already, as a line: in a file, or since another voice wrote
+            pass  # it is shown already, as a line: in a file, or since another stream wrote
         elif outlet.terminal:
             self._draw(outlet, text)
             outlet.put(_RESET + b"\n" if b"\x1b" in text else b"\n")

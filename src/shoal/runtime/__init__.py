@@ -10,5 +10,6 @@ Each folder knows only those below it:
 * `notices`: sources of preemption notices.
 * `rules`: the protocol, as pure state machines. `wire`: bytes. `system`: this machine.
 
-JAX is imported only in `jax_service/jax_runtime.py`, and there only inside functions.
+Does not know arrays, values or checkpoints. JAX is imported only in `jax_service/jax_runtime.py`,
+and there only inside functions.
 """

@@ -206,7 +206,7 @@ def watch_notices(
     installed before run after the notice was taken, except Python's default ones. A handler
     installed later with `signal.signal` does not disable the watch. Forked children (data
     loaders) keep the previous handlers. Once another process of the job is gone, a watched signal
-    ends this one as if it were not watched: the launcher sent it, and it is no notice.
+    ends this one as if it were not watched: the launcher sent it, and it is not a notice.
 
     Args:
       signals: names or numbers.
@@ -214,7 +214,7 @@ def watch_notices(
         `every_s`; a file that was removed and appears again is a new notice.
       ask: functions that return None, or why this process will be ended: text, or a pair of text
         and the seconds left. Each is called every `every_s` in its own thread; an unchanged answer
-        is no new notice. Those for clouds are in `shoal.runtime.clouds`.
+        is not a new notice. Those for clouds are in `shoal.runtime.clouds`.
       every_s: polling interval of files and functions, seconds.
       grace_s: seconds left after a signal or file, if known.
 

@@ -129,7 +129,7 @@ def initialize(
         _RECORD.guard = ExitGuard()
         _RECORD.guard.hook()
     if _RECORD.joined is not None and _RECORD.initialized is not None:
-        coordinator()  # raises in a fork, which is no member
+        coordinator()  # raises in a fork, which is not a member
         _RECORD.initialized.check_same(arguments)
         return
     _enter(arguments, deadline, _RECORD.guard, hang_timeout)

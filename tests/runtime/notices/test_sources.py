@@ -80,13 +80,9 @@ def test_an_answer_that_stays_is_one_notice(heard):
 
     watch(sources, ask=[cloud])
     assert has_ended.wait(PATIENCE_S)
-    source = cloud.__qualname__
     given = [box.get(timeout=PATIENCE_S) for _ in range(3)]
-    assert given == [
-        ReceivedNotice("soon", source),
-        ReceivedNotice("soon", source),
-        ReceivedNotice("later", source, 7.5),
-    ]
+    soon, later = (ReceivedNotice(words, cloud.__qualname__) for words in ("soon", "later"))
+    assert given == [soon, soon, later._replace(deadline_s=7.5)]
     assert box.empty()
 
 

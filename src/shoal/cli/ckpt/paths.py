@@ -42,7 +42,7 @@ def look_at(path: str, step: int | None = None) -> FoundPath:
 
     Raises:
       NotCommitted: nothing is there.
-      UsageError: `step` was given for a path that is no history, or does not exist.
+      UsageError: `step` was given for a path that is not a history, or does not exist.
     """
     path = local_path(path)
     folder = LocalFolder(path)

@@ -40,10 +40,10 @@ class HeartbeatTiming(NamedTuple):
 class SilenceDetector:
     """Detect a silent peer, counting only the time during which this process ran.
 
-    >>> echo = Echo(10.0)
-    >>> echo.sent(100.0)
-    >>> echo.suspended(60.0)  # this process was stopped for a minute
-    >>> echo.due
+    >>> detector = SilenceDetector(10.0)
+    >>> detector.sent(100.0)
+    >>> detector.suspended(60.0)  # this process was stopped for a minute
+    >>> detector.due
     170.0
     """
 

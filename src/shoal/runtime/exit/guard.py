@@ -137,7 +137,7 @@ class ExitGuard:
         return self._code or (self._exit_status if error is None else _code_of(error))
 
     def _is_owner(self) -> bool:
-        """Return False in a forked child, which inherits the hooks but is no member of the job."""
+        """Return False in a forked child: it inherits the hooks, but is not a member of the job."""
         return os.getpid() == self._pid
 
     def _on_exception(

@@ -195,7 +195,7 @@ def main() -> int:
     ignore_job_signals()
     line = sys.stdin.buffer.readline()
     if not line:
-        return 0  # the starter is no leader after all, or has died
+        return 0  # the starter is not the leader after all, or has died
     try:
         keeper = _Keeper(json.loads(line))
     except OSError as error:

@@ -284,7 +284,7 @@ class ServedJob:
             self.on_news(keeper_gone=host_id, at_s=self.now())
             self.hear_states(self.joining.shared_hosts()[host_id], (), ())
 
-    # ---- what may be asked
+    # ---- queries
 
     def answer_members(self, to: Connection, ticket: int) -> None:
         """Answer a query for the members."""

@@ -69,7 +69,7 @@ def _blocks(text: str) -> list[list[str]]:
 
 
 def _named(block: list[str]) -> list[str]:
-    """Replace the thread's number by its name."""
+    """Replace the thread's number with its name."""
     found = _HEAD.match(block[0])
     if found is None:
         return block

@@ -191,7 +191,7 @@ def join_payloads(payloads: Sequence[bytes]) -> bytes:
 
 
 def split_payloads(body: bytes, count: int) -> list[bytes]:
-    """Undo `join_payloads`.
+    """Inverse of `join_payloads`.
 
     Raises:
       FrameError: it does not hold exactly one payload for each of `count` processes.
@@ -226,7 +226,7 @@ def address_text(host: str, port: int) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Undo `address_text`.
+    """Inverse of `address_text`.
 
     Raises:
       UsageError: it is not `host:port`.
