@@ -121,7 +121,7 @@ def test_without_a_place_for_temporary_logs_a_log_dir_is_asked_for(monkeypatch):
 
 def test_windows_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr(command.sys, "platform", "win32")
-    with pytest.raises(UsageError, match="needs Linux or macOS; on Windows use it inside WSL"):
+    with pytest.raises(UsageError, match="requires Linux or macOS; on Windows use WSL"):
         command.run(["train.py"])
 
 

@@ -96,7 +96,7 @@ def _open_closed_streams() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
             os.set_inheritable(fd, True)
-            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - open until the process ends
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - never closed
 
 
 def main() -> None:
