@@ -3,28 +3,28 @@
 ::
 
     ShoalError
-    ├── UsageError            you: a value you passed is wrong      (also a ValueError)
-    │   └── UsageTypeError    you: it has the wrong type            (also a TypeError)
+    ├── UsageError            you: an argument has a wrong value      (also a ValueError)
+    │   └── UsageTypeError    you: an argument has the wrong type            (also a TypeError)
     ├── DivergenceError       you: processes disagree
     ├── ProcessLostError      the cluster: a process is dead or unreachable
     ├── PeerFailedError       the peer: another process raised; carries its traceback
-    ├── DeadlineError         somebody is late, not dead            (also a TimeoutError)
-    ├── InitializeError       the start-up: the job could not be joined
-    │   └── DeviceStartError      devices did not start: a likely hardware fault
-    │       └── NoDevicesError        there are none of the kind asked for
-    └── CheckpointError       what lies on disk
-        ├── NotCommitted          nothing is saved there           (also a FileNotFoundError)
-        ├── StepAlreadyCommitted  something is; it is kept          (also a FileExistsError)
-        ├── SaveAborted           this save did not happen; earlier ones stand
-        ├── CorruptCheckpoint     bytes are not those that were saved
-        ├── UnsupportedCheckpoint it needs a newer shoal
-        └── StorageError          the file system refused          (also an OSError)
-            ├── StorageFull           no space is left
-            └── NotShared             processes do not see one another's files
-    RestoreMismatch, a UsageError: what you want restored is not what was saved.
+    ├── DeadlineError         a process is late, not dead            (also a TimeoutError)
+    ├── InitializeError       the launch: the job could not be joined
+    │   └── DeviceStartError      devices failed to start: a likely hardware fault
+    │       └── NoDevicesError        no devices of the requested kind
+    └── CheckpointError       the storage: a checkpoint on disk
+        ├── NotCommitted          no checkpoint at this path       (also a FileNotFoundError)
+        ├── StepAlreadyCommitted  there is one; it is kept        (also a FileExistsError)
+        ├── SaveAborted           this save failed; earlier checkpoints stand
+        ├── CorruptCheckpoint     bytes on disk differ from those saved
+        ├── UnsupportedCheckpoint written by a newer shoal
+        └── StorageError          the file system failed          (also an OSError)
+            ├── StorageFull           no space left
+            └── NotShared             processes do not see each other's files
+    RestoreMismatch, a UsageError: the requested tree does not match the saved one.
 
-A message has one to three lines: what you asked, what is true, what to do. The facts behind it
-are attributes. ``exit_code`` is what a program that dies of the error exits with under
+A message has one to three lines: the call with its arguments, what is wrong, what to do. The facts
+behind it are attributes. ``exit_code`` is the exit code of a program that dies of the error under
 ``shoal run``. Every error can be pickled.
 """
 
@@ -66,9 +66,9 @@ class ShoalError(Exception):
 
 
 class UsageError(ShoalError, ValueError):
-    """A value that you passed is wrong. Nothing was changed.
+    """An argument has a wrong value. Nothing was changed.
 
-    `offences` holds each thing that is wrong, in words; the message lists them.
+    `offences` lists everything that is wrong; the message lists it too.
     """
 
     exit_code = 2
@@ -79,13 +79,13 @@ class UsageError(ShoalError, ValueError):
 
 
 class UsageTypeError(UsageError, TypeError):
-    """A value that you passed has the wrong type. Nothing was changed."""
+    """An argument has the wrong type. Nothing was changed."""
 
 
 class DivergenceError(ShoalError):
     """Processes disagree about what they are doing. Raised on every one of them.
 
-    `sides` maps each version of the story (its text) to the processes that told it.
+    `sides` maps each version, as text, to the processes that hold it.
     """
 
     exit_code = 70
@@ -98,8 +98,8 @@ class DivergenceError(ShoalError):
 class ProcessLostError(ShoalError):
     """Processes are dead or unreachable. Raised on the survivors.
 
-    `lost` maps each lost process to the reason, in words. It is empty when something else is lost
-    that all of them need: the meeting place, or JAX's service.
+    `lost` maps each lost process to the reason. It is empty if the loss is that of a service which
+    all processes need: the meeting place, or JAX's service.
     """
 
     exit_code = 71
@@ -110,8 +110,8 @@ class ProcessLostError(ShoalError):
 
 
 class PeerFailedError(ShoalError):
-    """Another process raised or left early. `failed` maps each such process to how it ended: in
-    one line, the exception and where, or the exit; the traceback of the first follows it."""
+    """Another process raised an exception or left early. `failed` maps each such process to one
+    line: the exception and its place, or the exit. The traceback of the first follows it."""
 
     exit_code = 72
 
@@ -121,10 +121,10 @@ class PeerFailedError(ShoalError):
 
 
 class DeadlineError(ShoalError, TimeoutError):
-    """Somebody is late, not known to be dead. Raised on everybody who waits.
+    """A process is late, but not known to be dead. Raised on every waiting process.
 
     `name` is the point where the others wait, `waited_s` how long (seconds), `missing` the
-    processes that did not come, `last_words` what each of them last said, `stacks` the Python
+    processes that did not arrive, `last_words` the last report of each of them, `stacks` the Python
     stacks of their threads, as far as they answered.
     """
 
@@ -151,7 +151,7 @@ class DeadlineError(ShoalError, TimeoutError):
 class InitializeError(ShoalError):
     """The job could not be joined. Raised on every process that is alive.
 
-    `missing` names the processes that never came.
+    `missing` lists the processes that never arrived.
     """
 
     exit_code = 74
@@ -162,9 +162,9 @@ class InitializeError(ShoalError):
 
 
 class DeviceStartError(InitializeError):
-    """The devices of this process did not start: most likely a fault of the hardware.
+    """The devices of this process failed to start: most likely a hardware fault.
 
-    `process` and `host` say where, `platform` which devices: "tpu", "gpu", or "" for the default.
+    `process` and `host` say where; `platform` is "tpu", "gpu", or "" for the default.
     The other processes of the job get PeerFailedError or ProcessLostError.
     """
 
@@ -178,11 +178,11 @@ class DeviceStartError(InitializeError):
 
 
 class NoDevicesError(DeviceStartError):
-    """There are no devices of the kind that was asked for, or no software for them."""
+    """No devices of the requested kind, or no software to drive them."""
 
 
 class CheckpointError(ShoalError):
-    """Something about what lies on disk. `path` is the checkpoint's."""
+    """A problem with a checkpoint on disk. `path` is its path."""
 
     def __init__(self, message: str, *, path: str = "") -> None:
         super().__init__(message)
@@ -190,11 +190,11 @@ class CheckpointError(ShoalError):
 
 
 class NotCommitted(CheckpointError, FileNotFoundError):
-    """Nothing is saved there: no file COMMIT. Attempts may be, which were never completed."""
+    """No committed checkpoint at this path (no file COMMIT); perhaps incomplete attempts."""
 
 
 class StepAlreadyCommitted(CheckpointError, FileExistsError):
-    """Something is saved there already, by the save `attempt`; nothing is ever overwritten."""
+    """A checkpoint exists there, written by the save `attempt`; nothing is ever overwritten."""
 
     def __init__(self, message: str, *, path: str = "", attempt: str = "") -> None:
         super().__init__(message, path=path)
@@ -202,10 +202,10 @@ class StepAlreadyCommitted(CheckpointError, FileExistsError):
 
 
 class SaveAborted(CheckpointError):
-    """This save did not happen, and earlier ones stand. Raised on every process.
+    """This save failed; earlier checkpoints stand. Raised on every process.
 
-    `phase` says how far it came, `processes` on whose account it ended. Its exit code is that of
-    its cause: 71 if a process was lost, 72 if one failed, 73 if one was late.
+    `phase` is the phase it reached, `processes` are those that caused the failure. Its exit code is
+    that of its cause: 71 if a process was lost, 72 if one failed, 73 if one was late.
     """
 
     def __init__(
@@ -224,10 +224,10 @@ class SaveAborted(CheckpointError):
 
 
 class CorruptCheckpoint(CheckpointError):
-    """Bytes are not those that were saved. No value of them was returned.
+    """Bytes on disk differ from those that were saved. None of their values was returned.
 
-    `file` is the name of the file, `leaf` the name of the leaf (empty if it is none's), `offset`
-    the first byte of the damaged block (None: the file as a whole).
+    `file` is the name of the file, `leaf` the name of the leaf (empty if the damage is in no leaf),
+    `offset` the first byte of the damaged block (None: the file as a whole).
     """
 
     exit_code = 76
@@ -248,7 +248,7 @@ class CorruptCheckpoint(CheckpointError):
 
 
 class UnsupportedCheckpoint(CheckpointError):
-    """It was written by a later version, and needs `features` that this one does not know."""
+    """Written by a later version, with `features` that this version does not support."""
 
     def __init__(self, message: str, *, path: str = "", features: Iterable[str] = ()) -> None:
         super().__init__(message, path=path)
@@ -256,7 +256,7 @@ class UnsupportedCheckpoint(CheckpointError):
 
 
 class StorageError(CheckpointError, OSError):
-    """The file system refused. `errno` says why, as in an OSError, `path` at which file."""
+    """The file system failed. `errno` is that of the OSError, `path` the file concerned."""
 
     def __init__(self, message: str, *, path: str = "", errno: int | None = None) -> None:
         super().__init__(message, path=path)
@@ -267,7 +267,7 @@ class StorageError(CheckpointError, OSError):
 
 
 class StorageFull(StorageError):
-    """No space is left. `needed_bytes` and `free_bytes` as far as they are known."""
+    """No space left. `needed_bytes` and `free_bytes` are None if unknown."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class StorageFull(StorageError):
 
 
 class NotShared(StorageError):
-    """Processes do not see one another's files at this path. `processes`: those that do not."""
+    """Processes do not see each other's files at this path. `processes` lists those that do not."""
 
     def __init__(self, message: str, *, path: str = "", processes: Iterable[int] = ()) -> None:
         super().__init__(message, path=path)
@@ -292,10 +292,10 @@ class NotShared(StorageError):
 
 
 class RestoreMismatch(UsageError):
-    """What you want restored is not what was saved; nothing was restored.
+    """The requested tree does not match the saved one; nothing was restored.
 
-    Each attribute lists names of leaves: those that are `missing` in the checkpoint, `unexpected`
-    in it, of another shape (`wrong_shape`), or of another dtype (`wrong_dtype`).
+    Each attribute lists names of leaves: those `missing` from the checkpoint, `unexpected` in it,
+    of a different shape (`wrong_shape`), or of a different dtype (`wrong_dtype`).
     """
 
     def __init__(
@@ -316,37 +316,37 @@ class RestoreMismatch(UsageError):
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return `"; did you mean 'data'?"` for a near miss, else an empty string."""
+    """Return `"; did you mean 'data'?"` if `name` is close to a known one, else ""."""
     import difflib
 
-    asked = str(name)
-    if len(asked) > 100:  # no slip of the fingers, and difflib is quadratic in its length
+    text = str(name)
+    if len(text) > 100:  # no typo, and difflib is quadratic in its length
         return ""
-    close = difflib.get_close_matches(asked, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(text, list(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 class WrongType(str):
-    """An offence that is about a type: with one among them `raise_all` raises a TypeError."""
+    """An offence about a type: with one among them, `raise_all` raises a UsageTypeError."""
 
 
 _MOST_OFFENCES = 100
 
 
-def raise_all(asked: str, offences: list[str], *, wrong_type: bool = False) -> None:
+def raise_all(caller: str, offences: list[str], *, wrong_type: bool = False) -> None:
     """Raise one error that names all offences, or return if there are none.
 
-    It is a UsageTypeError if `wrong_type` or if one of the offences is a `WrongType`. Of more
-    than a hundred offences, which no hand wrote, the first hundred are named.
+    The type is UsageTypeError if `wrong_type` or if any offence is a `WrongType`. At most 100
+    offences are listed: lists longer than that were not written by hand.
     """
     if not offences:
         return
     wrong_type = wrong_type or any(isinstance(offence, WrongType) for offence in offences)
     kind = UsageTypeError if wrong_type else UsageError
     if len(offences) == 1:
-        raise kind(f"{asked}: {offences[0]}", offences=offences)
+        raise kind(f"{caller}: {offences[0]}", offences=offences)
     lines = offences[:_MOST_OFFENCES]
     if len(offences) > len(lines):
         lines = [*lines, f"and {len(offences) - len(lines)} more"]
     listed = "\n".join(f"  - {offence}" for offence in lines)
-    raise kind(f"{asked}: {len(offences)} problems\n{listed}", offences=offences)
+    raise kind(f"{caller}: {len(offences)} problems\n{listed}", offences=offences)

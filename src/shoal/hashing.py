@@ -1,15 +1,15 @@
-"""Every digest, called after its purpose; each is part of a format on disk or on the wire.
+"""All digests, named after their purpose; each is part of a format on disk or on the wire.
 
 ========================  =====================  =================================================
 `short_digest`            BLAKE2b, 8 bytes       text, where a chance of 2^-64 is small enough
-`call_digest`             BLAKE2b, 16 bytes      what calls say must be equal
-`quick_digest`            XXH3, 8 bytes          values; found by accident, not by a forger
+`call_digest`             BLAKE2b, 16 bytes      what must be equal between calls
+`quick_digest`            XXH3, 8 bytes          values; detects accidents, not forgery
 `content_digest`          XXH3, 16 bytes         the same, where many are compared
 `block_hash`              XXH3, as an integer    a block of a checkpoint's file
 `seal`                    SHA-256, 32 bytes      a checkpoint's own records
 ========================  =====================  =================================================
 
-xxhash is imported by those who use it: the small processes of a job know the standard library only.
+xxhash is imported on first use: the helper processes of a job need the standard library only.
 
 Source: RFC 7693 (BLAKE2), FIPS 180-4 (SHA-256), https://xxhash.com (XXH3).
 """
@@ -28,31 +28,31 @@ SEAL_BYTES = 32
 
 
 def short_digest(data: Data) -> bytes:
-    """Return SHORT_BYTES of a text's bytes."""
+    """Return the digest of a short text, SHORT_BYTES long."""
     return blake2b(data, digest_size=SHORT_BYTES).digest()
 
 
 def call_digest(data: Data) -> bytes:
-    """Return 16 bytes of what must be equal of one call, or of all calls so far."""
+    """Return the 16-byte digest of what must be equal in one call, or in all calls so far."""
     return blake2b(data, digest_size=16).digest()
 
 
 def quick_digest(data: Data) -> bytes:
-    """Return SHORT_BYTES of a value's bytes, about as fast as they are read."""
+    """Return the digest of a value's bytes, SHORT_BYTES long, at about memory speed."""
     import xxhash
 
     return xxhash.xxh3_64_digest(data)
 
 
 def content_digest(data: Data) -> bytes:
-    """Return 16 bytes of a value's bytes, about as fast as they are read."""
+    """Return the 16-byte digest of a value's bytes, at about memory speed."""
     import xxhash
 
     return xxhash.xxh3_128_digest(data)
 
 
 def block_hash(block: Data) -> int:
-    """Return the hash of a block that lies in one piece of memory."""
+    """Return the hash of a block in contiguous memory."""
     import xxhash
 
     return xxhash.xxh3_64_intdigest(block)
@@ -66,5 +66,5 @@ def block_hasher() -> xxhash.xxh3_64:
 
 
 def seal(data: Data) -> bytes:
-    """Return SEAL_BYTES that end a record, or that another record holds of it."""
+    """Return the digest that ends a record, or that another record holds of it; SEAL_BYTES long."""
     return sha256(data).digest()

@@ -1,7 +1,7 @@
-"""Every environment variable of shoal, its unit, default and meaning.
+"""Every environment variable of shoal, with its unit, default and meaning.
 
-Read when needed, never at import: a test or a launcher may set them at any time. An explicit
-argument always wins over a variable. The reference page lists `SETTINGS`.
+Read when needed, never at import, so that a test or a launcher may set them at any time. An
+explicit argument always takes precedence. The reference page lists `SETTINGS`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Setting(NamedTuple):
 _ROWS = (
     # who am I (set by `shoal run`, or by you)
     ("SHOAL_COORDINATOR", "", "host:port", "the meeting place of the job"),
-    ("SHOAL_RENDEZVOUS", "", "folder", "shared by all hosts, in which process 0 says where the "
-     "meeting place is; for launchers that give no address"),
-    ("SHOAL_JAX_SERVICE", "", "host:port", "JAX's coordination service, if one runs already"),
-    ("SHOAL_NUM_PROCESSES", "", "processes", "how many processes the job has"),
-    ("SHOAL_PROCESS_ID", "", "index", "which of them this one is, from 0"),
-    ("SHOAL_TOKEN", "", "text", "the secret that members show to the meeting place"),
+    ("SHOAL_RENDEZVOUS", "", "folder", "shared by all hosts, in which process 0 publishes the "
+     "meeting place; for launchers that give no address"),
+    ("SHOAL_JAX_SERVICE", "", "host:port", "JAX's coordination service, if already running"),
+    ("SHOAL_NUM_PROCESSES", "", "processes", "number of processes of the job"),
+    ("SHOAL_PROCESS_ID", "", "index", "index of this process, from 0"),
+    ("SHOAL_TOKEN", "", "text", "the secret that processes present to the meeting place"),
     ("SHOAL_VIRTUAL_DEVICES", "", "devices", "virtual CPU devices per process; forces CPU"),
     # how long to wait
-    ("SHOAL_INITIALIZE_TIMEOUT_S", "300", "seconds", "until all processes must have joined"),
-    ("SHOAL_TIMEOUT_S", "600", "seconds", "deadline of a wait that names none of its own"),
-    ("SHOAL_WARN_AFTER_S", "10", "seconds", "a wait this long logs who is missing"),
-    ("SHOAL_HEARTBEAT_S", "2", "seconds", "between two signs of life of a process"),
+    ("SHOAL_INITIALIZE_TIMEOUT_S", "300", "seconds", "time limit for all processes to join"),
+    ("SHOAL_TIMEOUT_S", "600", "seconds", "default deadline of a wait"),
+    ("SHOAL_WARN_AFTER_S", "10", "seconds", "a wait this long logs the missing processes"),
+    ("SHOAL_HEARTBEAT_S", "2", "seconds", "interval between signs of life of a process"),
     ("SHOAL_LOST_AFTER_S", "10", "seconds", "a process that is stopped or cut off this long is "
      "lost; inf: never"),
     ("SHOAL_SILENT_LOST_AFTER_S", "60", "seconds", "a process that runs but gives no sign of life "
@@ -49,16 +49,16 @@ _ROWS = (
     ("SHOAL_AFTERMATH_S", "3", "seconds", "from the first failure in a job until the other "
      "processes get SIGTERM"),
     ("SHOAL_GRACE_S", "10", "seconds", "between SIGTERM and SIGKILL when a job is ended"),
-    ("SHOAL_LEAVE_S", "300", "seconds", "the same if they took SIGTERM as a notice, to save and "
-     "end by themselves"),
+    ("SHOAL_LEAVE_S", "300", "seconds", "the same for processes that took SIGTERM as a notice, "
+     "to save and exit"),
     # what lies on disk
-    ("SHOAL_LEASE_S", "60", "seconds", "a save that nobody has touched this long is stale, and may "
-     "be ended by others; one that runs is touched several times in it"),
+    ("SHOAL_LEASE_S", "60", "seconds", "a save that was not touched for this long is stale, and "
+     "others may end it; a running save is touched several times as often"),
     # how values travel
     ("SHOAL_HOST_MEMORY", "1", "0 or 1", "large values between processes of one host go through "
      "its memory; 0: over the devices, as between hosts"),
     # for tests
-    ("SHOAL_FAULTS", "", "text", "what happens at named points (barrier.before_arrive@1:kill), "
+    ("SHOAL_FAULTS", "", "text", "faults injected at named points (barrier.before_arrive@1:kill), "
      "see shoal.runtime.system.fault_points"),
 )  # fmt: skip
 
@@ -74,7 +74,7 @@ def number(name: str) -> int | None:
     """Return a count or an index, or None when unset.
 
     Raises:
-      UsageError: it is no whole number, or negative.
+      UsageError: it is not an integer, or negative.
     """
     value = text(name)
     if not value:
@@ -88,7 +88,7 @@ def seconds(name: str) -> float:
     """Return a duration in seconds; `inf` is allowed.
 
     Raises:
-      UsageError: it is no number, or not positive.
+      UsageError: it is not a number, or not positive.
     """
     value = text(name)
     try:
@@ -101,10 +101,10 @@ def seconds(name: str) -> float:
 
 
 def check_all() -> None:
-    """Refuse wrong values of all variables that are numbers, also of those that nothing reads yet.
+    """Check the values of all numeric variables, including those that nothing reads yet.
 
     Raises:
-      UsageError: one is no number, or not positive where it must be; all of them.
+      UsageError: one is not a number, or not positive where required; all offences at once.
     """
     offences = []
     for setting in SETTINGS.values():
@@ -118,18 +118,18 @@ def check_all() -> None:
     raise_all("initialize", offences)
 
 
-def timeout(asked: str, timeout_s: object, name: str, argument: str = "timeout_s") -> float:
-    """Return what a call was given as `timeout_s`, or for None the setting `name`, in seconds.
+def timeout(caller: str, timeout_s: object, name: str, argument: str = "timeout_s") -> float:
+    """Return the `timeout_s` of a call, or for None the setting `name`, in seconds.
 
-    Whether it is positive is for the call to say, with whatever else is wrong there.
+    The call itself checks that it is positive, with its other arguments.
 
     Raises:
-      UsageTypeError: `asked` was given something that is no number.
+      UsageTypeError: `timeout_s` is not a number.
     """
     if timeout_s is None:
         return seconds(name)
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
-        raise UsageTypeError(f"{asked}: {argument}={timeout_s!r} must be a number of seconds")
+        raise UsageTypeError(f"{caller}: {argument}={timeout_s!r} must be a number of seconds")
     return timeout_s
 
 

@@ -81,7 +81,7 @@ def test_what_was_begun_behind_a_link_is_not_ended(archive, tmp_path, alone):
     with Checkpoints(run, keep=1, lease_s=1e-9, coordinator=alone) as ckpts:
         ckpts.save(30, {"w": np.ones(3)})
     told = CliRunner().invoke(build(["ckpt"]), ["ckpt", "gc", str(run), "--older", "0"]).output
-    assert "step 25: is a link: what it leads to is tidied where it lies" in told
+    assert "step 25: is a link: clean up its target instead" in told
     assert step_folder.see(LocalFolder(archive / step_name(25)), attempt)
     arguments = ["ckpt", "gc", str(run / step_name(25)), "--older", "0"]  # this very folder
     assert "2 files" in CliRunner().invoke(build(["ckpt"]), arguments).output

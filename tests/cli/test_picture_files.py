@@ -87,7 +87,7 @@ def test_files_are_written_and_named(arguments, tmp_path):
 @pytest.mark.parametrize(
     ("name", "part"),
     [("no/such/a", "there is no folder"), (".", "cannot be written: Is a directory"),
-     ("-", "is no file"), ("", "is no file"), ("a\0b", "cannot be written")],
+     ("-", "is not a file"), ("", "is not a file"), ("a\0b", "cannot be written")],
 )  # fmt: skip
 def test_a_file_that_cannot_be_written_is_one_clear_line(option, name, part, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -103,23 +103,23 @@ def test_a_file_that_cannot_be_written_is_one_clear_line(option, name, part, tmp
     [
         (["v5e:2x4", "data=8", "-n", "2"], "-n does not go with a topology"),
         (["v5e:2x4", "data=8", "-n", "1"], "-n does not go with a topology"),
-        (["v5e:2x4", "data=2", "model=4"], "3 arguments: say a topology and axes, each in quotes"),
-        (["v5e:2x4"], "is a topology: say the axes of the mesh, too"),
+        (["v5e:2x4", "data=2", "model=4"], "3 arguments: give a topology and axes, each in quotes"),
+        (["v5e:2x4"], "is a topology: also give the axes of the mesh"),
         (["data=8", "v5e:2x4"], "the topology comes first: shoal mesh 'v5e:2x4' 'data=8'"),
         (["v5e:2x4", "data=7"], "has 7 devices, and v5e:2x4 has 8"),
         (["v5x:2x4", "data=8"], "'v5x:2x4' is no topology"),
-        (["v5e:2x4", "data=8 | ids 7..0", "--order", "jax"], "say its axes alone"),
-        (["v5e:2x4", "data=8 | ids 7..0", "--across", "data=2"], "says where they stand"),
+        (["v5e:2x4", "data=8 | ids 7..0", "--order", "jax"], "give its axes only"),
+        (["v5e:2x4", "data=8 | ids 7..0", "--across", "data=2"], "lists its device ids"),
         (["v5e:2x4", "data=8", "--weights", "data"], "must be axes with bytes"),
         (["v5e:2x4", "data=8", "--weights", "dat=1GiB"], "did you mean 'data'?"),
         (["v5e:2x4", "data=8", "--weights", "data=1Gbit"], "must be bytes"),
         (["v5e:2x4", '{"a": 2, "a": 4}'], "axis 'a' is repeated"),
         (["v5e:2x4", "data=8", "--order", "torch"], "did you mean 'torch_xla'?"),
         (["v5e:2x4 x 2 slices", "data=16", "--across", "dat=2"], "did you mean 'data'?"),
-        (["data=8", "--across", "data=2"], "--across goes with a topology"),
-        (["data=8", "--order", "jax"], "--order goes with a topology"),
-        (["data=8", "--weights", "data=1"], "--weights goes with a topology"),
-        (["flat:99999999", "x=99999999"], "4194304 are the most"),
+        (["data=8", "--across", "data=2"], "--across requires a topology"),
+        (["data=8", "--order", "jax"], "--order requires a topology"),
+        (["data=8", "--weights", "data=1"], "--weights requires a topology"),
+        (["flat:99999999", "x=99999999"], "at most 4194304"),
     ],
 )
 def test_what_is_refused(arguments, part):

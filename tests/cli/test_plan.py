@@ -97,7 +97,7 @@ def test_orders_are_ours_jaxs_or_yours():
 
 
 def test_a_mesh_of_one_device_sends_nothing():
-    assert "nothing travels" in plan("v5e:1x1", "x=1", "w: 3 int8 x")
+    assert "nothing is sent" in plan("v5e:1x1", "x=1", "w: 3 int8 x")
 
 
 TREE = {
@@ -167,7 +167,7 @@ def test_a_checkpoint_says_what_it_holds():
         ((*GRID, "w: 8xa float32 data, -"), "w: the shape '8xa'"),
         ((*GRID, "w: 8 float32 dat"), "w: .*did you mean 'data'"),
         ((*GRID, "w: 8 float32 data, -"), "w: shape .* has rank 1"),
-        ((*GRID, "w: 8 float32 -", "w: 9 float32 -"), "w stands twice"),
+        ((*GRID, "w: 8 float32 -", "w: 9 float32 -"), "w is given twice"),
         ((*GRID, "v: 8 float32 a", "w: 8 float32 b"), "(?s)v: .*w: "),
         ((*GRID, "--params", "no-such.json"), "No such file"),
     ],
@@ -182,10 +182,10 @@ def test_what_is_wrong_is_said(arguments, words):
     [
         ("{", "is not JSON"),
         ("[1]", "must be an object of parameters"),
-        ('{"w": 3}', "w is 3, no parameter"),
+        ('{"w": 3}', "w is 3, not a parameter"),
         ('{"w": {"shape": [8], "layot": "data"}}', "w has 'layot'"),
-        ('{"w": {"shape": [8.5]}}', "a list of whole numbers"),
-        ('{"w": {"shape": [8], "layout": ["data"]}}', "must be texts"),
+        ('{"w": {"shape": [8.5]}}', "a list of integers"),
+        ('{"w": {"shape": [8], "layout": ["data"]}}', "must be strings"),
         ('{"w": {"shape": [-8]}}', "negative size"),
         ('{"w":' * 20_000, "is not JSON"),
     ],
@@ -213,7 +213,7 @@ def test_one_line_and_code_2_where_jax_does_not_import():
         (("--bytes", "1e400"), "must be a whole number of bytes"),
         (("--bytes", "1.5"), "must be a whole number of bytes"),
         (("--weights", "data=1e400"), "must be a whole number of bytes"),
-        (("--network", "5GB/s"), "no network is used"),
+        (("--network", "5GB/s"), "uses no network"),
         (("--across", ""), "--across '' must be axes"),
     ],
 )

@@ -44,7 +44,7 @@ def test_devices_that_the_environment_says_otherwise_are_named_once(monkeypatch)
     flag = "--xla_force_host_platform_device_count"
     outer = {"XLA_FLAGS": f"{flag}=5 -x", "JAX_NUM_CPU_DEVICES": "3", "PJRT_NPROC": "6"}
     assert overruled("--devices 2", 2, outer) == (
-        f"--devices 2 wins over JAX_NUM_CPU_DEVICES=3 and XLA_FLAGS={flag}=5: "
+        f"--devices 2 overrides JAX_NUM_CPU_DEVICES=3 and XLA_FLAGS={flag}=5: "
         "2 CPU devices per process"
     )
     monkeypatch.setattr(cpu_devices, "num_cores", lambda: 4)
@@ -78,9 +78,9 @@ def test_all_offenders_are_named_at_once():
     [
         ((), "no program"),
         (("python3.11", "train.py"), "leave it out"),
-        (("ls",), "is a command; shoal run starts Python scripts and modules only"),
-        (("tool",), "is no Python program"),
-        (("tool.sh",), "is no Python program"),
+        (("ls",), "is a command; shoal run starts only Python scripts and modules"),
+        (("tool",), "is not a Python script"),
+        (("tool.sh",), "is not a Python script"),
         (("empty",), "holds no __main__.py"),
         (("nowhere/train.py",), "there is no directory 'nowhere'"),
         (("python_trian.py",), "there is no script 'python_trian.py'; did you mean"),
@@ -98,7 +98,7 @@ def test_a_module_that_is_not_there_is_refused():
 @pytest.mark.parametrize("only", ["4", "0,4", "4,5"])
 def test_who_is_not_there_cannot_be_shown(only):
     words = refusal("train.py", processes="4", only=only)
-    assert "--only 4: with -n 4 there are 0 to 3" in words
+    assert "--only 4: the ranks of -n 4 are 0 to 3" in words
     assert ("--only 5" in words) == ("5" in only)
 
 
@@ -121,7 +121,7 @@ def test_without_a_place_for_temporary_logs_a_log_dir_is_asked_for(monkeypatch):
 
 def test_windows_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr(command.sys, "platform", "win32")
-    with pytest.raises(UsageError, match="needs Linux or macOS; on Windows use it inside WSL"):
+    with pytest.raises(UsageError, match="requires Linux or macOS; on Windows use WSL"):
         command.run(["train.py"])
 
 

@@ -126,7 +126,9 @@ def test_the_only_job_that_runs_here_is_found(folder, place):
 
 
 def test_no_job_or_several_are_said(folder):
-    words = "no job of shoal run is found here; give host:port of a meeting place, or the folder"
+    words = (
+        "no running job of shoal run is found here; give host:port of a meeting place, or the log"
+    )
     with pytest.raises(UsageError, match=f"^watch: {words}"):
         find("watch", None, None)
     for port, name in ((5, "a"), (6, "b")):
@@ -134,7 +136,7 @@ def test_no_job_or_several_are_said(folder):
     with pytest.raises(UsageError) as caught:
         find("stacks", None, None)
     assert str(caught.value) == (
-        "stacks: 2 jobs run here; say which:\n"
+        "stacks: 2 jobs are running here; choose one:\n"
         f"  - shoal stacks {folder}/a\n  - shoal stacks {folder}/b"
     )
 
@@ -142,19 +144,19 @@ def test_no_job_or_several_are_said(folder):
 def test_a_record_that_somebody_else_wrote_is_not_believed(folder, monkeypatch):
     write_record(folder / "logs", 5, os.getpid())
     monkeypatch.setattr(observing.os, "getuid", lambda: 10**6)
-    with pytest.raises(UsageError, match="no job of shoal run is found here"):
+    with pytest.raises(UsageError, match="no running job of shoal run is found here"):
         find("watch", None, None)
 
 
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("nowhere", "'nowhere' is no host:port of a meeting place, and no folder or file"),
-        ("empty", "'empty': no job runs there, or it is no folder of its logs: it has no job.json"),
-        ("bad.json", "'bad.json' does not say where a job meets"),
-        ("list.json", "'list.json' does not say where a job meets"),
-        ("half.json", "'half.json' does not say where a job meets"),
-        ("odd.json", "'odd.json' does not say where a job meets"),
+        ("nowhere", "'nowhere' is neither host:port of a meeting place nor a folder or file"),
+        ("empty", "'empty': no job is running, or not its log directory: it has no job.json"),
+        ("bad.json", "'bad.json' has no address of a job"),
+        ("list.json", "'list.json' has no address of a job"),
+        ("half.json", "'half.json' has no address of a job"),
+        ("odd.json", "'odd.json' has no address of a job"),
     ],
 )
 def test_what_is_no_place_is_said(folder, where, words):
@@ -184,13 +186,13 @@ def test_before_anybody_came_all_are_absent(server, shoal):
     ended = shoal("watch", server.address, "--token", TOKEN)
     assert ended.stdout.startswith(f"3 processes at {server.address}: 3 absent\n")
     ended = shoal("stacks", server.address, "1-2", "--token", TOKEN)
-    assert ended.stdout == "".join(f"process {p} is absent: did not come yet\n" for p in (1, 2))
+    assert ended.stdout == "".join(f"process {p} is absent: has not joined yet\n" for p in (1, 2))
 
 
 def test_who_cannot_look_is_told_why_in_a_line(server, shoal):
     ended = shoal("watch", server.address, "--token", "wrong")
     assert ended.returncode == 74
-    assert "says: the token is wrong: SHOAL_TOKEN must be the one of this job" in ended.stderr
+    assert "answered: the token is wrong: SHOAL_TOKEN must be the one of this job" in ended.stderr
     ended = shoal("stacks", server.address, "3,7", SHOAL_TOKEN=TOKEN)
     assert ended.returncode == 2
     assert ended.stderr == "shoal: stacks: the job has processes 0 to 2, not 3, 7\n"
@@ -199,7 +201,7 @@ def test_who_cannot_look_is_told_why_in_a_line(server, shoal):
     for command in ("watch", "stacks"):
         ended = shoal(command, "127.0.0.1:1")
         assert ended.returncode == 74
-        assert ended.stderr.startswith(f"shoal: {command}: nobody answers at 127.0.0.1:1 (")
+        assert ended.stderr.startswith(f"shoal: {command}: no answer from 127.0.0.1:1 (")
         assert len(ended.stderr.splitlines()) == 1
 
 
@@ -232,7 +234,7 @@ def test_something_else_that_listens_is_no_meeting_place():
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(InitializeError, match="is no meeting place of this shoal"):
+        with pytest.raises(InitializeError, match="is not a meeting place of this shoal"):
             Observer("watch", ServerAddress(f"127.0.0.1:{other.getsockname()[1]}", ""))
         thread.join()
 
@@ -272,7 +274,7 @@ def test_it_follows_until_the_job_is_over_and_logs_each_answer(server, child_env
 def test_indices_are_read():
     assert read_processes("3") == [3]
     assert read_processes("0-2, 12,1") == [0, 1, 2, 12]
-    with pytest.raises(UsageError, match="'x' are no processes; give indices, as in 3 or 0-7,12"):
+    with pytest.raises(UsageError, match="'x' is not a list of ranks; give ranks, as in 3 or"):
         read_processes("x")
     with pytest.raises(UsageError) as caught:
         read_processes("5-2,99999999999")

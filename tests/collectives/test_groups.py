@@ -129,7 +129,7 @@ def test_processes_that_name_other_groups_are_told(call, groups):
 
     found = run_all(LocalJob(3), go)
     assert [type(error) for error in found[:2]] == [DivergenceError] * 2
-    assert "wait for each other in a circle" in str(found[0])
+    assert "wait for each other in a cycle" in str(found[0])
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
@@ -140,9 +140,9 @@ def test_processes_that_name_other_groups_are_told(call, groups):
         ([], UsageError, "this one"),
         ([0, 7, -1], UsageError, r"has processes 0..2, not \[-1, 7\]"),
         ([0, 0, 1], UsageError, r"named more than once: \[0\]"),
-        ([0, 1.5], UsageTypeError, "processes are whole numbers, not 1.5"),
-        (0, UsageTypeError, r"processes=0 must list indices of processes, as in \[0, 1\]"),
-        ("01", UsageTypeError, "must list indices"),
+        ([0, 1.5], UsageTypeError, "process indices are integers, not 1.5"),
+        (0, UsageTypeError, r"processes=0 must be a list of process indices, such as \[0, 1\]"),
+        ("01", UsageTypeError, "must be a list of process indices"),
     ],
 )
 def test_what_is_no_group_is_refused(call, processes, kind, told):

@@ -154,5 +154,5 @@ def test_wrong_arguments_are_refused(arguments, told):
 def test_what_lists_no_processes_is_refused_in_words(one):
     first = LocalJob(2).coordinators[0]
     for call, asked in ((live_with, ()), (barrier_with, ("x",))):
-        with pytest.raises(UsageTypeError, match=r"must list indices of processes, as in \[0, 1\]"):
+        with pytest.raises(UsageTypeError, match=r"must be a list of process indices, such as \[0"):
             call(first, *asked, processes=one)

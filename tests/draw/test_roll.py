@@ -13,12 +13,12 @@ from shoal.runtime.rules.point import Member
 
 EPOCH, LOAD = "'epoch' (train.py:31 (main))", "'load' (data.py:10 (batches))"
 TABLE = """\
-3 processes at a:1 on host0: 2 here, 1 failed; median step 14.0 ms
-process  state   step       own time  where                                  since  memory
-──────────────────────────────────────────────────────────────────────────────────────────
-2        failed                       KeyError: 'k'                          9.0 s
-1        here      11  18.0 ms, 1.3x  last at 'load' (data.py:10 (batches))   61 s
-0        here      12  10.0 ms, 0.7x  waits at 'epoch' (train.py:31 (main))  4.0 s   1 GiB
+3 processes at a:1 on host0: 2 here, 1 failed; median step time 14.0 ms
+rank  state   step   compute time  where                                  since  memory
+───────────────────────────────────────────────────────────────────────────────────────
+2     failed                       KeyError: 'k'                          9.0 s
+1     here      11  18.0 ms, 1.3x  last at 'load' (data.py:10 (batches))   61 s
+0     here      12  10.0 ms, 0.7x  waits at 'epoch' (train.py:31 (main))  4.0 s   1 GiB
 JAX's service (host0): lost: its connection closed (killed?)
 another: here"""
 STATES = ("here", "stopped", "silent", "absent", "left", "lost", "failed")
@@ -104,7 +104,7 @@ def test_among_those_apart_the_slow_come_first_then_the_late_then_the_stuck():
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
-        ("process", [0, 1, 2]),
+        ("rank", [0, 1, 2]),
         ("host", [1, 2, 0]),
         ("step", [1, 2, 0]),
         ("time", [0, 2, 1]),
@@ -146,7 +146,7 @@ def test_the_table_of_a_small_job():
 def test_a_long_job_is_folded_and_cut_and_says_so():
     apart = {f"p{p}": waiting(p, place=f"'{p}'", is_waiting=False) for p in range(0, 500, 5)}
     text = plain(render_roll(many(1000, **apart), most_rows=3, note="it is old"), 300)
-    assert "\n0        host0  here" in text
+    assert "\n0     host0  here" in text
     assert "and 997 more processes in 98 rows: --all" in text
     assert text.endswith("it is old")
     everybody = plain(render_roll(many(1000, **apart)), 300)
@@ -172,7 +172,7 @@ def test_those_lost_for_the_same_reason_share_a_row_however_long_ago():
 
 
 def test_how_long_a_process_is_silent_is_said_beside_where_it_was():
-    said = "silent for 12.0 s; step 12, waits at 'epoch' since 13.0 s"
+    said = "silent for 12.0 s; step 12, waits at 'epoch' for 13.0 s"
     text = plain(render_roll(many(3, p1=waiting(1)._replace(state="silent", said=said))), 300)
     assert f"  silent for 12.0 s; waits at {EPOCH}  " in text
 
@@ -192,7 +192,7 @@ def test_who_is_slow_where_all_wait_for_it_is_marked_by_its_own_time():
     assert (roll.median_step_s, roll.median_own_s) == (0.05, pytest.approx(0.02))
     assert first_processes(roll) == [2, 0]
     text = plain(render_roll(roll), 300)
-    assert "; median step 50.0 ms, own 20.0 ms\n" in text
+    assert "; median step time 50.0 ms, compute time 20.0 ms\n" in text
     assert "  50.0 ms, 2.5x  " in text
 
 
@@ -205,7 +205,7 @@ def test_a_table_that_is_too_wide_folds_the_place_and_loses_nothing_else():
 
 @pytest.mark.parametrize(
     ("width", "left_out"),
-    [(100, ""), (80, "memory"), (66, "memory, own time"), (44, "memory, own time, host")],
+    [(100, ""), (77, "memory"), (66, "memory, compute time"), (44, "memory, compute time, host")],
 )
 def test_a_narrow_terminal_shows_where_everybody_is_whatever_else_it_leaves_out(width, left_out):
     roll = many(16, p1=waiting(1, memory_bytes=7 << 30))

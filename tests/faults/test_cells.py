@@ -8,7 +8,7 @@ from faults.cells import PLACE, Cell, Told, offences
 from shoal.testing.ended import Ended
 
 REPORT = (
-    "shoal: process 1 of 3 (h) has been in no call of shoal for 2 s, and process 0 (h) is lost: it "
+    "shoal: process 1 of 3 (h) has not called shoal for 2 s, and process 0 (h) is lost: it "
     "hangs, and is ended with exit code 71\n  process 0 (h) is lost (known for 1 s): killed\n"
 )
 ERROR = {"at": 100.1, "kind": "ProcessLostError", "words": "x", "lost": [0], "failed": []}

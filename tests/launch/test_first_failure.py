@@ -11,11 +11,11 @@ from shoal.launch.news import Gone, KeeperNews, News
 from shoal.launch.report import (
     Ending,
     dead_host_keeper,
+    describe_end,
     describe_failure,
     describe_host_keeper,
     exit_code,
     first_failure,
-    how,
 )
 
 CODES = st.sampled_from([0, 1, 3, 70, 71, 72, 73, 74, -6, -9, -15])
@@ -51,7 +51,7 @@ def test_a_frozen_process_is_what_the_others_lost():
     assert first_failure([*survivors, frozen]) == frozen
     assert exit_code(frozen, survivors) == 71
     assert describe_failure(frozen, [*survivors, frozen], 1.0)[1] == (
-        "process 1 of 3 is what the others lost: frozen (by SIGSTOP?), then ended by "
+        "process 1 of 3 was lost to the others: frozen (by SIGSTOP?), then ended by "
         "shoal run with SIGKILL"
     )
     raised = Ending(0, 1, 3.0)  # not because of it
@@ -107,7 +107,7 @@ def test_what_the_others_lost_is_the_root_whatever_its_code_and_theirs():
         assert first_failure(rows) == lost
         assert exit_code(lost, rows) == 71
         assert describe_failure(lost, rows, 1.0)[1] == (
-            "process 1 of 2 is what the others lost: silent for 60 s, then ended by shoal run with "
+            "process 1 of 2 was lost to the others: silent for 60 s, then ended by shoal run with "
             "SIGTERM"
         )
     assert first_failure([Ending(0, 9, 1.0), lost]).process == 0  # before it was lost
@@ -150,15 +150,15 @@ def test_news_are_of_the_newest_job_and_say_who_is_absent():
 
 
 def test_words_and_codes():
-    assert how(Ending(0, 3, 1.0)) == "exit code 3"
-    assert how(Ending(0, 73, 1.0)) == "exit code 73 (waited in vain)"
-    assert how(Ending(0, -11, 1.0)) == "killed by SIGSEGV"
-    assert "out-of-memory" in how(Ending(0, -9, 1.0))
-    assert how(Ending(0, -9, None, (signal.SIGTERM, signal.SIGKILL))) == (
+    assert describe_end(Ending(0, 3, 1.0)) == "exit code 3"
+    assert describe_end(Ending(0, 73, 1.0)) == "exit code 73 (deadline exceeded)"
+    assert describe_end(Ending(0, -11, 1.0)) == "killed by SIGSEGV"
+    assert "out-of-memory" in describe_end(Ending(0, -9, 1.0))
+    assert describe_end(Ending(0, -9, None, (signal.SIGTERM, signal.SIGKILL))) == (
         "ended by shoal run with SIGKILL"
     )
-    assert how(Ending(0, -11, None, (signal.SIGTERM,))) == "killed by SIGSEGV"
-    assert how(Ending(0, -63, 1.0)) == "killed by signal 63"
+    assert describe_end(Ending(0, -11, None, (signal.SIGTERM,))) == "killed by SIGSEGV"
+    assert describe_end(Ending(0, -63, 1.0)) == "killed by signal 63"
     assert exit_code(Ending(0, -11, 1.0), ()) == 139
     assert exit_code(Ending(0, 5, 1.0), ()) == 5
     assert exit_code(Ending(0, -15, 1.0, (signal.SIGTERM,)), ()) == 1

@@ -32,7 +32,7 @@ def test_the_second_is_refused_and_the_next_is_not(folder):
         for name in ("logs", "same"):
             with pytest.raises(UsageError) as refused, open_log_dir(name, ["shoal"]):
                 pass
-            told = f"`shoal run -n 2 'my train.py'` (pid {os.getpid()}), which runs since 20"
+            told = f"`shoal run -n 2 'my train.py'` (pid {os.getpid()}), running since 20"
             assert str(refused.value).startswith(
                 f"run: --log-dir {name!r} holds the logs of {told}"
             )

@@ -99,7 +99,7 @@ def test_who_runs_longer_than_most_is_named_once_with_what_is_known(frozen):
         head.format(4, 104) + "it has not joined the job",
         head.format(5, 105) + "it has left the job",
         head.format(6, 106) + "it reported a failure to the others",
-        head.format(7, 107) + "it is stopped by a signal; `kill -CONT 107` lets it go on",
+        head.format(7, 107) + "it is stopped by a signal; `kill -CONT 107` resumes it",
     ]
     assert watched.outliving.look(99.0).lines == []
 

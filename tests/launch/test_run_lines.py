@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shoal.launch.output import Log, Outlet, Voice, paint_prefixes
+from shoal.launch.output import LineStream, Log, Outlet, paint_prefixes
 
 # What matters to the cutting of lines, and characters of one to four bytes.
 BYTES = st.lists(st.sampled_from([b"a", b"b", b"\n", b"\r", b"\0", b"\xff", "€".encode()])).map(
@@ -31,7 +31,7 @@ class Memory(Log):
 def speak(outlet: Outlet, chunks: list[bytes]) -> tuple[bytes, Memory]:
     """Return what an outlet and a log got from chunks of bytes."""
     log = Memory()
-    voice = Voice(outlet, b"p0| ", log)
+    voice = LineStream(outlet, b"p0| ", log)
     for chunk in chunks:
         voice.hear(chunk, 0.0)
     voice.close()
@@ -78,7 +78,7 @@ def test_a_very_long_line_comes_in_pieces_that_split_no_character():
 
 def test_a_progress_bar_in_a_file_leaves_a_line_now_and_then():
     outlet = a_pipe()
-    voice = Voice(outlet, b"p0| ", Memory())
+    voice = LineStream(outlet, b"p0| ", Memory())
     voice.hear(b"\r10%", 100.0)
     assert voice.due_s == 105.0
     voice.hear(b"\r20%", 101.0)
@@ -94,7 +94,7 @@ def test_a_progress_bar_in_a_file_leaves_a_line_now_and_then():
 
 def test_an_unfinished_line_without_progress_waits_in_a_file():
     outlet, log = a_pipe(), Memory()
-    voice = Voice(outlet, b"p0| ", log)
+    voice = LineStream(outlet, b"p0| ", log)
     voice.hear(b"loading", 100.0)
     assert (voice.due_s, log.data) == (105.0, b"")
     voice.show_unfinished()
@@ -107,7 +107,7 @@ def test_an_unfinished_line_without_progress_waits_in_a_file():
 @pytest.mark.parametrize("outlet", [a_pipe(), None])
 def test_two_streams_do_not_mix_within_a_line_of_the_log(outlet):
     log = Memory()
-    words, errors = Voice(outlet, b"", log), Voice(outlet, b"", log)
+    words, errors = LineStream(outlet, b"", log), LineStream(outlet, b"", log)
     for piece in (b"a", b" ", b"1", b"\nb"):
         words.hear(piece, 1.0)
         errors.hear(b"x" + piece, 1.0)
@@ -117,7 +117,7 @@ def test_two_streams_do_not_mix_within_a_line_of_the_log(outlet):
 
 
 def test_a_terminal_redraws_in_place_until_another_speaks(terminal):
-    first, second = (Voice(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
+    first, second = (LineStream(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
     first.hear(b"\r10%", 1.0)
     assert first.due_s == pytest.approx(1.1)
     first.show_unfinished()
@@ -131,7 +131,7 @@ def test_a_terminal_redraws_in_place_until_another_speaks(terminal):
 
 @pytest.mark.parametrize("end", [b"\n", b""])
 def test_a_line_that_another_has_ended_is_not_shown_twice(terminal, end):
-    first, second = (Voice(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
+    first, second = (LineStream(terminal, prefix, Memory()) for prefix in (b"p0| ", b"p1| "))
     first.hear(b"\r100%", 1.0)
     first.show_unfinished()
     second.hear(b"done\n", 2.0)
@@ -141,7 +141,7 @@ def test_a_line_that_another_has_ended_is_not_shown_twice(terminal, end):
 
 
 def test_a_terminal_shows_a_prompt_and_goes_on_behind_it(terminal):
-    voice = Voice(terminal, b"p0| ", Memory())
+    voice = LineStream(terminal, b"p0| ", Memory())
     for dots in (b".", b"."):
         voice.hear(dots, 1.0)
         voice.show_unfinished()
@@ -150,14 +150,14 @@ def test_a_terminal_shows_a_prompt_and_goes_on_behind_it(terminal):
 
 
 def test_a_colour_that_is_left_on_does_not_run_into_the_next_line(terminal):
-    voice = Voice(terminal, b"p0| ", Memory())
+    voice = LineStream(terminal, b"p0| ", Memory())
     voice.hear(b"\x1b[31mred\n", 1.0)
     assert bytes(terminal.waiting) == b"p0| \x1b[31mred\x1b[0m\n"
 
 
 def test_who_is_not_shown_is_still_logged_and_remembered():
     log = Memory()
-    voice = Voice(None, b"", log)
+    voice = LineStream(None, b"", log)
     voice.hear(b"Traceback (most", 1.0)
     voice.hear(b" recent call last):\n", 2.0)
     assert voice.due_s is None
@@ -167,7 +167,7 @@ def test_who_is_not_shown_is_still_logged_and_remembered():
 
 def test_a_full_disk_ends_the_log_and_not_the_job():
     log = Log("/dev/full")
-    voice = Voice(a_pipe(), b"p0| ", log)
+    voice = LineStream(a_pipe(), b"p0| ", log)
     voice.hear(b"a line\n", 1.0)
     voice.hear(b"another\n", 2.0)
     assert "/dev/full ends early: No space left" in log.trouble
@@ -181,7 +181,7 @@ def test_an_outlet_without_a_reader_is_broken_and_forgets():
     os.close(read_fd)
     outlet.write_some()
     outlet.put(b"more")
-    assert (outlet.broken, bytes(outlet.waiting)) == ("nobody reads the output", b"")
+    assert (outlet.broken, bytes(outlet.waiting)) == ("the output has no reader", b"")
     os.close(write_fd)
 
 

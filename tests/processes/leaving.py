@@ -64,7 +64,7 @@ def long_phase(fifo: str) -> tuple[bool, bool]:
     assert not shoal.preempted(10 * here)
     shoal.barrier("all have asked")
     if here == 1:
-        Path(fifo).read_bytes()  # until the test lets it go on
+        Path(fifo).read_bytes()  # until the test resumes it
         assert shoal.notice() is not None
     elif here == 0:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -236,7 +236,7 @@ def test_a_thread_that_never_ends_does_not_keep_a_failed_process(job):
     """
     survivor, _ = job.run(2, script, SHOAL_ABORT_AFTER_S="0.5")
     assert survivor.code == 71, survivor
-    assert "could not end by itself" in survivor.err.splitlines()[-1]
+    assert "did not exit by itself" in survivor.err.splitlines()[-1]
     assert survivor.ended_s < 30
 
 
@@ -314,7 +314,7 @@ def test_a_forked_child_is_no_member(job, said):
     """
     for index, one in enumerate(job.run(2, script)):
         assert one.code == 0, one
-        words = f"this process is a fork of process {index} of 2, and no member of the job"
+        words = f"this process is a fork of process {index} of 2, and not a member of the job"
         assert said(one).splitlines() == [f"{words} {index}", "3"]
     assert job.leaves_no_orphan()
 

@@ -62,7 +62,7 @@ ENDS = {
     ),
     "a thread that never ends": (
         "threading.Thread(target=threading.Event().wait).start()\n"
-        "sys.excepthook = lambda *what: None\nmain()", 1, RAISED, "it is ended now",
+        "sys.excepthook = lambda *what: None\nmain()", 1, RAISED, "ending it now",
     ),
     "an error of shoal, and a hook": (
         "from shoal.errors import DivergenceError; sys.excepthook = lambda *what: None\n"
@@ -98,7 +98,7 @@ ENDS = {
     "returns": ("", 0, "left the job", ""),
     "raise SystemExit": (
         "raise SystemExit('words')", 1,
-        "left the job by SystemExit (its code is not known), at train.py:N (<module>)", "words",
+        "left the job by SystemExit (exit code unknown), at train.py:N (<module>)", "words",
     ),
     "raise SystemExit under a launcher": (
         "def check():\n raise SystemExit('words')\ncheck()", 1,

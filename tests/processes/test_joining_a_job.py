@@ -40,7 +40,7 @@ def test_two_processes_compute_and_leave_quietly(job, said):
     """
     left = (
         "this process has left its job, in which it was process {} of 2: shutdown() was called\n"
-        "call what is collective before that, or initialize() to join a job again"
+        "make collective calls before that, or call initialize() to join a job again"
     )
     ended = job.run(2, script)
     numbers = "coordinator_address={!r}, num_processes=2, process_id={}"
@@ -79,7 +79,7 @@ def test_a_program_that_just_ends_needs_no_shutdown(job, said):
 @pytest.mark.parametrize(
     ("who", "words"),
     [
-        ({0: 3, 1: 3}, "process 2 of 3 did not come within 8 s (the deadline of process "),
+        ({0: 3, 1: 3}, "process 2 of 3 did not join within 8 s (the deadline of process "),
         ({0: 2, 1: 3}, "3"),
     ],
     ids=["missing peer", "wrong count"],
@@ -205,7 +205,7 @@ def test_process_0_dies_before_anybody_could_meet(job):
     job.start(1, 2, "initialize(timeout_s=45)\n")
     _, waiting = job.wait()
     assert waiting.code == 74, waiting
-    assert "process 0 did not" in waiting.err
+    assert "process 0 never joined" in waiting.err
     assert waiting.ended_s < 30
     assert job.leaves_no_orphan()
 

@@ -193,4 +193,4 @@ def test_work_that_was_given_up_and_goes_on_ends_without_an_abort(over_devices):
             cluster.wait_for("ends", process)
         ended = cluster.wait()
     assert [one.code for one in ended] == [73, 73]
-    assert all("work on its devices that was given up" in one.err for one in ended)
+    assert all("work on its devices that continues" in one.err for one in ended)

@@ -28,7 +28,7 @@ import signal, shoal
 from shoal.errors import ProcessLostError
 
 def load():
-    open(__file__ + ".go").read()  # until the test lets it go on
+    open(__file__ + ".go").read()  # until the test resumes it
 
 def train():
     try:
@@ -166,7 +166,7 @@ def test_a_lost_process_comes_first_then_the_one_that_the_other_waits_for(watche
     assert "stopped (SIGSTOP?), silent for " in facts["processes"][1]["where"]
 
     _, _, _, lost, late, waiting, _ = job.shoal("watch").splitlines()
-    assert lost.startswith("1        lost   ")
+    assert lost.startswith("1     lost   ")
     assert "stopped (SIGSTOP?), silent for " in lost
     assert late.startswith("2 ")
     assert "last at 'live' " in late

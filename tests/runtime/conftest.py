@@ -13,7 +13,7 @@ import time
 import pytest
 
 from shoal.errors import UsageError
-from shoal.runtime.client.call_sockets import Over
+from shoal.runtime.client.call_sockets import Closed
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.over_tcp import join
 from shoal.testing.coordinator_contract import PATIENCE_S, KillableJob, run_together
@@ -21,7 +21,7 @@ from shoal.testing.coordinator_contract import PATIENCE_S, KillableJob, run_toge
 
 def vanish(coordinator):
     """Do what the kernel does for a process that is killed: all sockets end, without a BYE."""
-    coordinator._calls.hang_up(Over(UsageError, "the test let it vanish"))
+    coordinator._calls.close_all(Closed(UsageError, "the test let it vanish"))
     coordinator._watcher.stop()
 
 

@@ -38,7 +38,7 @@ def texts(errors):
     for process, error in enumerate(errors):
         first, *lines = str(error).splitlines()
         me = f"process {process} of {len(errors)} (h{process})"
-        assert first == f"{me}: processes disagree on what comes next"
+        assert first == f"{me}: processes disagree on the next call"
         bodies.add(tuple(lines))
         assert error.sides == errors[0].sides
         assert sorted(sum(error.sides.values(), ())) == list(range(len(errors)))
@@ -204,7 +204,7 @@ def test_who_comes_late_is_told_and_not_waited_for():
     assert type(late.value) is DivergenceError
     assert f"process 1: broadcast at a.py:1 (f): {LINES[900]}" in str(early[0])
     assert "process 1: broadcast at a.py:1 (f): 1000 lines, " in str(late.value)
-    assert str(late.value).endswith("the first line that differs is shown on processes 0-1")
+    assert str(late.value).endswith("the first difference is shown on processes 0-1")
 
 
 def test_the_deadline_is_the_callers():

@@ -23,11 +23,11 @@ from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.over_tcp import join
 from shoal.runtime.preemption import exit_code_with, preempted_with, rearm_with, saved_with
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.stopping import Given
+from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.startup.single_process import alone
 
 PATIENCE_S = 60.0
-TERM = Given("Terminated", "SIGTERM")
+TERM = ReceivedNotice("Terminated", "SIGTERM")
 
 
 def until_known(coordinator, number):

@@ -84,7 +84,7 @@ def test_a_member_that_has_not_joined_is_told_so(begun, env):
 def test_a_member_of_a_job_of_unknown_size_is_told_so(begun):
     begun.setenv("PMIX_RANK", "1")
     for ask in (*ASKS, initialize):
-        with pytest.raises(InitializeError, match=r"PMIX_RANK=1.*how many(.|\n)*num_processes="):
+        with pytest.raises(InitializeError, match=r"PMIX_RANK=1.*its number(.|\n)*num_processes="):
             ask()
 
 
@@ -159,7 +159,7 @@ now:    initialize(num_processes=1, virtual_devices=3)
 virtual_devices: 2 before, 3 now
 this is process 0 of 1; call shutdown() first to join another job
 UsageError initialize: virtual_devices=0 must be a whole number, at least 1
-InitializeError this process is a fork of process 0 of 1, and no member of the job
+InitializeError this process is a fork of process 0 of 1, and not a member of the job
 False
 """
 
@@ -347,12 +347,12 @@ def test_an_explicit_number_of_devices_wins_and_says_so(child_env):
     done = run(script, child_env)
     assert done.returncode == 0, done.stderr
     end = ": 8 CPU devices per process"
-    lines = [f"initialize(virtual_devices=8) wins over {said}{end}" for said in OVERRULED.values()]
+    lines = [f"initialize(virtual_devices=8) overrides {said}{end}" for said in OVERRULED.values()]
     lines = [
         f"8 16 {line if said else ''}" for line, said in zip(lines, OVERRULED.values(), strict=True)
     ]
     assert done.stdout.splitlines() == [
         *lines,
-        f"SHOAL_VIRTUAL_DEVICES=8 wins over jax_num_cpu_devices=5{end}",
+        f"SHOAL_VIRTUAL_DEVICES=8 overrides jax_num_cpu_devices=5{end}",
         "8 ",
     ]

@@ -145,9 +145,9 @@ def test_a_roll_call_says_who_is_slow_against_all(clock):
     assert [(member.process, ratio) for member, ratio in slow] == [(2, 5.0), (0, 1.0), (1, 1.0)]
     assert len(call.slowest(1)) == 1
     lines = str(call).splitlines()
-    assert lines[0] == "3 of 4 processes are here; median step 1 s"
+    assert lines[0] == "3 of 4 processes are here; median step time 1 s"
     assert lines[3].startswith("  process 2 (c): here: step 12, last at 'step' (tests/")
-    assert "; own time 5 s (5.00x)" in lines[3]
+    assert "; compute time 5 s (5.00x)" in lines[3]
     assert lines[4].startswith("  process 3 (d): lost: killed, 0.0 s ago")
 
 
@@ -164,8 +164,8 @@ def test_who_is_slow_is_found_where_all_wait_for_it_in_each_step(clock):
     assert (call.median_step_s, call.median_own_s) == (10.0, 2.0)
     assert [(m.process, ratio) for m, ratio in call.slowest(2)] == [(1, 4.0), (0, 1.0)]
     lines = str(call).splitlines()
-    assert lines[0] == "3 of 3 processes are here; median step 10 s, 2 s without waiting"
-    assert "; own time 8 s (4.00x)" in lines[2]
+    assert lines[0] == "3 of 3 processes are here; median step time 10 s, compute time 2 s"
+    assert "; compute time 8 s (4.00x)" in lines[2]
 
 
 def test_only_waits_within_a_step_count(pair, clock):

@@ -1,4 +1,4 @@
-"""Bytes and speeds as a person types them."""
+"""Parse amounts of bytes and speeds on the command line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
 def read_bytes(text: str, what: str) -> int:
-    """Return a number of bytes.
+    """Parse a number of bytes.
 
     >>> read_bytes("64MiB", "--bytes"), read_bytes("1e6", "--bytes"), read_bytes("2 kB", "--bytes")
     (67108864, 1000000, 2000)
@@ -27,13 +27,13 @@ def read_bytes(text: str, what: str) -> int:
 
 
 def read_speed(text: str, what: str) -> float:
-    """Return bytes per second.
+    """Parse a speed, in bytes per second.
 
     >>> read_speed("50GB/s", "--link"), read_speed("400Gbit/s", "--network")
     (50000000000.0, 50000000000.0)
     """
     found = _AMOUNT.fullmatch(text.strip())
-    if not found or not found[4] or not found[3]:  # a "Gb" may be either: it is refused
+    if not found or not found[4] or not found[3]:  # "Gb" is ambiguous: refused
         raise UsageError(f"{what} {text!r} must be a speed, as 50GB/s or 400Gbit/s")
     return _number(found) / (8 if found[3] == "bit" else 1)
 

@@ -1,4 +1,4 @@
-"""`shoal coordinator`: the two services of a job, by themselves, so that no process is special."""
+"""`shoal coordinator`: run the two services of a job separately, so that no process is special."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ import typer
 
 from shoal import settings
 from shoal.errors import InitializeError, ProcessLostError, UsageError, raise_all
-from shoal.launch.ignored_signals import heeded, ignored_words
+from shoal.launch.ignored_signals import ignored_sigint_line, not_ignored
 from shoal.runtime.system.child_process import Spawned
 from shoal.runtime.wire.frames import address_text, split_address
 
 _HELP = """\
-Run what a job meets at, beside it: shoal's meeting place and JAX's service.
+Run the services of a job separately: shoal's meeting place and JAX's service.
 
-Without it process 0 of a job starts both (and under shoal run the launcher does). Run it where a
-host or a pod outlives the processes: then any process may die, and the others go on. It prints
-one line of JSON on stdout (addresses, pids) and, on stderr, the variables that the processes need.
+Without it process 0 of a job starts both (under shoal run the launcher does). Run it on a host or
+in a pod that outlives the processes: then any process may die, and the others go on. It prints
+one line of JSON on stdout (addresses, pids) and, on stderr, the variables for the processes.
 
 \b
 Examples:
   shoal coordinator -n 4                            on this host only
   shoal coordinator -n 64 --bind 0.0.0.0 --port 8476 --jax-port 8477
-  shoal coordinator -n 4 --keep                     one job after the other
+  shoal coordinator -n 4 --keep                     one job after another
 
 \b
-Each process is then started with what stderr says, and its own number:
+Each process is then started with the variables on stderr, and its rank:
   SHOAL_COORDINATOR=… SHOAL_JAX_SERVICE=… SHOAL_TOKEN=…
   SHOAL_NUM_PROCESSES=4 SHOAL_PROCESS_ID=0 python train.py
 
 \b
-The token is a secret: whoever knows it may join the job, or end it. It is
-taken from SHOAL_TOKEN; if that is not set, one is made and printed. How long
-to wait before a process is lost is for this command to know, not for the
+The token is a secret: with it a process may join the job, or end it. It is
+taken from SHOAL_TOKEN; if that is not set, one is made and printed. The time
+until a process counts as lost is a setting of this command, not of the
 processes: SHOAL_HEARTBEAT_S, SHOAL_LOST_AFTER_S, SHOAL_SILENT_LOST_AFTER_S.
 
 \b
 It ends when the job is over; Ctrl-C or SIGTERM ends it, and the job with it.
-What was ignored when it began stays so: SIGHUP after nohup, SIGINT in a
-script that starts it with &.
+Signals that are ignored at the start stay ignored: SIGHUP after nohup, SIGINT
+in a script that starts it with &.
 Exit code:
   0      the job is over
   2      wrong usage
   71     the meeting place or JAX's service ended before the job
-  74     they could not start, for example because a port is taken
+  74     they failed to start, for example because a port is taken
   128+n  ended by signal n
 """
 
@@ -65,32 +65,32 @@ _END_S = 10.0
 _ANYWHERE = ("0.0.0.0", "::")
 
 _Processes = Annotated[
-    str, typer.Option(*("-n", "--processes"), metavar="N", help="How many processes the job has.")
+    str, typer.Option(*("-n", "--processes"), metavar="N", help="Number of processes of the job.")
 ]
 _Bind = Annotated[
     str,
-    typer.Option(metavar="HOST", help="The address to listen at; 0.0.0.0: all, for other hosts."),
+    typer.Option(metavar="HOST", help="Address to listen at; 0.0.0.0: all, for other hosts."),
 ]
-_Port = Annotated[str, typer.Option(metavar="P", help="Of the meeting place; 0: any free one.")]
-_JaxPort = Annotated[str, typer.Option(metavar="P", help="Of JAX's service; 0: any free one.")]
+_Port = Annotated[str, typer.Option(metavar="P", help="Port of the meeting place; 0: any.")]
+_JaxPort = Annotated[str, typer.Option(metavar="P", help="Port of JAX's service; 0: any.")]
 _Keep = Annotated[
-    bool, typer.Option("--keep", help="Serve one job after the other, at the same addresses.")
+    bool, typer.Option("--keep", help="Serve one job after another, at the same addresses.")
 ]
 
 
 class _Signalled(Exception):
-    """A signal has come."""
+    """A signal was received."""
 
 
 class _Request(NamedTuple):
-    """What to run."""
+    """The services to run."""
 
     processes: int
     bind: str
     port: int
     jax_port: int
     token: str
-    is_token_ours: bool  # made here: nobody else knows it yet
+    is_token_ours: bool  # made here, and not known elsewhere yet
 
 
 def coordinator(
@@ -100,14 +100,14 @@ def coordinator(
     jax_port: _JaxPort = "0",
     keep: _Keep = False,
 ) -> None:
-    """Run what a job meets at, beside it: shoal's meeting place and JAX's service."""
+    """Run the services of a job separately: shoal's meeting place and JAX's service."""
     given = settings.text("SHOAL_TOKEN")
     request = _Request(
         *_checked(processes, bind, port, jax_port), given or secrets.token_hex(16), not given
     )
-    for number in heeded([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]):
+    for number in not_ignored([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]):
         signal.signal(number, _end)
-    if words := ignored_words():
+    if words := ignored_sigint_line():
         print(f"shoal coordinator: {words}", file=sys.stderr)
     try:
         while True:
@@ -139,7 +139,7 @@ def _checked(processes: str, bind: str, port: str, jax_port: str) -> tuple[int, 
 
 
 def _serve(request: _Request) -> _Request:
-    """Serve one job; return the request with the ports that were found for it."""
+    """Serve one job; return the request with the ports that were chosen for it."""
     services = _Services(request)
     try:
         place, jax_service = services.await_addresses(request)
@@ -152,7 +152,7 @@ def _serve(request: _Request) -> _Request:
 
 
 class _Services:
-    """Both services. They end when their standard input is closed, so they never outlive us."""
+    """Both services. They end when their standard input closes, so never outlive this process."""
 
     def __init__(self, request: _Request) -> None:
         env = {"SHOAL_TOKEN": request.token}
@@ -165,7 +165,7 @@ class _Services:
         self.jax_service = Spawned("shoal.runtime.jax_service.jax_runtime", *always, *at, env=env)
 
     def await_addresses(self, request: _Request) -> tuple[str, str]:
-        """Return where they listen, as other hosts say it; let one watch over the other."""
+        """Return their addresses, as seen from other hosts; let one monitor the other."""
         found = []
         for name, port, spawned in (
             ("the meeting place", request.port, self.place),
@@ -176,16 +176,16 @@ class _Services:
                 where, words = address_text(request.bind, port), spawned.last_words()
                 raise InitializeError(f"coordinator: {name} cannot start at {where}: {words}")
             found.append(str(json.loads(line)["address"]))
-        with contextlib.suppress(BrokenPipeError):  # it ended: known in its turn
-            told = json.dumps({"meeting_place": found[0]})
-            self.jax_service.stdin.write(told.encode() + b"\n")
+        with contextlib.suppress(BrokenPipeError):  # it ended, as is found out later
+            message = json.dumps({"meeting_place": found[0]})
+            self.jax_service.stdin.write(message.encode() + b"\n")
         return _reachable(found[0]), _reachable(found[1])
 
     def await_end(self) -> None:
         """Wait until the job is over.
 
         Raises:
-          ProcessLostError: one of the two ended before.
+          ProcessLostError: one of the services ended before.
         """
         ends = select.poll()
         for spawned in (self.place, self.jax_service):
@@ -197,12 +197,12 @@ class _Services:
                 raise _lost("the meeting place", code, self.place)
             return
         lost = _lost("JAX's service", self.jax_service.wait(), self.jax_service)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it tells the processes
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it notifies the processes
             self.place.wait(min(settings.seconds("SHOAL_ABORT_AFTER_S"), _LINGER_MAX_S))
         raise lost
 
     def close(self) -> None:
-        """End both: the meeting place first, for the other one is still needed until then."""
+        """End both: the meeting place first, because JAX's service is needed until then."""
         for spawned in (self.place, self.jax_service):
             with contextlib.suppress(OSError):
                 spawned.stdin.close()
@@ -212,7 +212,7 @@ class _Services:
                 spawned.kill()
                 spawned.wait()
             spawned.stdout.close()
-            spawned.let_go()
+            spawned.detach()
 
 
 def _lost(name: str, code: int, spawned: Spawned) -> ProcessLostError:
@@ -221,26 +221,26 @@ def _lost(name: str, code: int, spawned: Spawned) -> ProcessLostError:
 
 
 def _reachable(address: str) -> str:
-    """Return the address as other hosts reach it."""
+    """Return the address by which other hosts reach it."""
     host, port = split_address(address)
     return address_text(socket.gethostname() if host in _ANYWHERE else host, port)
 
 
 def _announce(request: _Request, place: str, jax_service: str, services: _Services) -> None:
-    """Say where the job meets: to programs on stdout, to people on stderr."""
-    told = {
+    """Print the addresses: for programs on stdout, for people on stderr."""
+    record = {
         "meeting_place": place,
         "jax_service": jax_service,
         "pids": {"meeting_place": services.place.pid, "jax_service": services.jax_service.pid},
     }
     variables = {"SHOAL_COORDINATOR": place, "SHOAL_JAX_SERVICE": jax_service}
     if request.is_token_ours:
-        told["token"] = variables["SHOAL_TOKEN"] = request.token
+        record["token"] = variables["SHOAL_TOKEN"] = request.token
     try:
-        print(json.dumps(told), flush=True)
+        print(json.dumps(record), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise UsageError("coordinator: nobody reads its standard output") from None
+        raise UsageError("coordinator: its standard output has no reader") from None
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}", file=sys.stderr)
     last = request.processes - 1

@@ -26,10 +26,10 @@ _HALVES = re.compile(r'((?:"(?:[^"\\]|\\.)*"|[^@])*?)(?:(@)(.*))?', re.DOTALL)  
 
 def layout(
     dims: Annotated[str, typer.Argument(help="'data, model+seq, -', or with '@' and a mesh")],
-    mesh: Annotated[str, typer.Option(help="The mesh, as `shoal mesh` takes it.")] = "",
+    mesh: Annotated[str, typer.Option(help="The mesh, as for `shoal mesh`.")] = "",
     shape: Annotated[str, typer.Option(help="The array's shape, as 1024,512.")] = "",
     dtype: Annotated[str, typer.Option(help="The array's dtype, for its bytes.")] = "float32",
-    processes: Annotated[int, typer.Option("-n", "--processes", help="Spread over so many.")] = 1,
+    processes: Annotated[int, typer.Option("-n", "--processes", help="Number of processes.")] = 1,
     svg: Svg = None,
     html: Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
@@ -70,13 +70,13 @@ def _read(dims: str, mesh: str, processes: int) -> Layout:
 
 
 def halves(text: str) -> tuple[str, str, str]:
-    """Return the dims of a layout's text, its "@" and its mesh; the latter empty without."""
+    """Split a layout's text into its dims, "@" and its mesh; the latter two may be empty."""
     dims, at, mesh = _HALVES.fullmatch(text).groups(default="")  # type: ignore[union-attr]
     return dims, at, mesh
 
 
 def read_shape(text: str, what: str = "--shape") -> tuple[int, ...]:
-    """Read the sizes of an array: `1024,512` or `1024x512`; nothing for a scalar."""
+    """Parse the shape of an array: `1024,512` or `1024x512`; empty for a scalar."""
     try:
         sizes = text.replace("x", ",").removesuffix(",")
         return tuple(int(size) for size in sizes.split(",")) if sizes else ()
@@ -85,7 +85,7 @@ def read_shape(text: str, what: str = "--shape") -> tuple[int, ...]:
 
 
 def item_bytes(name: str, what: str = "--dtype") -> int:
-    """Return the bytes of one item of a dtype of NumPy or ml_dtypes."""
+    """Return the item size in bytes of a dtype of NumPy or ml_dtypes."""
     import ml_dtypes
 
     try:
@@ -96,7 +96,7 @@ def item_bytes(name: str, what: str = "--dtype") -> int:
 
 def _facts(chosen: Layout, sizes: tuple[int, ...] | None) -> dict[str, object]:
     shape = chosen.global_shape((1,) * chosen.rank) if sizes is None else sizes
-    held = owners(Layout(chosen.mesh, *chosen.dims), shape)  # what is pending moves nothing
+    held = owners(Layout(chosen.mesh, *chosen.dims), shape)  # pending reductions move nothing
     ids = chosen.mesh.device_ids.reshape(-1)
     order = np.argsort(held.box, kind="stable")
     ends = np.searchsorted(held.box[order], np.arange(1, held.num_boxes))

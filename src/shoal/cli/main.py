@@ -1,4 +1,4 @@
-"""The command `shoal`: a table of commands, each loaded from its own file when it is asked for."""
+"""The command `shoal`: a table of commands, each imported from its own module on use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.errors import ShoalError
 
 
 class Command(NamedTuple):
-    """Where a command's function lives, and the settings typer needs for it."""
+    """The module of a command's function, and its settings for typer."""
 
     module: str
     function: str
@@ -38,13 +38,13 @@ COMMANDS: Mapping[str, Command] = {
 
 
 def build(names: Iterable[str]) -> typer.Typer:
-    """Return an application that has the commands `names`; only their files are imported."""
+    """Return an application with the commands `names`; only their modules are imported."""
     app = typer.Typer(
         name="shoal",
         help="The missing multi-host layer for JAX.",
         context_settings={"help_option_names": ["-h", "--help"]},
         no_args_is_help=True,
-        rich_markup_mode=None,  # which would wrap the examples
+        rich_markup_mode=None,  # it would wrap the examples
         add_completion=False,
         pretty_exceptions_enable=False,
     )
@@ -59,8 +59,8 @@ def build(names: Iterable[str]) -> typer.Typer:
     return app
 
 
-def _print_version(is_asked: bool) -> None:
-    if is_asked:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         print(f"shoal {metadata.version('shoal')}")
         raise typer.Exit
 
@@ -74,11 +74,11 @@ _Version = Annotated[
 
 
 def _about(version: _Version = False) -> None:
-    """Launch, agree, place, move and save; and be told who when it goes wrong."""
+    """Launch, agree, place, move and save; when something fails, see which process did."""
 
 
 def _arguments() -> list[str]:
-    """The arguments; a layout whose first dim is whole, as '-, model', is no option."""
+    """Return the arguments; escape a layout such as '-, model', which is not an option."""
     given = sys.argv[1:]
     if given[:1] != ["layout"]:
         return given
@@ -86,24 +86,24 @@ def _arguments() -> list[str]:
 
 
 def _open_closed_streams() -> None:
-    """Let what is written to a closed stream (`shoal run … >&-`) go nowhere.
+    """Open closed standard streams (`shoal run … >&-`) as /dev/null.
 
-    Else the next file that is opened gets the stream's number, and its text.
+    Otherwise the next file that is opened gets the stream's number, and its text.
     """
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
             os.set_inheritable(fd, True)
-            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - as long as we run
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - never closed
 
 
 def main() -> None:
     """Run the command line of this process and exit with its code."""
     _open_closed_streams()
-    asked = sys.argv[1:2]
-    app = build(asked if asked and asked[0] in COMMANDS else COMMANDS)
+    command = sys.argv[1:2]
+    app = build(command if command and command[0] in COMMANDS else COMMANDS)
     try:
         app(_arguments(), prog_name="shoal")
     except ShoalError as error:

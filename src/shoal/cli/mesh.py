@@ -32,7 +32,7 @@ def mesh(
         typer.Argument(metavar="[TOPOLOGY] AXES", help=f"a topology, or none; and {_AXES}"),
     ],
     processes: Annotated[
-        int | None, typer.Option("-n", "--processes", help="Spread over so many.")
+        int | None, typer.Option("-n", "--processes", help="Number of processes.")
     ] = None,
     across: Across = None,
     weights: Weights = None,
@@ -41,7 +41,7 @@ def mesh(
     html: Html = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Draw a mesh: which device stands where, and whose it is. Needs no device.
+    """Draw a mesh: the position and the process of each device. Needs no device.
 
     With a topology, the mesh is placed on it, and the wires are drawn: chips, hosts, links, and
     the rings of each axis. Without one, it is the grid of device ids.
@@ -61,7 +61,7 @@ def mesh(
     first, *others = words
     if len(others) > 1:
         raise UsageError(
-            f"{len(words)} arguments: say a topology and axes, each in quotes, as in "
+            f"{len(words)} arguments: give a topology and axes, each in quotes, as in "
             "shoal mesh v5p:4x4x8 'data=16 model=8'"
         )
     if not others:
@@ -69,7 +69,7 @@ def mesh(
         _draw_grid(read_mesh(first, 1 if processes is None else processes), svg, html, as_json)
         return
     if processes is not None:
-        raise UsageError("-n does not go with a topology: its hosts say which process has what")
+        raise UsageError("-n does not go with a topology, whose hosts determine the processes")
     topology = _read_topology(first, others[0])
     _most(topology)
     grid = placed(topology, read_mesh(others[0]), order=order, across=across, weights=weights)
@@ -79,7 +79,7 @@ def mesh(
 def _draw_grid(grid: Mesh, svg: str | None, html: str | None, as_json: bool) -> None:
     if as_json:
         if grid.size > _MOST_DEVICES:
-            raise UsageError(f"{grid!r}: {_MOST_DEVICES} devices are the most that are listed here")
+            raise UsageError(f"{grid!r}: at most {_MOST_DEVICES} devices can be listed")
         print(json.dumps(_facts(grid)))
     picture = draw_mesh(grid)
     if not as_json:
@@ -111,10 +111,10 @@ def _refuse_without_topology(
 ) -> None:
     for option, value in (("--across", across), ("--weights", weights), ("--order", order)):
         if value is not None:
-            raise UsageError(f"{option} goes with a topology: shoal mesh v5p:4x4x4 {text!r} …")
+            raise UsageError(f"{option} requires a topology: shoal mesh v5p:4x4x4 {text!r} …")
     if _is_topology(text):
         raise UsageError(
-            f"{text!r} is a topology: say the axes of the mesh, too, as in "
+            f"{text!r} is a topology: also give the axes of the mesh, as in "
             f"shoal mesh {text!r} 'data=2 model=4'"
         )
 
@@ -136,16 +136,16 @@ def _is_topology(text: str) -> bool:
 def _most(topology: Topology) -> None:
     if topology.num_devices > MOST_DEVICES:
         count = topology.num_devices
-        raise UsageError(f"{topology.text}: {count} devices; {MOST_DEVICES} are the most here")
+        raise UsageError(f"{topology.text}: {count} devices; at most {MOST_DEVICES} can be drawn")
 
 
 def read_mesh(text: str, processes: int = 1) -> Mesh:
-    """Read a mesh from JSON or from its text form; `processes` share its devices evenly."""
+    """Parse a mesh in JSON or text form; `processes` share its devices evenly."""
     grid = Mesh(pairs_of_json(text, "mesh")) if text.lstrip().startswith("{") else Mesh.parse(text)
     if processes == 1:
         return grid
     if grid.size > _MOST_DEVICES:
-        raise UsageError(f"{grid!r}: {_MOST_DEVICES} devices are the most that are spread here")
+        raise UsageError(f"{grid!r}: at most {_MOST_DEVICES} devices can be spread")
     if processes < 1 or grid.size % processes:
         raise UsageError(f"{grid.size} devices cannot be spread evenly over {processes} processes")
     owners = np.repeat(np.arange(processes), grid.size // processes)

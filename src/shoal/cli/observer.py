@@ -1,7 +1,7 @@
-"""Finding a job that runs, and asking its meeting place. An observer only reads.
+"""Find a running job, and query its meeting place. An observer only reads.
 
-Where a job is: `host:port` of its meeting place, or the `job.json` that `shoal run` keeps beside
-the logs while the job runs.
+The address of a job: `host:port` of its meeting place, or the `job.json` that `shoal run` keeps
+beside the logs while the job runs.
 """
 
 from __future__ import annotations
@@ -26,66 +26,66 @@ from shoal.runtime.wire.frames import Frame, FrameError, pack_frame, split_addre
 ANSWER_S = 10.0  # a meeting place that does not answer within this is frozen or cut off
 _MAX_ANSWER_BYTES = 1 << 30  # the stacks of 10,000 processes
 _FILE = "job.json"
-_MOST_ASKED = 1000  # processes in one question, whose size is limited
+_MOST_QUERIED = 1000  # processes in one query, whose size is limited
 
 
 class ServerAddress(NamedTuple):
-    """A meeting place, and the secret that it asks for."""
+    """A meeting place, and its token."""
 
     address: str
     token: str
 
 
 class _JobFile(NamedTuple):
-    """What a `job.json` says."""
+    """The content of a `job.json`."""
 
     path: str
     place: ServerAddress
     launcher: int  # its pid
 
 
-def find(asked: str, where: str | None, token: str | None) -> ServerAddress:
-    """Return the meeting place that is meant.
+def find(command: str, where: str | None, token: str | None) -> ServerAddress:
+    """Return the meeting place to observe.
 
     Args:
-      asked: the command, for messages.
+      command: the command, for messages.
       where: host:port, a folder with a job.json, or such a file; None: SHOAL_COORDINATOR, else
-        the one job of this user that runs here.
-      token: None: the one of job.json, else SHOAL_TOKEN.
+        the only running job of this user on this host.
+      token: None: that of job.json, else SHOAL_TOKEN.
 
     Raises:
-      UsageError: there is no such place, or several could be meant.
+      UsageError: there is no such place, or it is ambiguous.
     """
     secret = settings.text("SHOAL_TOKEN") if token is None else token
     where = where or settings.text("SHOAL_COORDINATOR")
     if where.startswith("~"):
-        where = local_path(where, f"{asked}: {where!r}")
+        where = local_path(where, f"{command}: {where!r}")
     if not where:
-        place = _only_job(asked)
+        place = _only_job(command)
     elif os.path.isdir(where):
         path = os.path.join(where, _FILE)
         if not os.path.exists(path):
-            told = f"no job runs there, or it is no folder of its logs: it has no {_FILE}"
-            raise UsageError(f"{asked}: {where!r}: {told}")
-        place = _read(asked, path).place
+            reason = f"no job is running, or not its log directory: it has no {_FILE}"
+            raise UsageError(f"{command}: {where!r}: {reason}")
+        place = _read(command, path).place
     elif os.path.exists(where):
-        place = _read(asked, where).place
+        place = _read(command, where).place
     else:
-        place = ServerAddress(_address(asked, where), secret)
+        place = ServerAddress(_address(command, where), secret)
     return place if token is None else place._replace(token=token)
 
 
-def _address(asked: str, where: str) -> str:
+def _address(command: str, where: str) -> str:
     try:
         split_address(where)
     except UsageError:
-        told = "is no host:port of a meeting place, and no folder or file"
-        raise UsageError(f"{asked}: {where!r} {told}") from None
+        reason = "is neither host:port of a meeting place nor a folder or file"
+        raise UsageError(f"{command}: {where!r} {reason}") from None
     return where
 
 
-def _only_job(asked: str) -> ServerAddress:
-    """Return the job of this user that runs here, if there is one."""
+def _only_job(command: str) -> ServerAddress:
+    """Return the only running job of this user on this host."""
     records = {}
     temporary = os.path.join(glob.escape(tempfile.gettempdir()), "shoal-run-*")
     for folders in (os.curdir, "*", temporary):
@@ -95,19 +95,19 @@ def _only_job(asked: str) -> ServerAddress:
                 records[record.place.address] = record
     if len(records) == 1:
         return next(iter(records.values())).place
-    options = "give host:port of a meeting place, or the folder of shoal run's logs"
+    options = "give host:port of a meeting place, or the log directory of shoal run"
     if not records:
-        raise UsageError(f"{asked}: no job of shoal run is found here; {options}")
+        raise UsageError(f"{command}: no running job of shoal run is found here; {options}")
     paths = sorted(os.path.dirname(record.path) for record in records.values())
-    listed = "".join(f"\n  - shoal {asked} {path}" for path in paths)
-    raise UsageError(f"{asked}: {len(paths)} jobs run here; say which:{listed}")
+    listed = "".join(f"\n  - shoal {command} {path}" for path in paths)
+    raise UsageError(f"{command}: {len(paths)} jobs are running here; choose one:{listed}")
 
 
 def _running(path: str) -> _JobFile | None:
-    """Return what a file says if it is ours and its job runs."""
+    """Return the content of a file if it is this user's and its job is running."""
     try:
         if os.stat(path).st_uid != os.getuid():
-            return None  # somebody else's, who should not be told our token
+            return None  # another user's, who must not receive the token
         record = _read("", path)
     except (OSError, UsageError):
         return None
@@ -122,37 +122,37 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _read(asked: str, path: str) -> _JobFile:
+def _read(command: str, path: str) -> _JobFile:
     try:
         with open(path, encoding="utf-8") as file:
-            told = json.load(file)
-        place = ServerAddress(str(told["meeting_place"]), str(told["token"]))
-        launcher = int(told["launcher"])
+            record = json.load(file)
+        place = ServerAddress(str(record["meeting_place"]), str(record["token"]))
+        launcher = int(record["launcher"])
     except OSError as error:
-        raise UsageError(f"{asked}: {path!r}: {error.strerror}") from None
+        raise UsageError(f"{command}: {path!r}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
-        told = "does not say where a job meets: it is no job.json of shoal run"
-        raise UsageError(f"{asked}: {path!r} {told}") from None
+        reason = "has no address of a job: it is not a job.json of shoal run"
+        raise UsageError(f"{command}: {path!r} {reason}") from None
     return _JobFile(os.path.abspath(path), place, launcher)
 
 
 class Observer:
-    """A connection to a meeting place that looks, one small question at a time."""
+    """A read-only connection to a meeting place, with one small query at a time."""
 
-    def __init__(self, asked: str, place: ServerAddress, *, answer_s: float = ANSWER_S) -> None:
+    def __init__(self, command: str, place: ServerAddress, *, answer_s: float = ANSWER_S) -> None:
         """Connect.
 
         Raises:
-          InitializeError: nobody listens there, it is no meeting place, or the token is wrong.
+          InitializeError: nothing listens there, it is not a meeting place, or the token is wrong.
           DeadlineError: it does not answer within `answer_s`.
         """
         self.place = place
-        self._asked = asked
+        self._command = command
         self._answer_s = answer_s
         self._ticket = 0
-        self._asked_at = math.inf  # when the question that is not answered yet was put
+        self._queried_at = math.inf  # when the pending query was sent
         limit = time.monotonic() + answer_s
-        self._channel = _connected(asked, place, limit)
+        self._channel = _connected(command, place, limit)
         try:
             self._introduce(limit)
         except BaseException:
@@ -166,19 +166,19 @@ class Observer:
         except TimeoutError:
             raise self._late() from None
         except (OSError, FrameError) as error:
-            told = f"what listens at {self.place.address} is no meeting place of this shoal"
-            raise InitializeError(f"{self._asked}: {told} ({error})") from None
+            reason = f"what listens at {self.place.address} is not a meeting place of this shoal"
+            raise InitializeError(f"{self._command}: {reason} ({error})") from None
         if welcome.header.get("is") != "welcome":
-            told = welcome.body.decode(errors="replace")
-            raise InitializeError(f"{self._name()} says: {told}")
+            answer = welcome.body.decode(errors="replace")
+            raise InitializeError(f"{self._name()} answered: {answer}")
 
     def waits_s(self) -> float:
-        """How long a question has not been answered, seconds; 0 if all are."""
-        return max(0.0, time.monotonic() - self._asked_at)
+        """Return the age of a pending query, seconds; 0 if there is none."""
+        return max(0.0, time.monotonic() - self._queried_at)
 
     def ask(self) -> None:
-        """Ask who is there, unless that was asked and not answered yet."""
-        if self._asked_at == math.inf:
+        """Query the members, unless a query is pending."""
+        if self._queried_at == math.inf:
             self._put({"do": "members"})
 
     def answer(self, limit: float) -> Roll | None:
@@ -191,7 +191,7 @@ class Observer:
         return None if frame is None else self._roll(frame)
 
     def roll(self) -> Roll:
-        """Ask who is there and return the answer.
+        """Query the members and return the answer.
 
         Raises:
           DeadlineError: there was none in time.
@@ -204,32 +204,32 @@ class Observer:
         return roll
 
     def stacks(self, processes: Sequence[int] | None = None) -> dict[int, str]:
-        """Return the stacks of all threads of `processes` (None: all), without the silent.
+        """Return the stacks of all threads of `processes` (None: all), as far as they answer.
 
         Raises as `roll` does.
         """
         if processes is None:
             return self._stacks(None)
-        told: dict[int, str] = {}
-        for begin in range(0, len(processes), _MOST_ASKED):
-            told |= self._stacks(processes[begin : begin + _MOST_ASKED])
-        return told
+        found: dict[int, str] = {}
+        for begin in range(0, len(processes), _MOST_QUERIED):
+            found |= self._stacks(processes[begin : begin + _MOST_QUERIED])
+        return found
 
     def _stacks(self, processes: Sequence[int] | None) -> dict[int, str]:
         self._put({"do": "stacks", "processes": processes})
         frame = self._receive(time.monotonic() + self._answer_s)
         if frame is None:
             raise self._late()
-        told = self._body(frame).get("stacks", {})
-        return {int(process): str(text) for process, text in told.items()}
+        found = self._body(frame).get("stacks", {})
+        return {int(process): str(text) for process, text in found.items()}
 
     def close(self) -> None:
-        """Go. Nobody minds."""
+        """Close the connection."""
         self._channel.close()
 
     def _put(self, question: dict[str, Any]) -> None:
         self._ticket += 1
-        self._asked_at = now = time.monotonic()
+        self._queried_at = now = time.monotonic()
         try:
             self._channel.send(
                 pack_frame({**question, "ticket": self._ticket}), now + self._answer_s
@@ -244,10 +244,10 @@ class Observer:
             while True:
                 frame = self._channel.receive(limit)
                 if frame.header.get("ticket") == self._ticket:
-                    self._asked_at = math.inf
+                    self._queried_at = math.inf
                     return frame
         except TimeoutError as error:
-            if time.monotonic() < limit:  # the kernel gave up on the link
+            if time.monotonic() < limit:  # the kernel found the link dead
                 raise self._lost(error) from None
             return None
         except OSError as error:
@@ -256,42 +256,42 @@ class Observer:
             raise self._strange(error) from None
 
     def _roll(self, frame: Frame) -> Roll:
-        told = self._body(frame)
+        answer = self._body(frame)
         try:
-            members = tuple(Member(*row) for row in told["members"])
-            services = tuple(ServiceRow(*row) for row in told.get("services", ()))
+            members = tuple(Member(*row) for row in answer["members"])
+            services = tuple(ServiceRow(*row) for row in answer.get("services", ()))
         except (KeyError, TypeError) as error:
             raise self._strange(error) from None
         return Roll(self.place.address, members, services)
 
     def _body(self, frame: Frame) -> dict[str, Any]:
         try:
-            told = json.loads(frame.body)
+            body = json.loads(frame.body)
         except ValueError as error:
             raise self._strange(error) from None
-        if not isinstance(told, dict):
+        if not isinstance(body, dict):
             raise self._strange("no object")
-        return told
+        return body
 
     def _lost(self, error: object) -> ProcessLostError:
         return ProcessLostError(f"{self._name()} is gone ({error})")
 
     def _late(self) -> DeadlineError:
-        told = f"does not answer for {self._answer_s:g} s: frozen or cut off"
-        return DeadlineError(f"{self._name()} {told}", waited_s=self._answer_s)
+        reason = f"does not answer for {self._answer_s:g} s: frozen or cut off"
+        return DeadlineError(f"{self._name()} {reason}", waited_s=self._answer_s)
 
     def _strange(self, error: object) -> ShoalError:
-        told = f"answers what this shoal does not understand: {error}; another version?"
-        return InitializeError(f"{self._name()} {told}")
+        reason = f"sent an answer that this shoal does not understand: {error}; another version?"
+        return InitializeError(f"{self._name()} {reason}")
 
     def _name(self) -> str:
-        return f"{self._asked}: the meeting place at {self.place.address}"
+        return f"{self._command}: the meeting place at {self.place.address}"
 
 
-def _connected(asked: str, place: ServerAddress, limit: float) -> Channel:
+def _connected(command: str, place: ServerAddress, limit: float) -> Channel:
     try:
         address = split_address(place.address)
         return connect(address, limit, max_body_bytes=_MAX_ANSWER_BYTES)
     except OSError as error:
-        told = f"nobody answers at {place.address} ({error}); is the job over?"
-        raise InitializeError(f"{asked}: {told}") from None
+        reason = f"no answer from {place.address} ({error}); is the job over?"
+        raise InitializeError(f"{command}: {reason}") from None

@@ -1,4 +1,4 @@
-"""A tree of parameters with layouts, as a person writes it, and what each device holds of it."""
+"""Parse parameters with layouts from the command line, and size their shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORMS = '{"w": {"shape": [8, 4], "dtype": "bfloat16", "layout": "data, model"}}
 
 
 class Param(NamedTuple):
-    """One array and where it lies."""
+    """One array and its layout."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,12 +37,12 @@ class Param(NamedTuple):
 
     @property
     def copies(self) -> int:
-        """How many devices hold each shard."""
+        """The number of devices that hold each shard."""
         return math.prod(self.layout.mesh.axes[axis] for axis in self.layout.unused_axes)
 
     @property
     def uneven(self) -> list[str]:
-        """The dims that their shards do not divide, in words."""
+        """Messages about dims that their shards do not divide."""
         found = []
         for dim, size in enumerate(self.shape):
             if size % (count := self.layout.num_shards(dim)):
@@ -52,10 +52,10 @@ class Param(NamedTuple):
 
 
 def read_params(source: str, texts: Sequence[str], mesh: Mesh) -> list[Param]:
-    """Read parameters from a JSON file (or "-", the standard input) and from texts.
+    """Parse parameters from a JSON file (or "-", the standard input) and from texts.
 
     Raises:
-      UsageError: all that is wrong, by name.
+      UsageError: all problems, by name.
     """
     rows = [*(_from_file(source) if source else ()), *map(_from_text, texts)]
     plain = Mesh(dict(mesh.axes))  # its text is short, whatever the order of the devices
@@ -67,7 +67,7 @@ def read_params(source: str, texts: Sequence[str], mesh: Mesh) -> list[Param]:
         except UsageError as error:
             offences.append(f"{name}: {error}")
     names = [param.name for param in found]
-    offences += [f"{name} stands twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    offences += [f"{name} is given twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     raise_all("plan", offences)
     return found
 
@@ -78,9 +78,9 @@ def _param(name: str, shape: Any, dtype: Any, text: Any, mesh: Mesh) -> Param:
     elif isinstance(shape, list) and all(type(size) is int for size in shape):
         sizes = tuple(shape)
     else:
-        raise UsageError(f"the shape {shape!r} must be a list of whole numbers")
+        raise UsageError(f"the shape {shape!r} must be a list of integers")
     if not isinstance(dtype, str) or not isinstance(text, str | None):
-        raise UsageError(f"dtype {dtype!r} and layout {text!r} must be texts")
+        raise UsageError(f"dtype {dtype!r} and layout {text!r} must be strings")
     if text is None or not text.strip():
         layout = Layout.replicated(mesh, len(sizes))
     else:
@@ -90,7 +90,7 @@ def _param(name: str, shape: Any, dtype: Any, text: Any, mesh: Mesh) -> Param:
 
 
 def _from_text(text: str) -> tuple[str, Any, Any, Any]:
-    """Read `NAME: SHAPE DTYPE LAYOUT`; without a layout the parameter is whole everywhere."""
+    """Parse `NAME: SHAPE DTYPE LAYOUT`; without a layout the parameter is replicated."""
     name, colon, rest = text.partition(":")
     words = rest.split(None, 2)
     if not colon or len(words) < 2:
@@ -101,7 +101,7 @@ def _from_text(text: str) -> tuple[str, Any, Any, Any]:
 
 
 def _from_file(source: str) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Read a JSON tree of parameters, or what `shoal ckpt show --json` prints."""
+    """Parse a JSON tree of parameters, or the output of `shoal ckpt show --json`."""
     try:
         if source == "-":
             tree = json.loads(sys.stdin.read())
@@ -116,7 +116,7 @@ def _from_file(source: str) -> Iterator[tuple[str, Any, Any, Any]]:
         raise UsageError(f"--params {source}: must be an object of parameters, as {_FORMS}")
     leaves = tree.get("leaves")
     if isinstance(leaves, list) and all(isinstance(row, Mapping) for row in leaves):
-        rows = [row for row in leaves if row.get("dtype")]  # of a checkpoint: arrays alone
+        rows = [row for row in leaves if row.get("dtype")]  # of a checkpoint: only arrays
         return iter(
             [(str(r.get("name")), r.get("shape"), r["dtype"], r.get("layout")) for r in rows]
         )
@@ -127,7 +127,7 @@ def _walk(tree: Mapping[str, Any], path: str, source: str) -> Iterator[tuple[str
     for key, value in tree.items():
         name = f"{path}/{key}" if path else key
         if not isinstance(value, Mapping):
-            raise UsageError(f"--params {source}: {name} is {value!r}, no parameter: {_FORMS}")
+            raise UsageError(f"--params {source}: {name} is {value!r}, not a parameter: {_FORMS}")
         if not isinstance(value.get("shape"), list):
             yield from _walk(value, name, source)
             continue

@@ -1,4 +1,4 @@
-"""The options `--svg` and `--html`: pictures written to files."""
+"""The options `--svg` and `--html`, which write pictures to files."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import typer
 
 from shoal.errors import UsageError
 
-Svg = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Write it as SVG, too.")]
+Svg = Annotated[str | None, typer.Option("--svg", metavar="FILE", help="Also write it as SVG.")]
 Html = Annotated[
-    str | None, typer.Option("--html", metavar="FILE", help="Write a page with it, too.")
+    str | None, typer.Option("--html", metavar="FILE", help="Also write it as an HTML page.")
 ]
 
 
 def write_pictures(
     svg: str | None, html: str | None, drawn: Callable[[], tuple[str, str]], *, quiet: bool = False
 ) -> None:
-    """Write the files that are asked for, and say so.
+    """Write the requested files, and print their names.
 
     Args:
-      svg: where to; None: nowhere.
-      html: where to.
+      svg: path of the SVG; None: do not write it.
+      html: path of the page.
       drawn: returns the SVG and the page.
-      quiet: leave stdout to others.
+      quiet: print to stderr instead of stdout.
 
     Raises:
       UsageError: a file cannot be written.
@@ -41,7 +41,7 @@ def write_pictures(
 
 def _write(option: str, name: str, text: str) -> None:
     if name in ("", "-"):
-        raise UsageError(f"{option} {name!r} is no file; for standard output say /dev/stdout")
+        raise UsageError(f"{option} {name!r} is not a file; for standard output give /dev/stdout")
     path = Path(name)
     try:
         path.write_text(text, encoding="utf-8")

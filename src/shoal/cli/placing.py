@@ -1,4 +1,4 @@
-"""How a mesh is placed on a topology, as `shoal mesh` and `shoal plan` are asked for it."""
+"""The placement options of `shoal mesh` and `shoal plan`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ORDERS = ("shoal", *LIBRARIES, "given")
 
 Across = Annotated[
     str | None,
-    typer.Option(help="How much of which axes lies across slices, or hosts: 'data=2'."),
+    typer.Option(help="Factors of axes across slices, or hosts: 'data=2'."),
 ]
 Weights = Annotated[
     str | None,
-    typer.Option(help="Bytes that each device reduces over an axis in a step: 'model=4GiB'."),
+    typer.Option(help="Bytes that each device reduces over an axis per step: 'model=4GiB'."),
 ]
 Order = Annotated[
     str | None,
@@ -38,10 +38,10 @@ def placed(
     across: str | None = None,
     weights: str | None = None,
 ) -> Mesh:
-    """Return the mesh placed on a topology, unless it says itself which device stands where.
+    """Return the mesh placed on a topology, unless it lists its device ids itself.
 
     Raises:
-      UsageError: an option is wrong, or it goes with a placed mesh only.
+      UsageError: an option is wrong, or only valid for a placed mesh.
     """
     if order is not None and order not in _ORDERS:
         raise UsageError(
@@ -50,12 +50,12 @@ def placed(
     if order == "given" or (order is None and not grid.is_iota):
         for option, value in (("--across", across), ("--weights", weights)):
             if value is not None:
-                raise UsageError(f"{option} places devices, and this mesh says where they stand")
+                raise UsageError(f"{option} places devices, but this mesh lists its device ids")
         return grid
     if not grid.is_iota:
         raise UsageError(
-            f"--order {order} places devices, and the mesh {grid.text!r} says where they stand: "
-            "say its axes alone, or --order given"
+            f"--order {order} places devices, and the mesh {grid.text!r} lists its device ids: "
+            "give its axes only, or --order given"
         )
     return place(
         topology,
@@ -67,7 +67,7 @@ def placed(
 
 
 def pairs_of_json(text: str, what: str) -> list[tuple[str, int]]:
-    """Read a dict as pairs, so that a repeated name is seen."""
+    """Parse a dict as pairs, so that a repeated name is found."""
     try:
         pairs: list[tuple[str, int]] = json.loads(text, object_pairs_hook=list)
     except (ValueError, RecursionError) as error:
@@ -83,12 +83,12 @@ def _read_across(text: str) -> dict[str, int]:
     except UsageError as error:
         raise UsageError(f"--across {text!r} must be axes, as 'data=2': {error}") from None
     if "|" in text:
-        raise UsageError(f"--across {text!r} must be axes alone, as 'data=2'")
+        raise UsageError(f"--across {text!r} must be axes only, as 'data=2'")
     return dict(grid.axes)
 
 
 def _read_weights(text: str) -> dict[str, float]:
-    """Read `model=4GiB data=1GiB`, with or without commas, or JSON."""
+    """Parse `model=4GiB data=1GiB`, with or without commas, or JSON."""
     if text.lstrip().startswith("{"):
         return dict(pairs_of_json(text, "--weights"))
     found: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""`shoal plan`: what a mesh costs on hardware that need not be there, and what its devices hold."""
+"""`shoal plan`: the cost of a mesh on hardware that need not exist, and its devices' memory."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _BAR = 12  # columns of the longest bar
 
 
 _Topology = Annotated[str, typer.Argument(help="'v5p:4x4x8', 'v5e:4x8 x 2 slices', …")]
-_Axes = Annotated[str, typer.Argument(help="'data=16 model=8', or JSON; with ids as they are")]
+_Axes = Annotated[str, typer.Argument(help="'data=16 model=8', or JSON; device ids are kept")]
 _Params = Annotated[list[str] | None, typer.Argument(help="'NAME: SHAPE DTYPE LAYOUT', several")]
 _Tree = Annotated[
-    str, typer.Option("--params", metavar="FILE", help="A tree of them in JSON; - reads it.")
+    str, typer.Option("--params", metavar="FILE", help="A tree of them in JSON; -: from stdin.")
 ]
 _Payload = Annotated[
-    str, typer.Option("--bytes", help="How much each device brings to a collective.")
+    str, typer.Option("--bytes", help="Bytes that each device contributes to a collective.")
 ]
 _Link = Annotated[str, typer.Option(help="Speed of a link: 50GB/s or 400Gbit/s.")]
 _Network = Annotated[str, typer.Option(help="Speed of a host's network.")]
 _Svg = Annotated[
-    str | None, typer.Option("--svg", metavar="FILE", help="Write the times as SVG, too.")
+    str | None, typer.Option("--svg", metavar="FILE", help="Also write the times as SVG.")
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
@@ -60,7 +60,7 @@ def plan(
     html: Html = None,
     as_json: _Json = False,
 ) -> None:
-    """Say what each collective costs on each axis, and what each device holds. Needs no device.
+    """Show the cost of each collective on each axis, and each device's memory. Needs no device.
 
     \b
     Examples:
@@ -71,7 +71,7 @@ def plan(
       shoal ckpt show run/ --json | shoal plan v5e:4x4 'data=4 model=4' --params -
 
     params.json: {"dense": {"w": {"shape": [8192, 1024], "dtype": "bfloat16",
-    "layout": "data, model"}}}; without a layout a parameter is whole everywhere.
+    "layout": "data, model"}}}; without a layout a parameter is replicated.
     """
     hardware = parse(topology)
     mesh = placed(hardware, read_mesh(axes), order=order, across=across, weights=weights)
@@ -96,7 +96,7 @@ def plan(
 
 def _links(topology: Topology, link: str, network: str) -> Links:
     if network and isinstance(topology, Torus):
-        raise UsageError(f"--network: {topology.text} is one slice, and no network is used in it")
+        raise UsageError(f"--network: {topology.text} is a single slice, which uses no network")
     return links_of(
         topology,
         link_bytes_per_s=read_speed(link, "--link") if link else None,
@@ -113,7 +113,7 @@ def _print_mesh(topology: Topology, mesh: Mesh, links: Links, ahead: Sequence[Co
             speed, latency = link.bytes_per_s / 1e9, in_seconds(link.latency_s)
             print(f"{link.name}: {speed:g} GB/s each way, {latency} a step ({link.source})")
     if not ahead:
-        print("No axis has two devices: nothing travels.")
+        print("No axis has two devices: nothing is sent.")
         return
     print()
     rows = [[one.axes[0], str(mesh.axes[one.axes[0]]), _far(one)] for one in ahead]
@@ -121,14 +121,14 @@ def _print_mesh(topology: Topology, mesh: Mesh, links: Links, ahead: Sequence[Co
 
 
 def _far(ahead: Cost) -> str:
-    """Say how far it is from each device to the next one of its group, at the most."""
+    """Return the largest distance from a device to the next one of its group."""
     if not ahead.link.startswith("ICI"):
         return ahead.link
     return f"{ahead.steps} hop{'s' if ahead.steps > 1 else ''}"
 
 
 def _print_costs(costs: Sequence[Cost], num_bytes: int) -> None:
-    print(f"\n{in_bytes(num_bytes)} on each device before it (of an all_gather: after it)")
+    print(f"\n{in_bytes(num_bytes)} on each device before the collective (after an all_gather)")
     rows: list[list[str]] = []
     most = max(one.seconds for one in costs)
     for one in costs:

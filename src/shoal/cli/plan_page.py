@@ -1,4 +1,4 @@
-"""What `shoal plan` says, as pictures: bars of the times, and a page with the wires and tables."""
+"""Pictures of `shoal plan`: bars of the times, and a page with wires and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shoal run`: start N processes of one program on this machine, and end them all together."""
+"""`shoal run`: run N processes of one program on this machine as one job."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ _HELP = """\
 Run a Python program as N processes on this machine, joined as one job.
 
 In it, `shoal.initialize()` and `jax.distributed.initialize()` need no arguments, and torchrun's
-variables (RANK, WORLD_SIZE, MASTER_ADDR, …) are set. Each line shown is led by its process: `p1|`.
-(What gloo says of its connections is not shown; like everything it is in the logs.)
+variables (RANK, WORLD_SIZE, MASTER_ADDR, …) are set. Lines are prefixed with their rank: `p1|`.
+(gloo's messages about its connections are only in the logs, which hold all output.)
 
 \b
 Examples:
   shoal run -n 4 train.py --lr 0.1           4 processes
   shoal run -n 4 --devices 2 train.py        each with 2 virtual CPU devices
   shoal run -n 2 -m package.train --lr 0.1   a module, as with python -m
-  shoal run -n 8 --only 0,3 train.py         show the output of two of them
+  shoal run -n 8 --only 0,3 train.py         show the output of two ranks
   shoal run -n 4 --log-dir logs train.py     keep logs/p0000.log … p0003.log
 
 \b
-While it runs, job.json beside the logs says where the job meets, with its
-token (only you can read it): for programs that look in from outside.
+While it runs, job.json beside the logs holds the job's address and token
+(only you can read it): for shoal watch, shoal stacks and other observers.
 
 \b
 When a process fails:
   The others learn of it through shoal and have {aftermath} s to end by themselves
   (SHOAL_AFTERMATH_S); then they get SIGTERM and, {grace} s later (SHOAL_GRACE_S),
   SIGKILL. The last line says which process failed first, and how.
-  One that the others have lost while it lives (it is frozen, say) is ended once
-  they have ended; one that only works longer is named, and never ended.
+  A process that the others have lost while it is alive (frozen, for example) is
+  ended once they have ended; one that is only slower is named, and never ended.
   Nothing outlives the launcher, grandchildren included, even if it is
-  itself killed. (macOS: but those that left their process group.)
+  itself killed. (macOS: except those that left their process group.)
 
 \b
 Signals: SIGINT, SIGTERM, SIGUSR1, SIGUSR2 are passed on; a second Ctrl-C kills.
          After SIGTERM the processes have {grace} s to end (SHOAL_GRACE_S); or, where
          they took it as a notice (shoal.preempted), {leave} s (SHOAL_LEAVE_S).
-         What was ignored when it began stays so: SIGHUP after nohup, and SIGINT
-         in a script that starts it with &, of which a line is said.
+         Signals that are ignored at the start stay ignored: SIGHUP after nohup,
+         and SIGINT in a script that starts it with &, which prints a line.
 Input:   with -n 1 the program reads yours; with more it reads /dev/null.
 Exit code:
   0      all processes ended with 0
@@ -58,13 +58,13 @@ Exit code:
   2      wrong usage
   70-74  shoal: processes disagree, lost process, failed peer, deadline,
          the job did not start
-  75     all processes ended with 0 (or 75), and they have saved after a
-         notice that they would be ended: start it again
+  75     all processes ended with 0 (or 75), and have saved after a preemption
+         notice: requeue the job
 """
 
 
 class RunRequest(NamedTuple):
-    """The command line, as it was typed."""
+    """The command line, as typed."""
 
     program: tuple[str, ...]
     module: bool = False
@@ -89,7 +89,7 @@ _Processes = Annotated[
     typer.Option(
         *("-n", "-np", "--processes", "--nproc-per-node", "--nproc_per_node"),
         metavar="N",
-        help="How many processes.",
+        help="Number of processes.",
     ),
 ]
 _Devices = Annotated[
@@ -97,7 +97,7 @@ _Devices = Annotated[
     typer.Option(
         *("--devices", "--devices-per-process"),
         metavar="N",
-        help="Virtual CPU devices a process (forces CPU); default: what is there.",
+        help="Virtual CPU devices per process (forces CPU); default: the real devices.",
     ),
 ]
 _Module = Annotated[
@@ -105,17 +105,17 @@ _Module = Annotated[
 ]
 _Only = Annotated[
     str | None,
-    typer.Option(metavar="I,J…", help="Show the output of these only; all are logged."),
+    typer.Option(metavar="I,J…", help="Show the output of these ranks only; all are logged."),
 ]
 _Prefix = Annotated[
-    bool, typer.Option("--prefix/--no-prefix", help="Lead each line with its process, as `p1|`.")
+    bool, typer.Option("--prefix/--no-prefix", help="Prefix each line with its rank, as `p1|`.")
 ]
 _LogDir = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Where p0000.log, p0001.log … go: stdout and stderr as they came; older ones are "
-        "replaced, but not those of a job that runs. Default: a temporary directory, kept and "
+        help="Directory of p0000.log, p0001.log …: unchanged stdout and stderr. Older ones are "
+        "replaced, but not those of a running job. Default: a temporary directory, kept and "
         "named only if the job fails.",
     ),
 ]
@@ -132,7 +132,7 @@ def run(
 ) -> None:
     """Run a Python program as N processes on this machine, joined as one job."""
     if sys.platform == "win32":
-        raise UsageError("run: it needs Linux or macOS; on Windows use it inside WSL")
+        raise UsageError("run: requires Linux or macOS; on Windows use WSL")
     request = RunRequest(tuple(program or ()), module, processes, devices, only, log_dir, prefix)
     raise typer.Exit(_launch(request))
 
@@ -145,10 +145,10 @@ run.__doc__ = _HELP.format(
 
 
 def check(request: RunRequest) -> _Checked:
-    """Return the numbers of the command line.
+    """Check the command line; return its numbers.
 
     Raises:
-      UsageError: something is wrong with it; all offenders at once.
+      UsageError: an argument is wrong; all offences at once.
     """
     offences: list[str] = []
     processes = _count("-n", request.processes, offences)
@@ -169,10 +169,10 @@ def check(request: RunRequest) -> _Checked:
 
 
 def _launch(request: RunRequest) -> int:
-    """Check, run, and tidy up; return the exit code."""
-    from shoal.launch.ignored_signals import ignored_words
+    """Check, run, and clean up; return the exit code."""
+    from shoal.launch.ignored_signals import ignored_sigint_line
     from shoal.launch.job import Job, JobOrder
-    from shoal.launch.keeper import run_kept
+    from shoal.launch.keeper import run_in_keeper
     from shoal.launch.log_dir import open_log_dir
 
     checked = check(request)
@@ -182,7 +182,7 @@ def _launch(request: RunRequest) -> int:
     if checked.devices is not None:
         said = overruled(f"--devices {checked.devices}", checked.devices, os.environ)
         print(f"shoal run: {said}\n" if said else "", end="", file=sys.stderr)
-    if words := ignored_words():
+    if words := ignored_sigint_line():
         print(f"shoal run: {words}", file=sys.stderr)
     warn_after_s = settings.seconds("SHOAL_WARN_AFTER_S")
     lost_after_s = settings.seconds("SHOAL_LOST_AFTER_S")
@@ -199,17 +199,17 @@ def _launch(request: RunRequest) -> int:
             warn_after_s,
             lost_after_s,
         )
-        return run_kept(lambda orders_fd: Job(order).run(orders_fd))
+        return run_in_keeper(lambda orders_fd: Job(order).run(orders_fd))
 
 
-def _wrong_log_dir(asked: str) -> list[str]:
-    """Return what is wrong with a directory's path, in no or one sentence."""
+def _wrong_log_dir(folder: str) -> list[str]:
+    """Return what is wrong with a directory's path: one message, or none."""
     try:
-        path = local_path(asked, f"--log-dir {asked!r}")
+        path = local_path(folder, f"--log-dir {folder!r}")
     except UsageError as error:
         return [str(error)]
     is_file = os.path.exists(path) and not os.path.isdir(path)
-    return [f"--log-dir {asked!r} is a file"] if is_file else []
+    return [f"--log-dir {folder!r} is a file"] if is_file else []
 
 
 def _count(option: str, value: str, offences: list[str]) -> int | None:
@@ -220,22 +220,22 @@ def _count(option: str, value: str, offences: list[str]) -> int | None:
 
 
 def _indices(only: str | None, processes: int | None, offences: list[str]) -> frozenset[int]:
-    """Return whose output is shown."""
+    """Return the ranks whose output is shown."""
     if only is None:
         return frozenset(range(processes or 0))
     shown = set()
     for part in (part.strip() for part in only.split(",")):
         if not (part.isascii() and part.isdigit()):
-            offences.append(f"--only {only!r}: {part!r} is no process; give indices, as in 0,3")
+            offences.append(f"--only {only!r}: {part!r} is not a rank; give ranks, as in 0,3")
         elif processes is not None and int(part) >= processes:
-            offences.append(f"--only {part}: with -n {processes} there are 0 to {processes - 1}")
+            offences.append(f"--only {part}: the ranks of -n {processes} are 0 to {processes - 1}")
         else:
             shown.add(int(part))
     return frozenset(shown)
 
 
 def _wrong_script(script: str) -> list[str]:
-    """Return what is wrong with a script's path, in no or one sentence."""
+    """Return what is wrong with a script's path: one message, or none."""
     if os.path.isdir(script):
         has_main = os.path.isfile(os.path.join(script, "__main__.py"))
         return [] if has_main else [f"directory {script!r} holds no __main__.py"]
@@ -251,12 +251,12 @@ def _wrong_script(script: str) -> list[str]:
         return [f"there is no directory {directory!r} (script {script!r})"]
     hint = nearest(name, [entry for entry in there if entry.endswith(".py")])
     if not hint and shutil.which(script):
-        return [f"{script!r} is a command; shoal run starts Python scripts and modules only"]
+        return [f"{script!r} is a command; shoal run starts only Python scripts and modules"]
     return [f"there is no script {script!r}{hint}"]
 
 
 def _wrong_content(path: str) -> list[str]:
-    """Return a sentence if the file is plainly no Python program."""
+    """Return a message if the file is clearly not a Python program."""
     try:
         with open(path, "rb") as file:
             head = file.read(256)
@@ -266,12 +266,14 @@ def _wrong_content(path: str) -> list[str]:
     if head.startswith((b"\x7fELF", b"\xcf\xfa\xed\xfe")) or (
         shebang and b"python" not in shebang and not path.endswith(".py")
     ):
-        return [f"{path!r} is no Python program; shoal run starts Python scripts and modules only"]
+        return [
+            f"{path!r} is not a Python script; shoal run starts only Python scripts and modules"
+        ]
     return []
 
 
 def _wrong_module(name: str) -> list[str]:
-    """Return a sentence if the top of a dotted module name cannot be found from here."""
+    """Return a message if the top-level package of a module cannot be found from here."""
     import importlib.util
     import pkgutil
 

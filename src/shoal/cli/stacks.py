@@ -1,4 +1,4 @@
-"""`shoal stacks`: what the threads of a running job's processes are doing."""
+"""`shoal stacks`: the Python stacks of a running job's processes."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.rules.point import Member
 
 _HELP = """\
-Show what the threads of a running job's processes are doing: their Python stacks.
+Show the Python stacks of a running job's processes.
 
-WHERE is host:port of the job's meeting place, or the folder of the logs of shoal run (with its
-job.json). Default: SHOAL_COORDINATOR, else the one job of yours that runs here. PROCESSES are
-indices, as in 3 or 0-7,12; default: all.
+WHERE is host:port of the job's meeting place, or the log directory of shoal run (with its
+job.json). Default: SHOAL_COORDINATOR, else your only running job on this host. PROCESSES are
+ranks, as in 3 or 0-7,12; default: all.
 
 \b
 Examples:
-  shoal stacks                     all processes of the job that runs here
-  shoal stacks 3                   of process 3
-  shoal stacks logs 0-7,12         of some, of shoal run --log-dir logs
-  shoal stacks 10.0.0.1:8476       of the job that meets there
-  shoal stacks --json              everything, for another program
+  shoal stacks                     all processes of the job on this host
+  shoal stacks 3                   rank 3
+  shoal stacks logs 0-7,12         some ranks, of shoal run --log-dir logs
+  shoal stacks 10.0.0.1:8476       of the job with this meeting place
+  shoal stacks --json              everything, for programs
 
 \b
-Processes whose main threads stand at the same line are shown once: the calls
+Processes whose main threads are at the same line are shown once: the calls
 of the program, innermost first, then those of libraries. shoal's own threads
-are left out (--json has them, and all as it is). A process
-answers also while its main thread hangs in native code, such as a collective.
-It cannot while it is frozen, cut off, or native code holds its interpreter
-lock: who does not answer is listed last. A debugger on its host (py-spy, gdb)
-may know more.
+are omitted (--json has them, and full stacks). A process answers even while
+its main thread hangs in native code, such as a collective. It cannot answer
+while it is frozen, cut off, or native code holds its interpreter lock: such
+processes are listed last. A debugger on their host (py-spy, gdb) may show
+more.
 
 \b
 Exit code:
-  0      shown, also if some did not answer
+  0      shown, even if some did not answer
   2      wrong usage, or no such job
-  71     the meeting place went away before it answered
+  71     the meeting place closed before it answered
   73     the meeting place does not answer: frozen or cut off
-  74     nobody listens there, or the token is wrong
+  74     nothing listens there, or the token is wrong
 """
 
 _INDICES = re.compile(r"\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*")
 _OWN = "Thread 'shoal "
 _SHOAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_LIBRARY = re.compile(  # the processes may run elsewhere: their paths alone say it
+_LIBRARY = re.compile(  # the processes may run elsewhere: only their paths are known
     r'^  File "(?:<frozen |.*/lib(?:64)?/python[\d.]+/|.*/(?:site|dist)-packages/|'
     r".*/shoal/(?:arrays|checkpoint|cli|collectives|compat|interop|runtime|testing)/|"
     + re.escape(_SHOAL + os.sep)
@@ -73,20 +73,20 @@ def stacks(
     token: Token = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Show what the threads of a running job's processes are doing: their Python stacks."""
+    """Show the Python stacks of a running job's processes."""
     if processes is None and where and _INDICES.fullmatch(where) and not os.path.exists(where):
         where, processes = None, where
-    asked = None if processes is None else read_processes(processes)
+    wanted = None if processes is None else read_processes(processes)
     try:
         observer = Observer("stacks", find("stacks", where, token))
         with contextlib.closing(observer):
             roll = observer.roll()
-            chosen = _chosen(roll, asked)
-            answers = observer.stacks(None if asked is None else [m.process for m in chosen])
-            roll = observer.roll()  # how they are now, after the wait for those who are silent
+            chosen = _chosen(roll, wanted)
+            answers = observer.stacks(None if wanted is None else [m.process for m in chosen])
+            roll = observer.roll()  # their state now, after the wait for silent ones
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    chosen = _chosen(roll, asked)
+    chosen = _chosen(roll, wanted)
     if as_json:
         print(json.dumps(_facts(roll, chosen, answers)))
     else:
@@ -97,40 +97,40 @@ stacks.__doc__ = _HELP
 
 
 def read_processes(text: str) -> list[int]:
-    """Return the indices that a text such as `0-7,12` names, sorted.
+    """Parse ranks such as `0-7,12`; return them sorted.
 
     Raises:
-      UsageError: it names none.
+      UsageError: it is malformed.
     """
     if not _INDICES.fullmatch(text):
-        raise UsageError(f"stacks: {text!r} are no processes; give indices, as in 3 or 0-7,12")
+        raise UsageError(f"stacks: {text!r} is not a list of ranks; give ranks, as in 3 or 0-7,12")
     found: set[int] = set()
     offences = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         begin, end = int(first), int(last or first)
         if end < begin:
-            offences.append(f"{part.strip()!r} runs backwards")
+            offences.append(f"{part.strip()!r} is a reversed range")
         elif end >= _MOST_PROCESSES:
-            offences.append(f"{part.strip()!r} is no process of any job")
+            offences.append(f"{part.strip()!r} is not a valid rank")
         else:
             found.update(range(begin, end + 1))
     raise_all("stacks", offences)
     return sorted(found)
 
 
-def _chosen(roll: Roll, asked: list[int] | None) -> list[Member]:
+def _chosen(roll: Roll, wanted: list[int] | None) -> list[Member]:
     count = len(roll.members)
-    if asked is None:
+    if wanted is None:
         return list(roll.members)
-    if outside := [process for process in asked if process >= count]:
-        told = f"the job has processes 0 to {count - 1}" if count > 1 else "the job has process 0"
-        raise UsageError(f"stacks: {told}, not {listed(outside).partition(' ')[2]}")
-    return [roll.members[process] for process in asked]
+    if outside := [process for process in wanted if process >= count]:
+        known = f"the job has processes 0 to {count - 1}" if count > 1 else "the job has process 0"
+        raise UsageError(f"stacks: {known}, not {listed(outside).partition(' ')[2]}")
+    return [roll.members[process] for process in wanted]
 
 
 def _paragraphs(chosen: list[Member], answers: dict[int, str]) -> list[str]:
-    """Return one paragraph for each main-thread stack, the rarest first; then the silent."""
+    """Return one paragraph for each main-thread stack, rarest first; then silent processes."""
     alike: dict[str, list[Member]] = {}
     for member in chosen:
         if member.process in answers:
@@ -141,19 +141,19 @@ def _paragraphs(chosen: list[Member], answers: dict[int, str]) -> list[str]:
     silent = [member for member in chosen if member.process not in answers]
     if silent:
         paragraphs.append("\n".join(_why_silent(member) for member in silent))
-    return paragraphs or ["there is nobody"]
+    return paragraphs or ["there are no processes"]
 
 
 def _threads(text: str) -> list[str]:
-    """Return the stack of each thread; the main thread's is the first."""
+    """Return the stack of each thread, the main thread's first."""
     return [block.strip("\n") for block in text.split("\n\n") if block.strip()]
 
 
 def _paragraph(main: str, members: list[Member], answers: dict[int, str]) -> str:
-    """Return the main thread of some processes, and their other threads, each once."""
+    """Return the main thread's stack of some processes, and their other threads, each once."""
     hosts = sorted({member.host for member in members})
     where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
-    head = f"{listed(member.process for member in members)} ({where}): {_told(members)}"
+    head = f"{listed(member.process for member in members)} ({where}): {_last_words(members)}"
     others: dict[str, list[int]] = {}
     for member in members:
         for thread in _threads(answers[member.process])[1:]:
@@ -177,8 +177,8 @@ def _program_first(block: str) -> list[str]:
     return [head, *of_program, "  in libraries:", *of_libraries]
 
 
-def _told(members: list[Member]) -> str:
-    """Return what these say of themselves, on one line."""
+def _last_words(members: list[Member]) -> str:
+    """Return the last words of these processes, on one line."""
     places = {standing(member) for member in members}
     if len(members) == 1:
         return members[0].said
@@ -188,15 +188,15 @@ def _told(members: list[Member]) -> str:
 
 
 def _why_silent(member: Member) -> str:
-    """Say who does not answer, and why, as far as that is known."""
+    """Return a line about a process that does not answer, with the reason if known."""
     name = f"process {member.process}" + (f" ({member.host})" if member.host else "")
     if member.state in GONE or member.state == "absent":
         verb = "has" if member.state in ("failed", "left") else "is"
         return f"{name} {verb} {member.state}: {standing(member)}"
     pid = f"pid {member.pid}: " if member.pid else ""
-    may = [] if member.state == "stopped" else [_MAY_BE]  # and what is known is said
-    told = "; ".join([*may, *filter(None, [member.said])])
-    return f"{name} does not answer: {pid}{told}"
+    may = [] if member.state == "stopped" else [_MAY_BE]  # a stopped process needs no guess
+    reasons = "; ".join([*may, *filter(None, [member.said])])
+    return f"{name} does not answer: {pid}{reasons}"
 
 
 def _facts(roll: Roll, chosen: list[Member], answers: dict[int, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tables of `shoal ckpt` and `plan`: drawn on a terminal, plain columns where they are piped."""
+"""Tables of `shoal ckpt` and `plan`: drawn on a terminal, plain columns in a pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
-    """Print a table. The columns whose heads are in `right` (with spaces) are numbers."""
+    """Print a table. Columns named in `right` (separated by spaces) are right-aligned."""
     numbers = right.split()
     rows = [[safe(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
@@ -29,7 +29,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str =
         return
     table = Table(box=box.SIMPLE_HEAD)
     for name in head:
-        is_number = name in numbers  # of a leaf's name and of what it is nothing may be cut off
+        is_number = name in numbers  # names and values must not be truncated
         table.add_column(Text(name), justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
@@ -37,7 +37,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str =
 
 
 def print_json(value: Any) -> None:
-    """Print JSON that any program reads: NaN and infinities, which JSON lacks, are text."""
+    """Print strictly valid JSON: NaN and infinities become text."""
     print(json.dumps(_finite(value), allow_nan=False))
 
 
@@ -50,13 +50,13 @@ def _finite(value: Any) -> Any:
 
 
 def print_lines(name: str, text: str) -> None:
-    """Print what is told of something: a line, and others below it."""
+    """Print a text about `name`: its first line, and the others indented."""
     for number, line in enumerate(text.split("\n")):
         print(safe(f"  {line}" if number else f"{name}: {line}"))
 
 
 def safe(text: str) -> str:
-    r"""Return text from a file without what would steer a terminal, or not be encoded.
+    r"""Escape control and unencodable characters in an untrusted text.
 
     >>> safe("a\x1b[2Jb")
     'a\\x1b[2Jb'
@@ -65,7 +65,7 @@ def safe(text: str) -> str:
 
 
 def short(value: Any, most: int = 40) -> str:
-    """Return a value of a tree in few characters.
+    """Return a value of a tree, shortened.
 
     >>> short(1.5), short("a" * 50, 10)
     ('1.5', "'aaaaaaaa…")

@@ -1,4 +1,4 @@
-"""`shoal watch`: who is in a job that runs, where each one stands, and for how long."""
+"""`shoal watch`: the processes of a running job: where each one is, and since when."""
 
 from __future__ import annotations
 
@@ -23,56 +23,57 @@ from shoal.errors import ProcessLostError, UsageError, nearest, raise_all
 from shoal.paths import local_path
 
 _HELP = """\
-Show who is in a job that runs, where each process stands, and for how long.
+Show the processes of a running job: where each one is, and since when.
 
-WHERE is host:port of the job's meeting place, or the folder of the logs of shoal run (with its
-job.json). Default: SHOAL_COORDINATOR, else the one job of yours that runs here. It only looks:
-the job does not notice.
+WHERE is host:port of the job's meeting place, or the log directory of shoal run (with its
+job.json). Default: SHOAL_COORDINATOR, else your only running job on this host. It only
+observes: the job is not affected.
 
 \b
 Examples:
-  shoal watch                       the job that runs here, live
+  shoal watch                       the job on this host, live
   shoal watch logs                  the one of shoal run --log-dir logs
   shoal watch 10.0.0.1:8476 --all   a row for every process, however many
-  shoal watch --sort time           the slowest first
-  shoal watch --json                all facts, once, for another program
-  shoal watch --log watch.jsonl     and a line of JSON for each refresh
+  shoal watch --sort time           slowest first
+  shoal watch --json                all facts, once, for programs
+  shoal watch --log watch.jsonl     also a line of JSON for each refresh
 
 \b
-Read it from the top: who is not where most are comes first, for that is whom
-the others wait for. Lost, failed, stopped and silent processes lead; then the
-slow (1.5 times the median or more) and those that are furthest behind. Where
-rows do not fit, processes at the same place share one, with the slowest own
-time, the longest time there and the largest memory among them.
-  own time    of a step, without what it waited for others in calls of shoal;
-              the median of its last 64, and how many times that of all
+Read it from the top: processes that are not where most are come first, because
+the others wait for them. Lost, failed, stopped and silent processes lead; then
+the slow (1.5 times the median or more) and the furthest behind. If rows do not
+fit, processes at the same place share one, with their largest compute time,
+time there and memory.
+  step time     the median of a process's last 64 steps (in the summary)
+  compute time  the step time without waits for others in calls of shoal, and
+                its ratio to the median over all processes
   waits at 'x' (train.py:31 (main))   in a call that waits for others
-  last at 'x' (train.py:31 (main))    its last call of shoal, and it went on
-  stopped                             a signal froze it (SIGSTOP, a debugger)
-  silent                              it runs, but gives no sign of life
+  last at 'x' (train.py:31 (main))    its last call of shoal, which returned
+  stopped                             frozen by a signal (SIGSTOP, a debugger)
+  silent                              runs, but gives no sign of life
 
 \b
 It ends when the job is over; Ctrl-C ends it before.
-Not on a terminal it prints plain text: once, unless --every or --log is given.
+Without a terminal it prints plain text: once, unless --every or --log is given.
 Exit code:
   0      the job is over, or it was shown once
   2      wrong usage, or no such job
-  71     the meeting place went away before it answered once
+  71     the meeting place closed before its first answer
   73     the meeting place does not answer: frozen or cut off
-  74     nobody listens there, or the token is wrong
+  74     nothing listens there, or the token is wrong
   130    ended by Ctrl-C
 """
 
-_STALE_S = 2.0  # an answer that is older is said to be old
+_STALE_S = 2.0  # an older answer is marked as stale
 _PLAIN_ROWS = 40
-_PLAIN_COLUMNS = 400  # as wide as the rows are; who reads a file can scroll
+_PLAIN_COLUMNS = 400  # wide enough for all rows
 
 _LIVE: Mapping[str, Any] = {"auto_refresh": False, "screen": True, "vertical_overflow": "crop"}
 
 Where = Annotated[str | None, typer.Argument(metavar="WHERE", hidden=True)]
 Token = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help="The job's secret; default: of job.json, or SHOAL_TOKEN."),
+    typer.Option(metavar="TEXT", help="The job's token; default: from job.json, or SHOAL_TOKEN."),
 ]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead, once.")]
 _All = Annotated[bool, typer.Option("--all", help="A row for every process.")]
@@ -82,16 +83,16 @@ _Log = Annotated[
 ]
 _Every = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Between two refreshes.  [default: 1]"),
+    typer.Option(metavar="SECONDS", help="Interval of refreshes.  [default: 1]"),
 ]
-_Once = Annotated[bool, typer.Option("--once", help="Show it once and end.")]
+_Once = Annotated[bool, typer.Option("--once", help="Show it once and exit.")]
 _Table = Annotated[
-    bool, typer.Option("--table/--no-table", help="With --log: is the table shown, too?")
+    bool, typer.Option("--table/--no-table", help="With --log: also show the table.")
 ]
 
 
 class _View:
-    """Where the table is shown, and how much of it."""
+    """The output of the table, and its options."""
 
     def __init__(self, terminal: Console | None, all_rows: bool, order: str) -> None:
         self._terminal = terminal  # None: plain text
@@ -100,7 +101,7 @@ class _View:
         self._last: RenderableType | None = None
 
     def print(self, roll: Roll, note: str = "", end: str = "\n") -> None:
-        """Show it below what was there before."""
+        """Print it below earlier output."""
         table = self._render(roll, note)
         if self._terminal is not None:
             self._terminal.print(table)
@@ -109,7 +110,7 @@ class _View:
 
     @contextlib.contextmanager
     def screen(self, *, is_shown: bool) -> Iterator[Callable[[Roll, str], None]]:
-        """Give a function that shows a table in place of the one before."""
+        """Yield a function that shows a table in place of the previous one."""
         if not is_shown:
             yield lambda roll, note: None
         elif self._terminal is None:
@@ -120,7 +121,7 @@ class _View:
 
     @contextlib.contextmanager
     def _restored(self) -> Iterator[None]:
-        """SIGTERM too leaves a terminal as it was; what was seen last stays below."""
+        """Restore the terminal on SIGTERM, too; the last table stays below."""
         before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         try:
             yield
@@ -130,7 +131,7 @@ class _View:
                 self._terminal.print(self._last)
 
     def _render(self, roll: Roll, note: str) -> RenderableType:
-        """Return a table that fits, unless all rows are asked for."""
+        """Return a table that fits, unless all rows are requested."""
         terminal = self._terminal
         height = _PLAIN_ROWS if terminal is None else terminal.height - 1
         most = None if self._all_rows else height
@@ -158,7 +159,7 @@ def watch(
     once: _Once = False,
     table: _Table = True,
 ) -> None:
-    """Show who is in a job that runs, where each process stands, and for how long."""
+    """Show the processes of a running job: where each one is, and since when."""
     log = _check(sort, every, log, table)
     try:
         with (
@@ -184,7 +185,7 @@ watch.__doc__ = _HELP
 
 
 def _check(sort: str, every: float | None, log: str | None, table: bool) -> str | None:
-    """Return the path of the log."""
+    """Check the options; return the path of the log."""
     offences = []
     try:
         log = local_path(log, f"--log {log!r}") if log else None
@@ -206,14 +207,14 @@ def _follow(
     file: IO[bytes] | None,
     every_s: float,
 ) -> str:
-    """Show and log each answer until the job is over; return the words for that."""
+    """Show and log each answer until the job is over; return the final message."""
     roll: Roll | None = None
     tick_at = time.monotonic()
     try:
         while True:
             observer.ask()
             tick_at = max(tick_at + every_s, time.monotonic())
-            # Also when it has answered: the end of the connection is heard at once.
+            # Also after an answer: the end of the connection is noticed at once.
             while (now := time.monotonic()) < tick_at:
                 answer = observer.answer(min(tick_at, now + _STALE_S))
                 if answer is not None:
@@ -239,7 +240,7 @@ def _counted(roll: Roll) -> str:
 
 @contextlib.contextmanager
 def _opened(path: str | None) -> Iterator[IO[bytes] | None]:
-    """Open what --log names, to be added to."""
+    """Open the file of --log for appending."""
     if path is None:
         yield None
         return
@@ -261,7 +262,7 @@ def _write(file: IO[bytes] | None, roll: Roll) -> None:
 
 
 def facts_of(roll: Roll) -> dict[str, Any]:
-    """Return all that is known of a job now, as `--json` and `--log` write it."""
+    """Return the state of a job, as written by `--json` and `--log`."""
     median_own_s = roll.median_own_s
     return {
         "time": utc_text(),

@@ -23,7 +23,7 @@ from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import headline_of
 
 GONE = ("left", "failed", "lost")  # who is in one of these states does not come back
-SLOW = 1.5  # an own time this many times the median is worth a row of its own
+SLOW = 1.5  # a compute time this many times the median is worth a row of its own
 _URGENCY = {"failed": 0, "lost": 0, "stopped": 1, "silent": 1, "absent": 2, "here": 3, "left": 4}
 _STYLES = {
     "failed": "bold red",
@@ -35,16 +35,16 @@ _STYLES = {
 _STATES = ("here", "stopped", "silent", "absent", "failed", "lost", "left")
 _MOST_HOST = 24  # letters of a host's name
 _COLUMNS: Mapping[str, Mapping[str, Any]] = {
-    "process": {"no_wrap": True},
+    "rank": {"no_wrap": True},
     "host": {"no_wrap": True, "overflow": "ellipsis", "max_width": _MOST_HOST},
     "state": {"no_wrap": True},
     "step": {"no_wrap": True, "justify": "right"},
-    "own time": {"no_wrap": True, "justify": "right"},
+    "compute time": {"no_wrap": True, "justify": "right"},
     "where": {"overflow": "fold"},
     "since": {"no_wrap": True, "justify": "right"},
     "memory": {"no_wrap": True, "justify": "right"},
 }
-_DROPPED = ("memory", "own time", "host")  # in this order, where a terminal is too narrow
+_DROPPED = ("memory", "compute time", "host")  # in this order, where a terminal is too narrow
 _LEAST_WHERE = 20  # letters; it may fold, but must be there
 _AGO = re.compile(r", [\d.]+ s ago$")  # a column of its own says that
 _A_TIME = re.compile(r"[\d.]+ s\b")  # differs among those that went for the same reason
@@ -105,7 +105,7 @@ class Row(NamedTuple):
 
     @property
     def own_s(self) -> float | None:
-        """The own time of the slowest, seconds."""
+        """The compute time of the slowest, seconds."""
         return max((m.own_s for m in self.members if m.own_s is not None), default=None)
 
     @property
@@ -131,7 +131,7 @@ def _telling(row: Row) -> tuple[object, ...]:
 
 ORDERS: Mapping[str, Callable[[Row], tuple[object, ...]]] = {
     "telling": _telling,
-    "process": lambda row: (),  # and for equal rows the process decides
+    "rank": lambda row: (),  # equal rows are in order of rank
     "host": lambda row: (row.first.host,),
     "step": lambda row: (-1 if row.first.step is None else row.first.step,),
     "time": lambda row: (-(row.own_s or 0.0),),
@@ -174,7 +174,7 @@ def _scene(member: Member) -> tuple[object, ...]:
 
 
 def slowness_of(member: Member, median_s: float | None) -> float | None:
-    """Return its own time in a step as a multiple of the median; None: one is not known."""
+    """Return its compute time as a multiple of the median; None: one is not known."""
     return member.own_s / median_s if median_s and member.own_s is not None else None
 
 
@@ -232,10 +232,10 @@ def _title(roll: Roll, hosts: Sequence[str]) -> Text:
         text.append(", " if number else "")
         text.append(f"{size} {state}", style=_STYLES.get(state, ""))
     if (median_s := roll.median_step_s) is not None:
-        text.append(f"; median step {in_seconds(median_s)}")
+        text.append(f"; median step time {in_seconds(median_s)}")
         own_s = roll.median_own_s
         if own_s is not None and own_s < 0.99 * median_s:
-            text.append(f", own {in_seconds(own_s)}")
+            text.append(f", compute time {in_seconds(own_s)}")
     return text
 
 
@@ -269,11 +269,11 @@ def _cells(row: Row) -> dict[str, Text]:
     first, is_gone = row.first, row.first.state in GONE
     hosts = {member.host for member in row.members}
     return {
-        "process": Text(_processes(row.members)),
+        "rank": Text(_processes(row.members)),
         "host": Text(first.host if len(hosts) == 1 else f"{len(hosts)} hosts"),
         "state": Text(first.state, style=_STYLES.get(first.state, "")),
         "step": Text("" if first.step is None else str(first.step)),
-        "own time": _pace(row),
+        "compute time": _pace(row),
         "where": Text(standing(first)),
         "since": Text(in_seconds(row.since_s) if is_gone or first.place else ""),
         "memory": Text("" if is_gone or not row.memory_bytes else in_bytes(row.memory_bytes)),

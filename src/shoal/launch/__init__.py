@@ -1,9 +1,9 @@
-"""One job on this machine: its processes started, watched, ended and reported.
+"""Launch one job on this machine: start, watch, end and report its processes.
 
-`keeper` outlives the command line and holds the `job`: `services` and `processes` with their
-`environment`, watched by one `loop`, which shows their `output`; `news` is what the meeting place
-says; `report` says who failed first; `outliving` and `descendants` find what they left behind. Each
-process runs `child`; `log_dir` holds what they wrote.
+`keeper` outlives the command line and runs the `job`: `services` and `processes` with their
+`environment`, watched by one `loop`, which shows their `output`; `news` are the events reported by
+the meeting place; `report` finds the first failure; `outliving` and `descendants` find processes
+left behind. Each process runs `child`; `log_dir` holds its output.
 
 Knows `plan`, `runtime` and the standard library. Does not know JAX, arrays,
 pictures or the command line.

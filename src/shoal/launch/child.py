@@ -1,9 +1,9 @@
-"""What a process of a job runs: the user's program, exactly as `python` itself would run it.
+"""The entry point of a job's process: runs the user's program exactly as `python` itself would.
 
 Started as a file, `python …/child.py script args…` or `… -m module args…`, so that nothing in the
-user's directory can take the place of anything here; only `sys` and what Python itself has loaded
-are imported before the user's program. The one addition: when the program imports JAX's table of
-clusters, shoal's launcher is put into it, so that `jax.distributed.initialize()` works without
+user's directory can shadow anything here; only `sys` and modules that Python has loaded already are
+imported before the user's program. The one addition: when the program imports JAX's table of
+clusters, shoal's launcher is added to it, so that `jax.distributed.initialize()` works without
 arguments.
 """
 
@@ -16,7 +16,7 @@ _CLUSTERS = "jax._src.clusters"
 
 
 class _ClustersHook:
-    """A finder that lets `jax._src.clusters` load as ever, and then adds our launcher to it."""
+    """A finder that loads `jax._src.clusters` as usual, then adds shoal's launcher to it."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> object:
         if name != _CLUSTERS:
@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> None:
     """Run `script args…` or `-m module args…` as `__main__` of this process.
 
     Raises:
-      whatever the program raises; its traceback starts in the program.
+      any exception of the program; its traceback starts in the program.
     """
     sys.meta_path.insert(0, _ClustersHook())  # type: ignore[arg-type]
     main = sys.modules["__main__"] = ModuleType("__main__")
@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _run_module(name: str, arguments: list[str]) -> None:
-    """Do what `python -m` does. Private, but it is the very function that `python -m` calls."""
+    """Run a module as `python -m` does, through the private function that it calls itself."""
     import os
     import runpy
 
@@ -76,7 +76,7 @@ def _run_module(name: str, arguments: list[str]) -> None:
 
 
 def _run_script(main: ModuleType, arguments: list[str]) -> None:
-    """Do what `python script` does: the real directory of the script leads sys.path."""
+    """Run a script as `python script` does: its real directory becomes sys.path[0]."""
     import os
     import runpy
     from importlib.machinery import SourceFileLoader
@@ -85,7 +85,7 @@ def _run_script(main: ModuleType, arguments: list[str]) -> None:
 
     script = arguments[0]
     sys.argv[:] = arguments
-    if get_importer(script) is not None:  # a directory or zip file that holds __main__.py
+    if get_importer(script) is not None:  # a directory or zip file with a __main__.py
         sys.path.insert(0, os.path.abspath(script))
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
@@ -101,7 +101,7 @@ def _run_script(main: ModuleType, arguments: list[str]) -> None:
 
 
 def _show_to_hooks(error: SystemExit) -> None:
-    """Let who has hooked `sys.exit` see one that was raised without it: Python shows it nowhere."""
+    """Show hooks of `sys.exit` a SystemExit raised without it, which Python shows nowhere."""
     try:  # noqa: SIM105 (contextlib might be the program's own by now)
         sys.exit(error.code)
     except SystemExit:
@@ -109,7 +109,7 @@ def _show_to_hooks(error: SystemExit) -> None:
 
 
 def _hide_our_frames(error: BaseException) -> None:
-    """Let the hook that will show `error` see it without the frames that led to the program."""
+    """Remove the frames before the program from the traceback passed to the excepthook."""
     trace = error.__traceback__
     while trace is not None and _is_ours(trace):
         trace = trace.tb_next

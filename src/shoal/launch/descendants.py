@@ -1,9 +1,9 @@
-"""The processes below one, found by the kernel's own parent links (Linux).
+"""Find the descendants of a process by the kernel's parent links (Linux).
 
 A job's grandchildren may leave their process group, their session, or lose their parent (a double
-fork). With `adopt_orphans` the kernel hands every orphan below us to us (PR_SET_CHILD_SUBREAPER,
-prctl(2)), so that none can leave the tree. Elsewhere (macOS) nothing is found here and only the
-process groups that we made ourselves can be ended.
+fork). With `adopt_orphans` the kernel makes this process the parent of every orphan below it
+(PR_SET_CHILD_SUBREAPER, prctl(2)), so that none can leave the tree. Elsewhere (macOS) nothing is
+found here, and only process groups created by the launcher can be ended.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _POLL_S = 0.01
 
 
 class Relative(NamedTuple):
-    """A living process below ours."""
+    """A living descendant of this process."""
 
     pid: int
     session: int
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every orphan below this process. Does nothing but on Linux."""
+    """Become the parent of every orphan below this process. Linux only; else does nothing."""
     if sys.platform == "linux":
         import ctypes
 
@@ -39,7 +39,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(root: int, *, without: Collection[int] = ()) -> list[Relative]:
-    """Return the living processes below `root`, leaving out the trees that start in `without`."""
+    """Return the living descendants of `root`, except the trees rooted in `without`."""
     children: defaultdict[int, list[Relative]] = defaultdict(list)
     for pid, status in all_statuses():
         if not status.has_ended:
@@ -55,16 +55,16 @@ def descendants(root: int, *, without: Collection[int] = ()) -> list[Relative]:
 
 
 def send(relatives: Collection[Relative], number: signal.Signals) -> None:
-    """Send a signal to each, those that have ended meanwhile excepted."""
+    """Send a signal to each; ignore processes that have ended meanwhile."""
     for relative in relatives:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(relative.pid, number)
 
 
 def kill_all(*, within_s: float, beyond_session: int = 0) -> None:
-    """Kill and reap all processes below this one; give up after `within_s` seconds.
+    """Kill and reap all descendants of this process; give up after `within_s` seconds.
 
-    Repeated until none is left: one that forks while we look is seen the next time.
+    Repeated until none is left, because a process may fork in between.
 
     Args:
       within_s: a process in an uninterruptible wait cannot be killed, nor waited for.

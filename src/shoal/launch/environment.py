@@ -1,4 +1,4 @@
-"""The environment variables that tell a process of the job who it is."""
+"""The environment variables that give a process of the job its place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, without_devices
 
-# Words of an outer launcher that would contradict ours, or that JAX would add to them.
+# Variables of an outer launcher that would contradict shoal's, or that JAX would add.
 _STALE = (
     "JAX_COORDINATOR_PORT",
     "JAX_COORDINATOR_BIND_ADDRESS",
@@ -20,7 +20,7 @@ _STALE = (
 
 
 class Addresses(NamedTuple):
-    """Where a job meets, each host:port: at shoal's meeting place, JAX's service, torch's store."""
+    """The addresses of a job, each host:port: the meeting place, JAX's service, torch's store."""
 
     meeting_place: str
     jax_service: str
@@ -36,9 +36,9 @@ def variables(
     addresses: Addresses,
     token: str,
 ) -> dict[str, str]:
-    """Return the whole environment of one process: `outer`, and ours over it.
+    """Return the whole environment of one process: `outer`, updated with the job's variables.
 
-    JAX's and torch's words are said too, so that unmodified programs find each other.
+    JAX's and torch's variables are included, so that unmodified programs find each other.
     """
     master_host, _, master_port = addresses.master.rpartition(":")
     index, count = str(process), str(num_processes)
@@ -58,7 +58,7 @@ def variables(
         "GROUP_RANK": "0",
         "MASTER_ADDR": master_host,
         "MASTER_PORT": master_port,
-        "PYTHONUNBUFFERED": "1",  # lines come at once, also from Python grandchildren
+        "PYTHONUNBUFFERED": "1",  # unbuffered lines, also from Python grandchildren
     }
     env = {name: value for name, value in outer.items() if name not in _STALE}
     if devices is not None:
@@ -74,7 +74,7 @@ def variables(
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens on now. Somebody may take it before its user does."""
+    """Return a port that is free now. Another process may take it before it is used."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -1,7 +1,7 @@
-"""Signals that were ignored when a command began, and stay so.
+"""Signals that were ignored when a command began, and stay ignored.
 
-`nohup` asks with an ignored SIGHUP that the end of the terminal is survived; a shell that runs a
-script starts what `&` follows with SIGINT ignored, so that Ctrl-C ends the script alone.
+`nohup` ignores SIGHUP so that the command survives its terminal; a shell that runs a script starts
+commands followed by `&` with SIGINT ignored, so that Ctrl-C ends only the script.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import signal
 from collections.abc import Iterable
 
 
-def heeded(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    """Return those of the signals that are not ignored."""
+def not_ignored(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Return the signals that are not ignored."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
-def ignored_words() -> str:
-    """Return what does not end this command, and what does; "" if SIGINT does."""
-    if signal.SIGINT in heeded([signal.SIGINT]):
+def ignored_sigint_line() -> str:
+    """Return a line about an ignored SIGINT, and how to end this command; "" if not ignored."""
+    if signal.SIGINT in not_ignored([signal.SIGINT]):
         return ""
-    ends = signal.SIGTERM if heeded([signal.SIGTERM]) else signal.SIGKILL
+    ends = signal.SIGTERM if not_ignored([signal.SIGTERM]) else signal.SIGKILL
     kill = "kill" if ends is signal.SIGTERM else f"kill -{ends.name.removeprefix('SIG')}"
     return (
-        "SIGINT is ignored, as for what a script starts with `&`: "
+        "SIGINT is ignored, as for a background command of a script: "
         f"`{kill} {os.getpid()}` ({ends.name}) ends the job"
     )

@@ -1,4 +1,4 @@
-"""One job: its services and its processes, from the first to the last.
+"""Run one job: its services and its processes, from start to end.
 
 A job ends by itself when all its processes have ended. It is ended early by the first failure, by
 a signal to the launcher, or by the launcher's death.
@@ -36,40 +36,40 @@ from shoal.launch.report import (
 from shoal.launch.services import ServiceProcesses
 from shoal.runtime.rules.stopping import REQUEUE
 
-POSTED = "job.json"  # in the log directory, as long as the job runs
-_START_S = 60.0  # for the services to listen
-_LEFTOVERS_S = 1.0  # between SIGTERM and SIGKILL for what the processes left behind
-_DRAIN_S = 1.0  # for last words, where somebody beyond our reach holds the pipe open
-_TAKE_S = 2.0  # for a reader to take the last words, where a signal has ended the job
+JOB_FILE = "job.json"  # in the log directory, as long as the job runs
+_START_S = 60.0  # time limit for the services to listen
+_LEFTOVERS_S = 1.0  # between SIGTERM and SIGKILL for processes left behind
+_DRAIN_S = 1.0  # for the last output, if an unreachable process holds the pipe open
+_TAKE_S = 2.0  # for a reader to take the last output, if a signal has ended the job
 _UNKILLABLE_S = 2.0  # after SIGKILL: a process in an uninterruptible wait is not waited for
 _POLL_S = 0.02
-_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on; they end nothing by themselves
-_ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # what a program may leave in order after
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # passed on; they do not end the job
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)  # signals after which a program may end in order
 
 
 class JobOrder(NamedTuple):
-    """What to run."""
+    """The order of a job: what to run, and how."""
 
     command: tuple[str, ...]  # `script, args…` or `-m, module, args…`
     processes: int
-    devices: int | None  # virtual CPU devices a process; None: whatever there is
-    shown: frozenset[int]  # whose output is shown
+    devices: int | None  # virtual CPU devices per process; None: the existing devices
+    shown: frozenset[int]  # processes whose output is shown
     log_dir: str
-    keeps_logs: bool  # whatever happens; else only if the job fails
+    keeps_logs: bool  # always; else only if the job fails
     aftermath_s: float  # from the first failure to SIGTERM for the others
-    grace_s: float  # from there to SIGKILL
-    prefix: bool = True  # lead each line with its process
-    leave_s: float = math.inf  # from a SIGTERM that was taken as a notice to SIGKILL
-    warn_after_s: float = math.inf  # from the end of the others until it is said who still runs
-    lost_after_s: float = math.inf  # a process may live so long without its connection
+    grace_s: float  # from SIGTERM to SIGKILL
+    prefix: bool = True  # prefix each line with its process
+    leave_s: float = math.inf  # from a SIGTERM taken as a notice to SIGKILL
+    warn_after_s: float = math.inf  # from the end of the others until the remaining ones are listed
+    lost_after_s: float = math.inf  # how long a process may live without its connection
 
 
 class _LauncherDiedError(Exception):
-    """Nobody is left to answer to."""
+    """The launcher process is gone."""
 
 
 class Job:
-    """A job, to be run once, in a process that nothing else runs in (`keeper.run_kept`)."""
+    """A job, run once, in a process of its own (`keeper.run_in_keeper`)."""
 
     def __init__(self, order: JobOrder) -> None:
         self._order = order
@@ -77,11 +77,11 @@ class Job:
         self._services: ServiceProcesses | None = None
         self._outliving: Outliving | None = None
         self._interrupted: signal.Signals | None = None
-        self._interrupts = 0  # how often Ctrl-C was pressed
-        self._trouble = ""  # why the job failed, if none of its processes was the cause
+        self._interrupts = 0  # number of SIGINTs
+        self._trouble = ""  # why the job failed, if no process of it was the cause
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
-        self._passed_on_s = math.inf  # when we passed on that the job is to end
-        self._has_time = False  # to leave: `leave_s`
+        self._passed_on_s = math.inf  # when the request to end was passed on
+        self._has_time = False  # to stop by itself: `leave_s`
         self._start_s = time.monotonic()
         self._out, self._err = _open_outlets()
         self._loop = Loop([self._out] if self._out is self._err else [self._out, self._err])
@@ -128,7 +128,7 @@ class Job:
                 master = f"127.0.0.1:{free_port()}"
                 addresses = Addresses(meeting_place, jax_service, master)
                 self._start_processes(addresses, token)
-                self._post(addresses, token)
+                self._write_job_file(addresses, token)
             elif not self._interrupted:
                 late = f"the meeting place or JAX's service did not start within {_START_S:g} s"
                 self._trouble = self._trouble or late
@@ -162,10 +162,11 @@ class Job:
                 order.command, env, self._loop, shown, log, stdin=order.processes == 1
             )
 
-    def _post(self, addresses: Addresses, token: str) -> None:
-        """Leave word in the log directory of where the job is, for whoever looks in from outside.
+    def _write_job_file(self, addresses: Addresses, token: str) -> None:
+        """Write the job's address to the log directory, for observers outside the job.
 
-        It holds the token: whoever reads it may speak to the job, so only this user can.
+        The file holds the token, with which the job can be controlled, so only this user may read
+        it.
         """
         posted = {
             "meeting_place": addresses.meeting_place,
@@ -175,33 +176,33 @@ class Job:
             "services": self._services.named_pids if self._services else {},
             "processes": [process.popen.pid for process in self._processes.all],
         }
-        temporary = f"{self._posted}.new"
+        temporary = f"{self._job_file}.new"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(file, "w") as stream:
             stream.write(json.dumps(posted) + "\n")
-        os.replace(temporary, self._posted)
+        os.replace(temporary, self._job_file)
 
     @property
-    def _posted(self) -> str:
-        return os.path.join(self._order.log_dir, POSTED)
+    def _job_file(self) -> str:
+        return os.path.join(self._order.log_dir, JOB_FILE)
 
     # Watch.
 
     def _watch(
         self, going_on: Callable[[], object], until_s: float = math.inf, poll_s: float = math.inf
     ) -> None:
-        """Turn the loop while `going_on()`, at most until `until_s`; keep the deadlines."""
+        """Run the loop while `going_on()`, at most until `until_s`; enforce the deadlines."""
         while going_on():
             end_s = min(until_s, self._killed_s + _UNKILLABLE_S)
             if time.monotonic() >= end_s:
                 return
-            look_s = self._look()  # it may set a deadline
+            look_s = self._look()  # may set a deadline
             deadlines = (end_s, self._terminate_at_s, self._kill_at_s, look_s)
             self._loop.turn(min(*deadlines, time.monotonic() + poll_s))
             self._reap()
-            self._give_time()
+            self._extend_time()
             if self._loop.broken and not self._interrupted:
                 self._interrupt(signal.SIGPIPE)  # as `python script | head` ends
             if time.monotonic() >= self._terminate_at_s:
@@ -210,7 +211,7 @@ class Job:
                 self._kill()
 
     def _look(self) -> float:
-        """Look at the processes that outlive others; return when to look again."""
+        """Check the processes that outlive others; return the time of the next check."""
         alive = self._processes.alive
         is_due = self._terminate_at_s < math.inf or not self._is_ending
         if alive and is_due and all(process.is_lost for process in alive):
@@ -228,7 +229,7 @@ class Job:
         return 0.0 if lost else due_s
 
     def _reap(self) -> None:
-        """Note every child that ended; adopted orphans are children too."""
+        """Reap every child that has ended; adopted orphans are children too."""
         try:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 self._note_end(ended[0], os.waitstatus_to_exitcode(ended[1]))
@@ -249,11 +250,11 @@ class Job:
 
     @property
     def _is_ending(self) -> bool:
-        """Is it decided when the processes that live are ended?"""
+        """Return whether the end of the living processes is scheduled."""
         return min(self._terminate_at_s, self._kill_at_s, self._killed_s) < math.inf
 
     def _begin_aftermath(self) -> None:
-        """After the first failure the others learn of it by themselves, and have some time."""
+        """Schedule the end after the first failure; the other processes learn of it until then."""
         now_s, order = time.monotonic(), self._order
         if not self._is_ending:
             self._terminate_at_s = now_s + order.aftermath_s
@@ -261,18 +262,18 @@ class Job:
             self._kill_at_s = min(self._kill_at_s, now_s + order.aftermath_s + order.grace_s)
         self._passed_on_s = math.inf
 
-    def _give_time(self) -> None:
-        """Processes that took our SIGTERM as a notice have longer: they save, and end themselves.
+    def _extend_time(self) -> None:
+        """Extend the time of processes that took SIGTERM as a notice: they save, then exit.
 
-        Who sent it to us has a patience of its own, which ends all when it ends us.
+        The sender of the SIGTERM has its own limit, and ends everything when it ends the launcher.
         """
         if self._passed_on_s < math.inf and self._services and self._services.has_notice:
             self._kill_at_s = self._passed_on_s + self._order.leave_s
             self._passed_on_s = math.inf
             self._has_time = True
             if self._processes.alive:
-                told = f"they took it as a notice, and have {self._order.leave_s:g} s to save"
-                self._say(f"{told} and end (SHOAL_LEAVE_S)")
+                reason = f"they took it as a notice, and have {self._order.leave_s:g} s to save"
+                self._say(f"{reason} and end (SHOAL_LEAVE_S)")
 
     def _obey(self, data: bytes) -> None:
         if not data:
@@ -281,7 +282,7 @@ class Job:
             self._interrupt(signal.Signals(number))
 
     def _interrupt(self, number: signal.Signals) -> None:
-        """Pass on what the launcher was sent; a second Ctrl-C kills."""
+        """Pass on a signal to the launcher; a second Ctrl-C kills."""
         self._interrupts += number == signal.SIGINT
         if number in _NOTICES:
             self._processes.send(number, groups=False)
@@ -303,28 +304,28 @@ class Job:
                 self._passed_on_s = math.inf
 
     def _end(self, number: signal.Signals) -> None:
-        """Ask all that live to end, and set the time when they are killed.
+        """Ask all living processes to end, and schedule their kill.
 
-        SIGINT goes to grandchildren too, as a terminal would send it. SIGTERM does not, as `kill`
-        would not: what a process needs to save its work (its data loaders) stays alive.
+        SIGINT goes to grandchildren too, as from a terminal. SIGTERM does not, as with `kill`:
+        helpers that a process needs to save its work (data loaders) stay alive.
         """
         self._terminate_at_s = math.inf
         self._kill_at_s = min(self._kill_at_s, time.monotonic() + self._order.grace_s)
         self._processes.end(number, groups=number == signal.SIGINT)
 
     def _kill(self) -> None:
-        """Kill every process of the job and all that is below it, now."""
+        """Kill every process of the job and all descendants, now."""
         self._terminate_at_s = self._kill_at_s = math.inf
         self._killed_s = min(self._killed_s, time.monotonic())
         self._processes.end(signal.SIGKILL, groups=True)
         send(self._leftovers(), signal.SIGKILL)
 
     def _leftovers(self) -> list[Relative]:
-        """Return what lives below us and is no service's."""
+        """Return the descendants that do not belong to a service."""
         return descendants(os.getpid(), without=self._services.pids if self._services else ())
 
     def _end_leftovers(self) -> None:
-        """End what the processes left running: SIGTERM, a moment, SIGKILL."""
+        """End processes left behind: SIGTERM, a moment, SIGKILL."""
         for number, within_s in ((signal.SIGTERM, _LEFTOVERS_S), (signal.SIGKILL, _UNKILLABLE_S)):
             left = self._leftovers()
             send(left, number)
@@ -333,9 +334,9 @@ class Job:
         self._processes.kill_groups()
 
     def _conclude(self) -> int:
-        """Say how the job ended, unless all is well; return its exit code."""
+        """Report how the job ended, unless it succeeded; return its exit code."""
         with contextlib.suppress(OSError):
-            os.unlink(self._posted)
+            os.unlink(self._job_file)
         news = self._services.news if self._services else News(self._order.processes)
         endings = [process.ending(news.gone.get(process.index)) for process in self._processes.all]
         for log in self._processes.logs:
@@ -347,7 +348,7 @@ class Job:
             complete = len(endings) == self._order.processes
             return (ProcessLostError if complete else InitializeError).exit_code
         if root:
-            return self._blame(root, endings, news)
+            return self._report_root(root, endings, news)
         if not self._order.keeps_logs:
             shutil.rmtree(self._order.log_dir, ignore_errors=True)
         codes = {ending.code for ending in endings}
@@ -361,8 +362,8 @@ class Job:
             self._say(absent)
         return 0
 
-    def _blame(self, root: Ending, endings: Sequence[Ending], news: News) -> int:
-        """Say what failed first; return the exit code of the job."""
+    def _report_root(self, root: Ending, endings: Sequence[Ending], news: News) -> int:
+        """Report the first failure; return the exit code of the job."""
         if keeper := dead_host_keeper(root, news.host_keepers.values()):
             code = ProcessLostError.exit_code
             particulars, sentence = describe_host_keeper(keeper, root, endings, self._start_s)
@@ -375,7 +376,7 @@ class Job:
         return code
 
     def _flush(self) -> None:
-        """Wait until what was said is taken; a slow reader has the time, a signal ends it."""
+        """Wait until the output is written; a slow reader has time, a signal ends the wait."""
         self._terminate_at_s = self._kill_at_s = self._killed_s = math.inf
         self._outliving = None
         until_s = time.monotonic() + _TAKE_S if self._interrupted else math.inf
@@ -384,7 +385,7 @@ class Job:
         self._watch(lambda: any(outlet.waiting for outlet in self._loop.outlets), until_s)
 
     def _say(self, *lines: str) -> None:
-        """Speak as the launcher; a line that starts with a space goes on with the one before."""
+        """Print lines of the launcher; a line that starts with a space continues the last one."""
         self._err.end_line()
         for line in lines:
             named = line if line.startswith(" ") else f"shoal run: {line}"
@@ -392,7 +393,7 @@ class Job:
 
 
 def _open_outlets() -> tuple[Outlet, Outlet]:
-    """Return stdout and stderr; one and the same where both are one terminal."""
+    """Return the outlets of stdout and stderr; one and the same if both are one terminal."""
     out, err = Outlet(1, os.environ), Outlet(2, os.environ)
     same = out.terminal and err.terminal and os.fstat(1).st_rdev == os.fstat(2).st_rdev
     return out, out if same else err

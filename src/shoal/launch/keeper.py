@@ -1,11 +1,11 @@
-"""Two processes watch over each other, so that a job never outlives its launcher.
+"""Two processes that watch each other, so that a job never outlives its launcher.
 
 `launcher` is the process that the user started: it forwards signals and waits. `keeper` is its
 only child, in a session of its own: it starts and ends everything else. They are joined by one
 pipe, which only the launcher can write: a byte is a signal to pass on, the end of the pipe means
 that the launcher is dead (SIGKILL included) and everything must end. If the keeper dies first, the
-launcher inherits what it left and ends that. What neither can do is outlive both being killed in
-the same instant.
+launcher inherits its children and ends them. Only if both are killed at the same instant do
+processes remain.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from types import FrameType
 from typing import Any
 
 from shoal.launch.descendants import adopt_orphans, kill_all
-from shoal.launch.ignored_signals import heeded
+from shoal.launch.ignored_signals import not_ignored
 
-# SIGUSR1 and SIGUSR2 are what batch systems announce the end of an allocation with.
+# Batch systems announce the end of an allocation with SIGUSR1 or SIGUSR2.
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_LAST_RESORT = 3  # so many SIGINT mean that the keeper itself is stuck
+_LAST_RESORT = 3  # this many SIGINTs mean that the keeper itself is stuck
 _WITHIN_S = 5.0
 
 
-def run_kept(job: Callable[[int], int]) -> int:
+def run_in_keeper(job: Callable[[int], int]) -> int:
     """Run `job(orders_fd)` in a keeper and return its exit code.
 
     Args:
-      job: reads the numbers of forwarded signals from `orders_fd`, one byte each; at its end it
-        returns at once. Whatever processes it leaves are killed.
+      job: reads the numbers of forwarded signals from `orders_fd`, one byte each; at the end of the
+        pipe it returns at once. Processes that it leaves behind are killed.
     """
     _open_standard_streams()
     orders_fd, lifeline_fd = os.pipe()
@@ -43,7 +43,7 @@ def run_kept(job: Callable[[int], int]) -> int:
     keeper = os.fork()
     if keeper == 0:
         os.close(lifeline_fd)
-        _be_keeper(job, orders_fd)
+        _run_keeper(job, orders_fd)
     os.close(orders_fd)
     try:
         return _wait_for(keeper)
@@ -53,14 +53,14 @@ def run_kept(job: Callable[[int], int]) -> int:
         os.close(lifeline_fd)
 
 
-def _be_keeper(job: Callable[[int], int], orders_fd: int) -> None:
-    """Run the job, end what it leaves, and end this process whatever happens."""
+def _run_keeper(job: Callable[[int], int], orders_fd: int) -> None:
+    """Run the job, end what it leaves behind, and always end this process."""
     code = 1
     try:
         # Own session: neither Ctrl-C nor a signal to the launcher's group reaches the keeper, and
         # it may write to the terminal at any time. A handler, not SIG_IGN, which programs inherit.
         os.setsid()
-        for number in heeded(FORWARDED):
+        for number in not_ignored(FORWARDED):
             signal.signal(number, _do_nothing)
         adopt_orphans()
         code = job(orders_fd)
@@ -74,28 +74,28 @@ def _be_keeper(job: Callable[[int], int], orders_fd: int) -> None:
 
 
 def _wait_for(keeper: int) -> int:
-    """Wait until the keeper ends; if somebody killed it, end what it kept."""
+    """Wait until the keeper ends; if it was killed, end its children."""
     adopt_orphans()
     while True:
         status = os.waitpid(keeper, os.WUNTRACED)[1]
         if not os.WIFSTOPPED(status):
             break
-        told = f"stopped by a signal, and with it all output; `kill -CONT {keeper}` lets it go on"
-        print(f"shoal run: the keeper of the job (pid {keeper}) is {told}", file=sys.stderr)
+        state = f"stopped by a signal, and with it all output; `kill -CONT {keeper}` resumes it"
+        print(f"shoal run: the keeper of the job (pid {keeper}) is {state}", file=sys.stderr)
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return code
     # Older children of this process (`sh -c 'daemon & exec shoal run …'`) share its session.
     kill_all(within_s=_WITHIN_S, beyond_session=os.getsid(0))
     name = signal.Signals(-code).name
-    print(f"shoal run: the keeper of the job was killed by {name}; all is ended", file=sys.stderr)
+    print(f"shoal run: the keeper was killed by {name}; the job is ended", file=sys.stderr)
     return 128 - code
 
 
 def _forward_signals(lifeline_fd: int) -> dict[int, Any]:
-    """Write each forwarded signal to the lifeline; return the handlers that stood before.
+    """Write each forwarded signal to the lifeline; return the previous handlers.
 
-    A signal that is ignored stays so.
+    An ignored signal stays ignored.
     """
     interrupts = 0
 
@@ -108,15 +108,15 @@ def _forward_signals(lifeline_fd: int) -> dict[int, Any]:
         with contextlib.suppress(BrokenPipeError):
             os.write(lifeline_fd, bytes([number]))
 
-    return {number: signal.signal(number, forward) for number in heeded(FORWARDED)}
+    return {number: signal.signal(number, forward) for number in not_ignored(FORWARDED)}
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Handle a signal by having been woken."""
+    """Do nothing: the signal only has to wake this process."""
 
 
 def _open_standard_streams() -> None:
-    """Give a closed standard stream (`shoal run … >&-`) to /dev/null, before a pipe takes it."""
+    """Open closed standard streams (`shoal run … >&-`) as /dev/null, before a pipe gets them."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)

@@ -1,7 +1,7 @@
-"""The directory of a job's logs: one job at a time writes there.
+"""The directory of a job's logs, used by one job at a time.
 
-The launcher holds a lock on `job.lock` there, and with it its keeper: the kernel gives it back
-when both have ended, however they do. The file says which job that is, and goes when the job ends.
+The launcher and its keeper hold a lock on `job.lock` there: the kernel releases it when both have
+ended, in any way. The file names the job, and is removed when the job ends.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from shoal.errors import UsageError
 from shoal.paths import local_path
 
 _LOCK = "job.lock"
-_LETTERS = 200  # of a command that a message quotes
-_WRITTEN_S = 1.0  # the owner of a lock writes who it is as soon as it has it
+_LETTERS = 200  # of a command in a message
+_WRITTEN_S = 1.0  # the owner of a lock writes its identity as soon as it has it
 _PAUSE_S = 0.01
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
 @contextlib.contextmanager
-def open_log_dir(asked: str | None, command: Sequence[str]) -> Iterator[str]:
-    """Give the absolute path of a directory that is this job's alone as long as the block runs.
+def open_log_dir(folder: str | None, command: Sequence[str]) -> Iterator[str]:
+    """Yield the absolute path of a directory that belongs to this job alone during the block.
 
     Args:
-      asked: None: a new temporary one.
-      command: that of this job, for the message to another one that asks for the same.
+      folder: None: a new temporary directory.
+      command: that of this job, shown to another job that requests the same directory.
 
     Raises:
-      UsageError: it takes no files, or another job that runs writes there.
+      UsageError: it is not writable, or another running job writes there.
     """
-    if asked is None:
+    if folder is None:
         try:
             path = os.path.abspath(tempfile.mkdtemp(prefix="shoal-run-"))
         except OSError as error:
@@ -47,14 +47,14 @@ def open_log_dir(asked: str | None, command: Sequence[str]) -> Iterator[str]:
             raise UsageError(f"run: {words}") from None
         yield path
         return
-    asked = local_path(asked, f"run: --log-dir {asked!r}")
+    folder = local_path(folder, f"run: --log-dir {folder!r}")
     try:
-        os.makedirs(asked, exist_ok=True)
-        tempfile.TemporaryFile(dir=asked).close()
-        lock_fd = _lock(asked, command)
+        os.makedirs(folder, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        lock_fd = _lock(folder, command)
     except OSError as error:
-        raise UsageError(f"run: --log-dir {asked!r}: {error.strerror}") from None
-    path = os.path.abspath(asked)
+        raise UsageError(f"run: --log-dir {folder!r}: {error.strerror}") from None
+    path = os.path.abspath(folder)
     try:
         yield path
     finally:
@@ -63,22 +63,22 @@ def open_log_dir(asked: str | None, command: Sequence[str]) -> Iterator[str]:
         os.close(lock_fd)
 
 
-def _lock(asked: str, command: Sequence[str]) -> int:
+def _lock(folder: str, command: Sequence[str]) -> int:
     """Return a descriptor that holds the lock of a directory."""
-    path = os.path.join(asked, _LOCK)
+    path = os.path.join(folder, _LOCK)
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:  # a file system without locks has none to give
+            if error.errno not in _NO_LOCKS:  # the file system does not support locks
                 os.close(fd)
                 if not isinstance(error, BlockingIOError):
                     raise
-                raise _refusal(asked, path) from None
+                raise _refusal(folder, path) from None
         if _is_at(path, fd):
             break
-        os.close(fd)  # the job that had it has ended meanwhile, and removed it
+        os.close(fd)  # its owner has ended meanwhile, and removed it
     owner = {
         "command": shlex.join(command),
         "pid": os.getpid(),
@@ -97,21 +97,21 @@ def _is_at(path: str, fd: int) -> bool:
         return False
 
 
-def _refusal(asked: str, path: str) -> UsageError:
-    """Return the error that names the job to which a directory belongs."""
+def _refusal(folder: str, path: str) -> UsageError:
+    """Return the error that names the job that owns a directory."""
     owner = _owner(path)
-    told = "another job that runs"
+    owner_text = "another running job"
     if owner:
         where = "" if owner["host"] == socket.gethostname() else f" on {owner['host']}"
         quoted = str(owner["command"])
         quoted = quoted if len(quoted) <= _LETTERS else f"{quoted[:_LETTERS]}…"
-        told = f"`{quoted}` (pid {owner['pid']}{where}), which runs since {owner['since']}"
+        owner_text = f"`{quoted}` (pid {owner['pid']}{where}), running since {owner['since']}"
     advice = "give each job a folder of its own, or wait until that one has ended"
-    return UsageError(f"run: --log-dir {asked!r} holds the logs of {told}\n{advice}")
+    return UsageError(f"run: --log-dir {folder!r} holds the logs of {owner_text}\n{advice}")
 
 
 def _owner(path: str) -> dict[str, Any]:
-    """Return what the owner of a lock wrote; one that has only just got it is about to."""
+    """Return what the owner of a lock wrote; wait for one that has just acquired it."""
     until_s = time.monotonic() + _WRITTEN_S
     while time.monotonic() < until_s:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):

@@ -1,4 +1,4 @@
-"""The launcher's event loop: pipes in, two streams out, ended children, the clock.
+"""The launcher's event loop: pipes in, two streams out, ended children, timers.
 
 One thread, and nothing in it blocks: a terminal or pipe that is read slowly makes the processes
 wait, not the loop, so deadlines and signals stay prompt.
@@ -15,42 +15,42 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import IO
 
-from shoal.launch.output import Outlet, Voice
+from shoal.launch.output import LineStream, Outlet
 
 _READ_BYTES = 65536
-_WAITING_BYTES = 1 << 20  # so much output that nobody took, and the processes have to wait
+_WAITING_BYTES = 1 << 20  # with this much unread output, the processes have to wait
 
 Hear = Callable[[bytes, float], None]
 Close = Callable[[], None]
 
 
 class Loop:
-    """Calls back when there is something to hear; returns from `turn` when something happened."""
+    """Calls back on input; `turn` returns after an event."""
 
     def __init__(self, outlets: Sequence[Outlet]) -> None:
         self.outlets = outlets
-        # poll() also takes regular files, which epoll refuses; macOS's cannot take terminals.
+        # poll() accepts regular files, unlike epoll; on macOS it does not accept terminals.
         poll = selectors.PollSelector if sys.platform == "linux" else selectors.SelectSelector
         self._selector = poll()
         self._sources: dict[int, tuple[IO[bytes], Hear, Close]] = {}
         self._never_paused: set[int] = set()
-        self._voices: list[Voice] = []
+        self._streams: list[LineStream] = []
         self._paused = False
         self._woken_fd = _wake_on_child_exit()
         self._selector.register(self._woken_fd, selectors.EVENT_READ, self._wake)
 
     @property
     def hears(self) -> bool:
-        """Whether any of what `listen` was given is still open."""
+        """Whether any pipe given to `listen` is still open."""
         return bool(self._sources)
 
     @property
     def broken(self) -> str:
-        """Why one of our streams takes no more, or an empty string."""
+        """Why one of the outlets cannot be written, or an empty string."""
         return next((outlet.broken for outlet in self.outlets if outlet.broken), "")
 
     def obey(self, fd: int, obey: Callable[[bytes], None]) -> None:
-        """Call `obey` with what is written to `fd`; with b"" once, at its end. Never paused."""
+        """Call `obey` with bytes read from `fd`; with b"" once, at its end. Never paused."""
 
         def read() -> None:
             data = os.read(fd, _READ_BYTES)
@@ -61,9 +61,9 @@ class Loop:
         self._selector.register(fd, selectors.EVENT_READ, read)
 
     def listen(self, pipe: IO[bytes], hear: Hear, close: Close, *, always: bool = False) -> None:
-        """Call `hear` with what comes from `pipe` and `close` at its end. Closes the pipe.
+        """Call `hear` with bytes read from `pipe`, and `close` at its end. Closes the pipe.
 
-        While too much output waits for its reader, only what is heard `always` is heard.
+        While too much output is unread, only pipes with `always` are read.
         """
         self._sources[pipe.fileno()] = (pipe, hear, close)
         if always:
@@ -71,24 +71,24 @@ class Loop:
         if always or not self._paused:
             self._resume(pipe.fileno())
 
-    def listen_to(self, pipe: IO[bytes], voice: Voice) -> None:
-        """Let a voice hear `pipe`, and show its unfinished line when that is due."""
-        self._voices.append(voice)
-        self.listen(pipe, voice.hear, voice.close)
+    def listen_to(self, pipe: IO[bytes], stream: LineStream) -> None:
+        """Pass `pipe` to a stream, and show its unfinished line when due."""
+        self._streams.append(stream)
+        self.listen(pipe, stream.hear, stream.close)
 
     def turn(self, until_s: float) -> None:
-        """Wait until something happens, at most until `until_s`; deal with it."""
+        """Wait for events, at most until `until_s`, and handle them."""
         for outlet in self.outlets:
             self._register(outlet)
         self._pause(any(len(outlet.waiting) > _WAITING_BYTES for outlet in self.outlets))
-        due_s = min((v.due_s for v in self._voices if v.due_s is not None), default=until_s)
+        due_s = min((v.due_s for v in self._streams if v.due_s is not None), default=until_s)
         wait_s = max(0.0, min(due_s, until_s) - time.monotonic())
         for key, _ in self._selector.select(min(wait_s, 3600.0)):
             key.data()
         now_s = time.monotonic()
-        for voice in self._voices:
-            if voice.due_s is not None and voice.due_s <= now_s:
-                voice.show_unfinished()
+        for stream in self._streams:
+            if stream.due_s is not None and stream.due_s <= now_s:
+                stream.show_unfinished()
 
     def silence(self) -> None:
         """Close every pipe that is still open."""
@@ -143,4 +143,4 @@ def _wake_on_child_exit() -> int:
 
 
 def _do_nothing(_number: int, _frame: FrameType | None) -> None:
-    """Handle a signal by having been woken."""
+    """Do nothing: the signal only has to wake the loop."""

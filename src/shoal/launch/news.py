@@ -1,7 +1,7 @@
-"""What the meeting place tells the launcher of its job: who joined, who is gone, who was first.
+"""News of the meeting place for the launcher: joined and lost processes, in order.
 
-The launcher hears of a failure twice: from the meeting place, in the order in which processes
-failed, and when it reaps a child, in the order in which they came to an end. The first order says
+The launcher learns of a failure twice: from the meeting place, in the order in which processes
+failed, and when it reaps a child, in the order in which they exited. The first order determines
 which failure is the cause.
 """
 
@@ -14,60 +14,60 @@ from shoal.runtime.rules.outcomes import listed
 
 
 class Gone(NamedTuple):
-    """How a process left the job; it may live on."""
+    """How a process left the job; it may still be running."""
 
     state: str  # "left" | "failed" | "lost"
-    words: str  # the headline of what it raised, or why it is lost
-    at_s: float  # of the monotonic clock, which all processes of a host share
+    words: str  # the headline of its exception, or why it is lost
+    at_s: float  # on the monotonic clock, which all processes of a host share
     is_dismissed: bool = False  # declared lost for its silence, while its connection stood
-    is_missed: bool = True  # others were in the job then, or had not left it in peace
+    is_missed: bool = True  # other processes were in the job then, or had not left it in order
 
 
 class KeeperNews(NamedTuple):
-    """The process that stands between JAX's service and JAX's clients of one host."""
+    """The keeper of a host, between JAX's service and the host's JAX clients."""
 
     pid: int
     host: str
     processes: tuple[int, ...]
-    gone_s: float | None = None  # when its connection ended, if that was before the job's end
-    code: int | None = None  # how it ended, as subprocess says it, if that is known
+    gone_s: float | None = None  # when its connection ended, if before the job's end
+    code: int | None = None  # its return code as in subprocess, if known
 
 
 class News:
-    """All that was told so far."""
+    """All news so far."""
 
     def __init__(self, num_processes: int) -> None:
-        self.joined: set[int] = set()  # shoal's job, or that of JAX
+        self.joined: set[int] = set()  # to shoal's job, or to JAX's
         self.gone: dict[int, Gone] = {}
         self.host_keepers: dict[str, KeeperNews] = {}
-        self.lost_service = ""  # which service is lost, and why
+        self.lost_service = ""  # the lost service, and why
         self._dismissed: set[int] = set()
         self._all = range(num_processes)
 
-    def hear(self, told: Mapping[str, Any]) -> None:
-        """Take one line.
+    def hear(self, message: Mapping[str, Any]) -> None:
+        """Take one line of news.
 
         Raises:
-          ValueError, KeyError, TypeError: it is not one of `meeting_place.MeetingPlace`.
+          ValueError, KeyError, TypeError: it is not a line of `meeting_place.MeetingPlace`.
         """
-        if "joined" in told:
-            self._join(int(told["joined"]))
-        elif "dismissed" in told:
-            self._dismissed.add(int(told["dismissed"]))
-        elif "gone" in told:
-            self._go(int(told["gone"]), told)
-        elif "keeper" in told:
-            processes = tuple(map(int, told["processes"]))
-            pid, host = int(told["pid"] or 0), str(told["host"])
-            self.host_keepers[told["keeper"]] = KeeperNews(pid, host, processes)
-        elif "keeper_gone" in told:
-            kept = self.host_keepers[told["keeper_gone"]]
-            self.host_keepers[told["keeper_gone"]] = kept._replace(gone_s=float(told["at_s"]))
+        if "joined" in message:
+            self._join(int(message["joined"]))
+        elif "dismissed" in message:
+            self._dismissed.add(int(message["dismissed"]))
+        elif "gone" in message:
+            self._on_gone(int(message["gone"]), message)
+        elif "keeper" in message:
+            processes = tuple(map(int, message["processes"]))
+            pid, host = int(message["pid"] or 0), str(message["host"])
+            self.host_keepers[message["keeper"]] = KeeperNews(pid, host, processes)
+        elif "keeper_gone" in message:
+            kept = self.host_keepers[message["keeper_gone"]]
+            self.host_keepers[message["keeper_gone"]] = kept._replace(gone_s=float(message["at_s"]))
         else:
-            self.lost_service = f"{told['service']} is lost ({told['words']})"
+            self.lost_service = f"{message['service']} is lost ({message['words']})"
 
     def absent_words(self) -> str:
-        """Say which processes never joined; empty if all did, or there is but one."""
+        """Return a line about processes that never joined; empty if all did, or there is one."""
         absent = [process for process in self._all if process not in self.joined]
         if len(self._all) == 1 or not absent:
             return ""
@@ -80,25 +80,25 @@ class News:
         )
 
     def note_end(self, pid: int, code: int) -> None:
-        """Note that a child ended: a keeper is one as soon as its starter has ended."""
+        """Note the end of a child; a keeper becomes one as soon as its parent has ended."""
         for host, keeper in self.host_keepers.items():
             if keeper.pid == pid:
                 self.host_keepers[host] = keeper._replace(code=code)
 
     def _join(self, process: int) -> None:
-        """It may have left, or failed to join, an earlier job."""
+        """Record a join; the process may have left, or failed to join, an earlier job."""
         if process in self._all:
             self.joined.add(process)
             self.gone.pop(process, None)
             self._dismissed.discard(process)
 
-    def _go(self, process: int, told: Mapping[str, Any]) -> None:
+    def _on_gone(self, process: int, message: Mapping[str, Any]) -> None:
         others = self.joined - {process}
         is_missed = any(p not in self.gone or self.gone[p].state != "left" for p in others)
         self.gone[process] = Gone(
-            str(told["state"]),
-            str(told["words"]),
-            float(told["at_s"]),
+            str(message["state"]),
+            str(message["words"]),
+            float(message["at_s"]),
             process in self._dismissed,
             is_missed,
         )

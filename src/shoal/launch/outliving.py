@@ -1,8 +1,8 @@
-"""Processes that live on after others: lost to them, or merely longer at work.
+"""Processes that outlive others: lost to them, or merely slower.
 
-A process may rightly work longer than the others, or save after them: what is only slow is never
-ended. But a job must not wait without a word, nor, once the others have ended, for a process that
-they have lost.
+A process may rightly work longer than the others, or save after them: slow processes are never
+ended. But a job must not wait silently, nor, once the others have ended, for a process that they
+have lost.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from shoal.launch.processes import ChildProcess, Processes
 from shoal.runtime.rules.outcomes import listed
 from shoal.runtime.system.process_status import is_stopped
 
-_LATE_NEWS_S = 1.0  # what the meeting place says of a process may come after its end
+_LATE_NEWS_S = 1.0  # news of a process may arrive after its end
 _LINES = 8
 
 
 class _Look(NamedTuple):
-    """What is to be done now, and when to look again."""
+    """The result of a check, and the time of the next one."""
 
-    lost: Sequence[ChildProcess] = ()  # they live, and the others have lost them
-    lines: Sequence[str] = ()  # to be said
+    lost: Sequence[ChildProcess] = ()  # still alive, but lost to the others
+    lines: Sequence[str] = ()  # to be printed
     due_s: float = math.inf
 
 
 class Outliving:
-    """Looks at the processes that live while others are gone.
+    """Checks the processes that live while others are gone.
 
     Args:
-      warn_after_s: so long after the others ended it is said, once, which processes still run.
-      lost_after_s: so long a process may live after its connection to the meeting place ended; a
+      warn_after_s: after this long since the end of the others, the running ones are listed, once.
+      lost_after_s: how long a process may live after its connection to the meeting place ended; a
         process that is about to end closes it first.
     """
 
@@ -43,10 +43,10 @@ class Outliving:
         self._processes, self._news = processes, news
         self._warn_after_s, self._lost_after_s = warn_after_s, lost_after_s
         self._has_said = False
-        self._absent: set[int] = set()  # of which was said that they ended without joining
+        self._absent: set[int] = set()  # already reported as ended without joining
 
     def look(self, now_s: float) -> _Look:
-        """Look at all that live. In a job of one process there are no others."""
+        """Check all living processes. A job of one process has no others."""
         alive = self._processes.alive
         if len(self._processes.all) < 2 or not alive:
             return _Look()
@@ -58,17 +58,17 @@ class Outliving:
         return _Look(lost, [*absent, *longer], min(later, default=math.inf))
 
     def _lost_s(self, process: ChildProcess) -> float:
-        """Return from when on a process that lives is lost to the others."""
+        """Return the time from which a living process counts as lost to the others."""
         gone = self._news.gone.get(process.index)
         if gone is None or gone.state != "lost" or process.is_lost:
             return math.inf
-        # No process waits for it; only one that stands still never ends by itself.
+        # No process waits for it; only a stopped one never ends by itself.
         if not gone.is_missed and not is_stopped(process.popen.pid):
             return math.inf
         return gone.at_s if gone.is_dismissed else gone.at_s + self._lost_after_s
 
     def _say_absent(self, now_s: float) -> tuple[list[str], float]:
-        """Say which processes have ended well without joining, though others wait for them."""
+        """Report processes that exited with 0 without joining, while others wait for them."""
         joined = self._news.joined
         waiting = [process.index for process in self._processes.alive if process.index in joined]
         due_s, lines = math.inf, []
@@ -85,7 +85,7 @@ class Outliving:
         return lines, due_s
 
     def _say_longer(self, now_s: float) -> tuple[list[str], float]:
-        """Say once which processes still run, if most have ended a while ago."""
+        """List the running processes, once, if most have ended a while ago."""
         alive = self._processes.alive
         ended = [process.ended_s for process in self._processes.all if process.code is not None]
         if self._has_said or len(alive) > len(ended):
@@ -106,7 +106,7 @@ class Outliving:
     def _standing(self, process: ChildProcess) -> str:
         gone = self._news.gone.get(process.index)
         if is_stopped(process.popen.pid):
-            return f"it is stopped by a signal; `kill -CONT {process.popen.pid}` lets it go on"
+            return f"it is stopped by a signal; `kill -CONT {process.popen.pid}` resumes it"
         if gone is not None:
             words = {"left": "it has left the job", "failed": "it reported a failure to the others"}
             return words.get(gone.state, f"the others have lost it ({gone.words})")

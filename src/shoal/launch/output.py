@@ -1,8 +1,8 @@
-"""What the processes of a job say: kept in a log each, shown line by line behind a prefix.
+"""The output of a job's processes: logged for each, shown line by line behind a prefix.
 
-`Outlet` is one of the launcher's own streams. `Log` is one process's file. `Voice` is one stream
-of one process: it cuts bytes into lines. All of it works on bytes: whatever a process writes comes
-out unchanged, decodable or not.
+`Outlet` is one of the launcher's own streams. `Log` is one process's file. `LineStream` is one
+stream of one process: it cuts bytes into lines. Everything works on bytes, so that any output
+passes through unchanged, decodable or not.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import os
 import re
 from collections.abc import Mapping
 
-_ATOMIC_BYTES = 4096  # a pipe that poll() calls writable takes so much without blocking: pipe(7)
+_ATOMIC_BYTES = 4096  # a writable pipe (poll) takes this much without blocking: pipe(7)
 _LINE_BYTES = 65536  # a longer line is shown in pieces
 _TAIL_BYTES = 32768
 _TRACEBACK = b"Traceback (most recent call last)"
-_TERMINAL_PAUSE_S = 0.1  # an unfinished line (a prompt, a progress bar) is shown after so long
-_FILE_PAUSE_S = 5.0  # in a file or pipe, a progress bar leaves one line in so long; in a log, all
+_TERMINAL_PAUSE_S = 0.1  # an unfinished line (a prompt, a progress bar) is shown after this
+_FILE_PAUSE_S = 5.0  # a progress bar leaves a line in a file or pipe this often; in a log, all
 _COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)  # red is for errors
-# gloo says so to stdout for every new group of devices, and has no switch: kept in the logs only
+# gloo prints this for every new group of devices, without a switch: kept in the logs only
 _NOTICE = re.compile(
     rb"\[Gloo\] Rank \d+ is connected to (\d+) peer ranks\. "
     rb"Expected number of connected peer ranks is : (\d+)"
@@ -33,7 +33,7 @@ _CLEAR_REST = b"\x1b[K"
 
 
 def paint_prefixes(num_processes: int, *, colour: bool, shown: bool = True) -> list[bytes]:
-    """Return `p0| `, `p1| `…, aligned, each in a colour of its own where `colour` is true."""
+    """Return `p0| `, `p1| `…, aligned, each in its own colour if `colour` is true."""
     if not shown:
         return [b""] * num_processes
     width = len(f"p{num_processes - 1}|")
@@ -46,14 +46,14 @@ def paint_prefixes(num_processes: int, *, colour: bool, shown: bool = True) -> l
 
 
 class Outlet:
-    """One of the launcher's own streams; what its reader has not taken yet waits here."""
+    """One of the launcher's own streams, with a buffer for bytes not yet written."""
 
     def __init__(self, fd: int, env: Mapping[str, str]) -> None:
         self.fd = fd
         self.terminal = os.isatty(fd)
         self.colour = self.terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
         self.waiting = bytearray()
-        self.open_by: Voice | None = None  # whose unfinished line the cursor stands behind
+        self.open_by: LineStream | None = None  # the stream whose unfinished line the cursor is on
         self.broken = ""  # why nothing can be written any more
 
     def put(self, data: bytes) -> None:
@@ -62,19 +62,19 @@ class Outlet:
             self.waiting += data
 
     def end_line(self) -> None:
-        """Leave an unfinished line, whosesoever it is."""
+        """End an unfinished line, of any stream."""
         if self.open_by is not None:
             self.put(b"\n")
             self.open_by = None
 
     def write_some(self) -> None:
-        """Write what a stream that is ready to write takes without blocking."""
+        """Write as much as a writable stream takes without blocking."""
         try:
             written = os.write(self.fd, self.waiting[:_ATOMIC_BYTES])
         except BlockingIOError:
             return
         except OSError as error:
-            self.broken = "nobody reads the output"
+            self.broken = "the output has no reader"
             if error.errno != errno.EPIPE:
                 self.broken = f"the output cannot be written: {error.strerror}"
             self.waiting.clear()
@@ -83,7 +83,7 @@ class Outlet:
 
 
 class Log:
-    """One process's file: both of its streams, byte for byte. A full disk does not stop the job."""
+    """One process's log: both of its streams, byte for byte. A full disk does not stop the job."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -103,26 +103,26 @@ class Log:
         self._file.close()
 
 
-class Voice:
+class LineStream:
     """One stream of one process, cut into lines.
 
     A carriage return goes back to the start of its line: of `10%\\r20%\\r` only `20%` is shown. On
-    a terminal it is redrawn in place, as long as nobody else speaks. The log gets whole lines: an
-    unbuffered `print("a", 1)` writes four times, and the other stream would come between.
+    a terminal it is redrawn in place, until another stream writes. The log gets whole lines: an
+    unbuffered `print("a", 1)` writes four times, and the other stream would come in between.
 
     Args:
-      outlet: where it is shown; None: nowhere.
-      prefix: what stands before each line.
+      outlet: the stream that shows it; None: not shown.
+      prefix: printed before each line.
     """
 
     def __init__(self, outlet: Outlet | None, prefix: bytes, log: Log) -> None:
-        self.tail = b""  # the last that was said, for the report of a failure
+        self.tail = b""  # the end of the output, for the report of a failure
         self.traceback_s: float | None = None  # when the last traceback began
-        self.due_s: float | None = None  # when the unfinished line is to be dealt with
+        self.due_s: float | None = None  # when the unfinished line must be shown
         self._outlet, self._prefix, self._log = outlet, prefix, log
         self._unlogged = b""  # of the unfinished line
         self._rest = b""  # the unfinished line
-        self._shown = b""  # how much of it is shown
+        self._shown = b""  # the part of it that is shown
         self._redraws = False  # it is a progress bar
 
     def hear(self, data: bytes, now_s: float) -> None:
@@ -155,7 +155,7 @@ class Voice:
             self._rest = self._rest[cut:]
 
     def show_unfinished(self) -> None:
-        """Log the line that is not finished yet, and show it; in a file, only a progress bar."""
+        """Log the unfinished line, and show it; in a file, only a progress bar."""
         self.due_s = None
         self._log_unfinished()
         text = _visible(self._rest)
@@ -171,7 +171,7 @@ class Voice:
         self._shown = text
 
     def close(self) -> None:
-        """Log what is left, and show it as a line."""
+        """Log the rest, and show it as a line."""
         self._log_unfinished()
         if self._rest and self._outlet is not None:
             self._finish(self._outlet, self._rest)
@@ -186,7 +186,7 @@ class Voice:
         if _is_notice(text) and not self._shown:
             return
         if self._shown and text == self._shown and outlet.open_by is not self:
-            pass  # it stands there, as a line: in a file, or since another spoke
+            pass  # it is shown already, as a line: in a file, or since another stream wrote
         elif outlet.terminal:
             self._draw(outlet, text)
             outlet.put(_RESET + b"\n" if b"\x1b" in text else b"\n")
@@ -196,7 +196,7 @@ class Voice:
         self._shown, self._redraws, self.due_s = b"", False, None
 
     def _draw(self, outlet: Outlet, text: bytes) -> None:
-        """Bring the terminal's current line to `text`, without the end of line."""
+        """Redraw the terminal's current line as `text`, without a line end."""
         if outlet.open_by is not self:
             outlet.end_line()
             outlet.put(self._prefix + text)
@@ -207,7 +207,7 @@ class Voice:
 
 
 def _is_notice(text: bytes) -> bool:
-    """Return whether it is gloo's: one with equal counts, or some that its threads have mixed."""
+    """Return whether this is gloo's notice: equal counts, or several mixed by its threads."""
     if b"connected" not in text:
         return False
     whole = _NOTICE.fullmatch(text)
@@ -215,7 +215,7 @@ def _is_notice(text: bytes) -> bool:
 
 
 def _visible(line: bytes) -> bytes:
-    """Return what a terminal would leave of a line that goes back to its start."""
+    """Return what a terminal shows of a line with carriage returns."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 

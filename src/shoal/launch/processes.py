@@ -1,4 +1,4 @@
-"""The processes of one job: started, signalled, and noted when they end."""
+"""The child processes of one job: start them, signal them, record their end."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from collections.abc import Mapping, Sequence
 from shoal.launch import child
 from shoal.launch.loop import Loop
 from shoal.launch.news import Gone
-from shoal.launch.output import Log, Outlet, Voice
+from shoal.launch.output import LineStream, Log, Outlet
 from shoal.launch.report import Ending
 from shoal.runtime.rules.stopping import REQUEUE
 from shoal.runtime.system.process_status import is_stopped
 
-_TEARDOWN_S = 10.0  # a traceback older than this was not the end of the process
+_TEARDOWN_S = 10.0  # an older traceback did not end the process
 
 
 class ChildProcess:
-    """One process of the job and what it says."""
+    """One process of the job, and its output."""
 
-    def __init__(self, index: int, popen: subprocess.Popen[bytes], errors: Voice, log: Log):
+    def __init__(self, index: int, popen: subprocess.Popen[bytes], errors: LineStream, log: Log):
         self.index, self.popen, self.errors, self.log = index, popen, errors, log
         self.code: int | None = None
         self.ended_s = math.inf
-        self.sent: tuple[signal.Signals, ...] = ()  # what we sent to end it
-        self.sent_s = math.inf  # when first
-        self.was_frozen = False  # then
-        self.is_lost = False  # the others had lost it, and it lived
+        self.sent: tuple[signal.Signals, ...] = ()  # the signals sent to end it
+        self.sent_s = math.inf  # the time of the first
+        self.was_frozen = False  # when it was sent
+        self.is_lost = False  # lost to the others while alive
 
     def ending(self, gone: Gone | None = None) -> Ending:
-        """Return how it ended; one that cannot even be killed counts as killed.
+        """Return how it ended; a process that cannot even be killed counts as killed.
 
         Args:
-          gone: what the meeting place said of it. After we began to end it that was our doing.
+          gone: the meeting place's report. A report after the first signal is ignored: the launcher
+            was the cause.
         """
         code = -signal.SIGKILL if self.code is None else self.code
         stderr = self.errors.tail.decode(errors="replace")
@@ -58,7 +59,7 @@ class ChildProcess:
         )
 
     def _failed_s(self) -> float | None:
-        """Return when it failed by itself, if it did.
+        """Return when it failed by itself, or None.
 
         That is when its last traceback began: what it does between that and its end (waiting for
         threads, closing devices) may take longer than the failure takes to end the others.
@@ -79,17 +80,17 @@ class Processes:
 
     @property
     def alive(self) -> list[ChildProcess]:
-        """Those that have not ended."""
+        """The processes that have not ended."""
         return [process for process in self.all if process.code is None]
 
     @property
     def failed(self) -> bool:
-        """Whether one ended with anything but 0, or 75: in order, to be started again."""
+        """Whether any exit code was neither 0 nor 75 (preempted and saved)."""
         return any(process.code not in (None, 0, REQUEUE) for process in self.all)
 
     @property
     def logs(self) -> list[Log]:
-        """The file of each."""
+        """The log of each."""
         return [process.log for process in self.all]
 
     def start(
@@ -102,11 +103,11 @@ class Processes:
         *,
         stdin: bool,
     ) -> None:
-        """Start the next one.
+        """Start the next process.
 
         Args:
           command: `script, args…` or `-m, module, args…`.
-          shown: for stdout and stderr: where it is shown (None: nowhere), behind what prefix.
+          shown: for stdout and stderr: the outlet (None: not shown) and the prefix.
           stdin: whether it reads the launcher's standard input; if not, /dev/null.
         """
         popen = subprocess.Popen(
@@ -117,13 +118,13 @@ class Processes:
             env=dict(env),
             start_new_session=True,
         )
-        words, errors = (Voice(outlet, prefix, log) for outlet, prefix in shown)
+        words, errors = (LineStream(outlet, prefix, log) for outlet, prefix in shown)
         self.all.append(ChildProcess(len(self.all), popen, errors, log))
         loop.listen_to(popen.stdout, words)  # type: ignore[arg-type] # a PIPE is never None
         loop.listen_to(popen.stderr, errors)  # type: ignore[arg-type]
 
     def note_end(self, pid: int, code: int) -> bool:
-        """Note that `pid` ended; return whether it is one of ours."""
+        """Note the end of `pid`; return whether it is a process of the job."""
         for process in self.all:
             if process.popen.pid == pid and process.code is None:
                 process.code = process.popen.returncode = code
@@ -132,23 +133,23 @@ class Processes:
         return False
 
     def send(self, number: signal.Signals, *, groups: bool) -> None:
-        """Send a signal to all that live; with `groups` to their grandchildren also."""
-        for process in self.alive:  # not reaped yet: the number cannot be another's
+        """Send a signal to all living processes; with `groups` also to their grandchildren."""
+        for process in self.alive:  # not reaped yet, so the pid cannot have been reused
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.killpg if groups else os.kill)(process.popen.pid, number)
 
     def end(self, number: signal.Signals, *, groups: bool) -> None:
-        """Send a signal that is meant to end them, and remember that it was us."""
+        """Send a signal to end the processes, and record that it was sent."""
         for process in self.alive:
             process.was_frozen |= not process.sent and is_stopped(process.popen.pid)
             process.sent = (*process.sent, number)
             process.sent_s = min(process.sent_s, time.monotonic())
         self.send(number, groups=groups)
         if number != signal.SIGKILL:
-            self.send(signal.SIGCONT, groups=True)  # a stopped process would not hear it
+            self.send(signal.SIGCONT, groups=True)  # a stopped process would not receive it
 
     def kill_groups(self) -> None:
-        """Kill what the ended left in their groups, where the kernel does not tell us more."""
+        """Kill the process groups of ended processes, where descendants cannot be found."""
         if sys.platform != "linux":
             for process in self.all:
                 with contextlib.suppress(ProcessLookupError, PermissionError):

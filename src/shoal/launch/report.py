@@ -1,4 +1,4 @@
-"""Which process failed first, how, and the words for it."""
+"""Find the process that failed first, and describe its failure."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from shoal.errors import (
 from shoal.launch.news import Gone, KeeperNews
 from shoal.runtime.rules.outcomes import listed
 
-# What a process exits with because of others: never the culprit if another failed by itself.
+# Exit codes for failures of other processes: never the root if a process failed by itself.
 _CONSEQUENCES = {
     DivergenceError.exit_code: "processes disagree",
     ProcessLostError.exit_code: "lost a process",
     PeerFailedError.exit_code: "another process failed",
-    DeadlineError.exit_code: "waited in vain",
+    DeadlineError.exit_code: "deadline exceeded",
     InitializeError.exit_code: "could not join the job",
 }
-# What a failure is, the likeliest cause first: of its own; known only from what the process wrote
-# or told before its end; another's consequence.
+# Ranks of failures, the likeliest root first: of its own; known only from what the process wrote or
+# reported before its end; the consequence of another failure.
 _OWN, _TOLD, _CONSEQUENCE = range(3)
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# Not one that is quoted in a message: of another process, behind a bar.
+# Not one quoted in a message, which has a bar before each line.
 _TRACEBACK = re.compile(r"(  \+ Exception Group )?Traceback \(most recent call last\):$")
 _PLACE = re.compile(r'  File "(.*)", line (\d+)')
 _SYNTAX = re.compile(r"(?:SyntaxError|IndentationError|TabError)\b")
-# Of the interpreter; of C++, as absl and the standard library say it.
+# Of the interpreter; of C++, as printed by absl and the standard library.
 _FATAL = re.compile(r"Fatal Python|F\d{4} \d\d:\d\d:\d\d|terminate called ")
 _FRAME_LINES = 16
 _MESSAGE_LINES = 8
@@ -46,36 +46,39 @@ class Ending(NamedTuple):
     """How one process ended."""
 
     process: int
-    code: int  # as subprocess says it: negative for a signal
-    failed_s: float | None  # when it failed by itself; None: it did not, or we ended it before
-    sent: tuple[signal.Signals, ...] = ()  # what we sent to end it
+    code: int  # as in subprocess: negative for a signal
+    failed_s: float | None  # when it failed by itself; None: it did not, or was ended first
+    sent: tuple[signal.Signals, ...] = ()  # the signals sent to end it
     stderr: str = ""  # the last part
     log: str = ""
-    was_frozen: bool = False  # it stood still, stopped by a signal, when we began to end it
-    gone: Gone | None = None  # what the meeting place knew before we began to end it; not "left"
-    is_lost: bool = False  # the others had lost it, and it lived
+    was_frozen: bool = False  # it was stopped by a signal when the first one was sent
+    gone: Gone | None = None  # the meeting place's report before any signal was sent; not "left"
+    is_lost: bool = False  # lost to the others while alive
 
     @property
-    def told_s(self) -> float | None:
-        """When it failed, as far as anything tells."""
+    def known_failed_s(self) -> float | None:
+        """When it failed, by the best available source."""
         times_s = [self.gone.at_s] if self.gone else []
         return min([*times_s, *([] if self.failed_s is None else [self.failed_s])], default=None)
 
 
 def first_failure(endings: Iterable[Ending]) -> Ending | None:
-    """Return the root: the earliest failure that is neither our doing nor another's consequence.
+    """Return the root: the earliest failure that is neither the launcher's nor a consequence.
 
-    The meeting place says which was the earliest: a process that learns of a failure may be gone
-    before the one that failed, whose own exit takes its time. A process that the others lost while
-    it lived has failed whatever its code. Where all others only say that they failed because of
-    others, one counts that failed before and had to be ended by us, or ended with 0; or else one
-    that was frozen.
+    The meeting place determines the order: a process that learns of a failure may exit before the
+    one that failed. A process that the others lost while it was alive has failed whatever its exit
+    code. If all other failures are consequences, the root is a process that failed before and had
+    to be ended by the launcher, or exited with 0; or else one that was frozen.
     """
     endings = list(endings)
-    claims = [(_rank(e), e.told_s, e) for e in endings if _failed(e) and e.told_s is not None]
-    ended_s = [told_s for rank, told_s, _ in claims if rank != _TOLD]
+    claims = [
+        (_rank(e), e.known_failed_s, e)
+        for e in endings
+        if _failed(e) and e.known_failed_s is not None
+    ]
+    ended_s = [known_failed_s for rank, known_failed_s, _ in claims if rank != _TOLD]
     if not ended_s:
-        return None  # all were ended by us, because we were asked to
+        return None  # all were ended by the launcher, on request
     claims = [claim for claim in claims if claim[2].code or claim[1] <= min(ended_s)]
     rank, _, root = min(claims, key=lambda claim: claim[:2])
     frozen = [ending for ending in endings if ending.was_frozen]
@@ -83,25 +86,25 @@ def first_failure(endings: Iterable[Ending]) -> Ending | None:
 
 
 def exit_code(root: Ending, endings: Iterable[Ending]) -> int:
-    """Return the code of the root as a shell says it: 128 + n for signal n.
+    """Return the exit code of the root as in a shell: 128 + n for signal n.
 
-    One that raised and could not end by itself, so that we had to, has that of an exception; one
-    that was frozen or lost, that of a loss; one that ended with 0, that of what followed from it.
+    A process that raised and had to be ended by the launcher counts as an exception; one that was
+    frozen or lost as a loss; one that exited with 0 gets the code of the consequence.
     """
     if root.was_frozen or root.is_lost:
         return ProcessLostError.exit_code
     if -root.code in root.sent:
         return 1
     if root.code == 0:
-        followed = [e for e in endings if e.code and e.told_s is not None and not e.sent]
-        return exit_code(min(followed, key=lambda e: e.told_s or 0.0), ())
+        followed = [e for e in endings if e.code and e.known_failed_s is not None and not e.sent]
+        return exit_code(min(followed, key=lambda e: e.known_failed_s or 0.0), ())
     return root.code if root.code >= 0 else 128 - root.code
 
 
-def how(ending: Ending) -> str:
-    """Return in words how a process ended."""
+def describe_end(ending: Ending) -> str:
+    """Describe how a process ended."""
     if ending.was_frozen:
-        return f"frozen (by SIGSTOP?), then {how(ending._replace(was_frozen=False))}"
+        return f"frozen (by SIGSTOP?), then {describe_end(ending._replace(was_frozen=False))}"
     if ending.code - 128 in ending.sent:  # it watches that signal, and ended as if it did not
         return f"ended by shoal run with {_signal_name(ending.code - 128)}"
     if -ending.code in ending.sent:
@@ -121,7 +124,7 @@ def _ended(code: int) -> str:
 def describe_failure(
     root: Ending, endings: Sequence[Ending], start_s: float
 ) -> tuple[list[str], str]:
-    """Return the particulars, line by line, and the one sentence that comes last."""
+    """Return the details, line by line, and the final sentence."""
     words = _last_words(root.stderr)
     lines = []
     if words:
@@ -130,19 +133,20 @@ def describe_failure(
     others: dict[str, list[int]] = {}
     for ending in sorted(endings):
         if ending.process != root.process:
-            others.setdefault(how(ending), []).append(ending.process)
+            others.setdefault(describe_end(ending), []).append(ending.process)
     lines.extend(f"{_names(group)}: {way}" for way, group in others.items())
     if root.log:
         lines.append(f"log of process {root.process}: {root.log}")
     if root.was_frozen or root.is_lost:
         return (
             lines,
-            f"process {root.process} of {len(endings)} is what the others lost: {_lost(root)}",
+            f"process {root.process} of {len(endings)} was lost to the others: {_lost(root)}",
         )
-    way = f"could not end by itself, {how(root)}" if root.sent else how(root)
+    way = f"could not end by itself, {describe_end(root)}" if root.sent else describe_end(root)
     sentence = (
         f"process {root.process} of {len(endings)} failed first, "
-        f"{(root.told_s or start_s) - start_s:.1f} s after the start: {way}{_told(root)}"
+        f"{(root.known_failed_s or start_s) - start_s:.1f} s after the start: {way}"
+        f"{_reported_before(root)}"
     )
     reason = _reason(root, words)
     return lines, f"{sentence}{reason}"
@@ -151,7 +155,7 @@ def describe_failure(
 def describe_host_keeper(
     keeper: KeeperNews, root: Ending, endings: Sequence[Ending], start_s: float
 ) -> tuple[list[str], str]:
-    """Return the same where the keeper of the host died, upon which JAX aborts processes."""
+    """Describe the death of a host's keeper, upon which JAX aborts processes."""
     lines, _ = describe_failure(root, endings, start_s)
     died = "died"
     if keeper.code is not None:
@@ -165,11 +169,11 @@ def describe_host_keeper(
 
 
 def dead_host_keeper(root: Ending, keepers: Iterable[KeeperNews]) -> KeeperNews | None:
-    """Return the keeper whose death had JAX abort the root, if that is what happened."""
+    """Return the keeper whose death made JAX abort the root, or None."""
     if root.code != -signal.SIGABRT or root.sent:
         return None
     for keeper in keepers:
-        died_first = keeper.gone_s is not None and keeper.gone_s <= (root.told_s or 0.0)
+        died_first = keeper.gone_s is not None and keeper.gone_s <= (root.known_failed_s or 0.0)
         is_dead = keeper.code != 0 if keeper.code is not None else died_first
         if root.process in keeper.processes and is_dead:
             return keeper
@@ -189,17 +193,17 @@ def _rank(ending: Ending) -> int:
 
 
 def _lost(ending: Ending) -> str:
-    """Return how a process came to be lost, and to its end."""
+    """Describe how a process was lost, and how it ended."""
     if ending.was_frozen or ending.gone is None:
-        return how(ending)
+        return describe_end(ending)
     words = ending.gone.words
     if not ending.gone.is_dismissed:
         words = f"{words.removesuffix(' (killed?)')}, but it lived on"
-    return f"{words}, then {how(ending)}"
+    return f"{words}, then {describe_end(ending)}"
 
 
-def _told(ending: Ending) -> str:
-    """Return what the others heard of one that ended as if all were well."""
+def _reported_before(ending: Ending) -> str:
+    """Describe what a process that exited with 0 had reported to the others."""
     if ending.code or ending.gone is None:
         return ""
     if ending.gone.state == "lost":
@@ -208,10 +212,10 @@ def _told(ending: Ending) -> str:
 
 
 def _reason(root: Ending, words: Sequence[str]) -> str:
-    """Return why, in the words of the process, with what stands before them.
+    """Return the reason, as given by the process, with its separator.
 
-    What it said to the others says where in the program that was; its stderr is what is left of one
-    that never joined.
+    Its report to the others contains the place in the program; stderr is the only source for a
+    process that never joined.
     """
     if root.gone is not None and root.gone.state == "failed" and root.code > 0:
         return _reported(root.gone.words, root.code)
@@ -224,13 +228,13 @@ def _reason(root: Ending, words: Sequence[str]) -> str:
 
 
 def _reported(headline: str, code: int) -> str:
-    """Return a headline after an exit code that is said already."""
+    """Return a headline, to follow an exit code, without repeating the code."""
     bare = headline.removeprefix(f"exited with code {code}")
     return bare if bare != headline else f": {headline.removeprefix('exited: ')}"
 
 
 def _syntax_at(words: Sequence[str]) -> str:
-    """Return where a syntax error is: of it a traceback's last frame is not where it was raised."""
+    """Return the place of a syntax error, which is not in a traceback's last frame."""
     if not words or not _SYNTAX.match(words[-1]):
         return ""
     places = [match for line in words if (match := _PLACE.match(line))]
@@ -238,7 +242,7 @@ def _syntax_at(words: Sequence[str]) -> str:
 
 
 def _last_words(stderr: str) -> list[str]:
-    """Return the last traceback, its frames shortened from the top, or else the last lines."""
+    """Return the last traceback, with its outermost frames cut, or else the last lines."""
     lines = _ESCAPE.sub("", stderr).splitlines()
     starts = [i for i, line in enumerate(lines) if _opens_traceback(line)]
     starts += _bare_syntax_error(lines)
@@ -259,8 +263,8 @@ def _opens_traceback(line: str) -> bool:
 
 
 def _bare_syntax_error(lines: Sequence[str]) -> list[int]:
-    """Return where the last error in the script's own syntax begins: with no traceback's heading,
-    for nothing was called."""
+    """Return where the last error in the script's own syntax begins, which has no traceback
+    heading, because nothing was called."""
     last = max((i for i, line in enumerate(lines) if _SYNTAX.match(line)), default=0)
     first = last
     while first and lines[first - 1].startswith(" "):

@@ -1,7 +1,7 @@
-"""The two processes that a job meets in: shoal's meeting place and JAX's coordination service.
+"""The two services of a job: shoal's meeting place and JAX's coordination service.
 
-Each is a process of its own, so that no process of the job is special: any of them may die, and
-the others still learn of it.
+Each is a process of its own, so that no process of the job is special: if any of them dies, the
+others still learn of it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from shoal.launch.loop import Loop
 from shoal.launch.news import News
-from shoal.launch.output import Log, Voice
+from shoal.launch.output import LineStream, Log
 
 # (name in messages, module, …); each prints {"address": "host:port"} once it listens.
 _SERVICES = (
@@ -26,7 +26,7 @@ _SERVICES = (
 
 
 class ServiceProcess:
-    """One of the two. It ends when its standard input is closed."""
+    """One of the two services. It ends when its standard input is closed."""
 
     def __init__(
         self,
@@ -39,50 +39,50 @@ class ServiceProcess:
         self.name, self.popen, self._on_address = name, popen, on_address
         self._news = news
         self.address = ""  # empty until it listens
-        self.has_notice = self.has_saved = False  # what the meeting place says of its job
-        self.errors = Voice(None, b"", log)
+        self.has_notice = self.has_saved = False  # as reported by the meeting place
+        self.errors = LineStream(None, b"", log)
         self._said = b""
 
     def hear(self, data: bytes, _now_s: float) -> None:
-        """Take what it prints: first its address."""
+        """Parse its output; the first line is its address."""
         *lines, self._said = (self._said + data).split(b"\n")
         for line in lines:
             try:
-                told = json.loads(line)
+                message = json.loads(line)
                 if self.address:
-                    self._take(told)
+                    self._take(message)
                     continue
-                self.address = str(told["address"])
+                self.address = str(message["address"])
             except (ValueError, KeyError, TypeError):
                 self.errors.hear(b"not understood: " + line + b"\n", 0.0)
             else:
                 self._on_address()
 
-    def _take(self, told: Mapping[str, Any]) -> None:
-        if "notice" in told:
-            self.has_notice, self.has_saved = bool(told["notice"]), bool(told["saved"])
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "notice" in message:
+            self.has_notice, self.has_saved = bool(message["notice"]), bool(message["saved"])
         else:
-            self._news.hear(told)
+            self._news.hear(message)
 
     def close(self) -> None:
-        """Nothing more is printed."""
+        """Handle the end of its output."""
 
     def describe_end(self, code: int) -> str:
-        """Return in words that it ended, with the last that it said."""
+        """Describe its end, with its last output."""
         said = self.errors.tail.decode(errors="replace").strip()
         said = said.replace("\n", "\n    ")
         return f"the {self.name} ended, code {code}" + (f": {said}" if said else "")
 
 
 class ServiceProcesses:
-    """Both, started at once."""
+    """Both services, started at once."""
 
     def __init__(self, num_processes: int, env: Mapping[str, str], log_dir: str, loop: Loop):
         self._all: list[ServiceProcess] = []
         self._closed = False
         self.news = News(num_processes)
         for name, module, *more in _SERVICES:
-            # -P: a file of the user's that is named like one of ours is not imported in its place.
+            # -P: a file of the user's cannot shadow a module of shoal's.
             command = [sys.executable, "-P", "-m", module, "--processes", str(num_processes)]
             popen = subprocess.Popen(
                 [*command, *more, "--until-stdin-closes"],
@@ -95,7 +95,7 @@ class ServiceProcesses:
             log = Log(os.path.join(log_dir, f"{name.lower().replace(' ', '_')}.log"))
             service = ServiceProcess(name, popen, log, self._introduce, self.news)
             self._all.append(service)
-            # Even while the processes wait for a slow reader: it must never wait for us.
+            # Even while the processes wait for a slow reader: it must never block.
             loop.listen(
                 popen.stdout,  # type: ignore[arg-type] # a PIPE is never None
                 service.hear,
@@ -105,28 +105,28 @@ class ServiceProcesses:
             loop.listen_to(popen.stderr, service.errors)  # type: ignore[arg-type]
 
     def _introduce(self) -> None:
-        """Once both listen, tell JAX's service where the meeting place is, which watches it."""
+        """Once both listen, connect JAX's service to the meeting place, which monitors it."""
         if addresses := self.addresses:
             line = json.dumps({"meeting_place": addresses[0]}).encode() + b"\n"
             stdin = self._all[1].popen.stdin
-            with contextlib.suppress(BrokenPipeError):  # it ended: known in its turn
+            with contextlib.suppress(BrokenPipeError):  # it ended, as is found out later
                 stdin.write(line)  # type: ignore[union-attr] # a PIPE is never None
                 stdin.flush()  # type: ignore[union-attr]
 
     @property
     def addresses(self) -> list[str]:
-        """Where they listen, meeting place first; empty until both do."""
+        """Their addresses, meeting place first; empty until both listen."""
         known = [service.address for service in self._all]
         return known if all(known) else []
 
     @property
     def has_notice(self) -> bool:
-        """Was a process told of its end, and has the program not gone on after that?"""
+        """Whether a preemption notice is open."""
         return self._all[0].has_notice
 
     @property
     def has_saved(self) -> bool:
-        """Did the program save its state after that?"""
+        """Whether the program has saved its state since the notice."""
         return self._all[0].has_saved
 
     @property
@@ -136,11 +136,11 @@ class ServiceProcesses:
 
     @property
     def named_pids(self) -> dict[str, int]:
-        """The process id of each."""
+        """The process id of each, by name."""
         return {service.name: service.popen.pid for service in self._all}
 
     def note_end(self, pid: int, code: int) -> str:
-        """Note that `pid` ended; if it is one of the two and was not told to, say so in words."""
+        """Note the end of `pid`; return a message if it is a service that was not closed."""
         for service in self._all:
             if service.popen.pid == pid:
                 service.popen.returncode = code
@@ -148,7 +148,7 @@ class ServiceProcesses:
         return ""
 
     def close(self) -> None:
-        """Let them end."""
+        """End both."""
         self._closed = True
         for service in self._all:
             with contextlib.suppress(BrokenPipeError):

@@ -1,14 +1,15 @@
-"""Processes: who is here, alive, agreed, leaving.
+"""The processes of a job: membership, liveness, agreement, exit.
 
-The files here are the verbs that programs call: `process` (initialize, shutdown, who am I),
+The modules here are the verbs that programs call: `process` (initialize, shutdown, process_index),
 `barrier`, `step`, `rollcall`, `preemption`, `agreement`; and `clouds`, which users import by name.
 Each folder knows only those below it:
 
-* `startup`: how a process becomes a member of its job. `exit`: however it ends, it ends.
-* `jax_service`: JAX's own runtime and service, at arm's length.
+* `startup`: how a process becomes a member of its job. `exit`: how it ends, in every case.
+* `jax_service`: isolation from JAX's runtime and coordination service.
 * `client`: a process's end of the meeting place. `server`: the meeting place itself.
-* `notices`: who says that this process must stop.
+* `notices`: sources of preemption notices.
 * `rules`: the protocol, as pure state machines. `wire`: bytes. `system`: this machine.
 
-Never imports JAX but in `jax_service/jax_runtime.py`, and there inside functions only.
+Does not know arrays, values or checkpoints. JAX is imported only in `jax_service/jax_runtime.py`,
+and there only inside functions.
 """

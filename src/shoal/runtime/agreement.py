@@ -1,11 +1,11 @@
-"""One point where processes say what they are about to do, and go on only if all say the same.
+"""Check that all processes make the same call before any of them goes on.
 
-Whatever must be equal (the operation, where it is called, its options, the tree, shapes, dtypes)
-is one text, the *fingerprint*. The meeting place compares it in the round trip in which the
-payloads travel, so no payload reaches anybody if one process differs.
+Everything that must be equal (the operation, its call site, its options, the tree, shapes, dtypes)
+is one text, the *fingerprint*. The meeting place compares it in the round trip that carries the
+payloads, so no payload reaches any process if one of them differs.
 
-A long specification travels as a digest. If that is what differs, those who were told so meet once
-more and find the first line that does.
+A long specification travels as a digest. If digests differ, the processes that received that answer
+meet once more and find the first line that differs.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from shoal.runtime.rules.outcomes import HiddenDifference, listed
 from shoal.runtime.rules.point import Point
 
 _SHORT_LINES = 50
-_SEARCH_S = 10.0  # how long the first difference is looked for, after all know that there is one
+_SEARCH_S = 10.0  # time limit of the search for the first difference
 
 
 class Call(NamedTuple):
     """One call of a collective, as one process makes it."""
 
     operation: str  # "broadcast"
-    name: str | None  # declares calls at different places to be the same one
-    site: str  # where the caller stands: compared unless there is a name
-    spec: tuple[str, ...] = ()  # what else must be equal, a line each: options, then leaves
+    name: str | None  # calls of one name may have different call sites
+    site: str  # call site: compared unless there is a name
+    spec: tuple[str, ...] = ()  # one line for each option, then for each leaf
 
 
 def agree(
@@ -44,10 +44,10 @@ def agree(
     group: tuple[int, ...] | None = None,
     lane: str = "main",
 ) -> Mapping[int, bytes]:
-    """Meet where all make the same `call`; return everybody's payload by process.
+    """Meet where all processes make the same `call`; return each process's payload.
 
     Raises, on all that arrived or on none:
-      DivergenceError: the calls differ; says what differs first. Else as `Coordinator.arrive`.
+      DivergenceError: the calls differ; says what differs first. Otherwise as `Coordinator.arrive`.
     """
     point = Point(call.name or call.operation, group, lane, _fingerprint(call), call.site)
     deadline = time.monotonic() + timeout_s
@@ -68,22 +68,22 @@ def _computed(call: Call) -> str:
 
 
 _of_short = lru_cache(maxsize=256)(_computed)
-# A spec of many lines takes megabytes, and that of a save is another for each step.
+# A spec of many lines takes megabytes, and each save has a different one.
 _of_long = lru_cache(maxsize=4)(_computed)
 
 
 def _explained(
     coordinator: Coordinator, call: Call, point: Point, known: HiddenDifference, limit_s: float
 ) -> DivergenceError:
-    """Return the error with the first line that differs; if that cannot be found, without it.
+    """Return the error with the first line that differs, or without it if it cannot be found.
 
-    Who came too late to be one of the sides does not take part, and must not be waited for.
+    A process that arrived too late to be on a side does not take part, and is not waited for.
     """
     deadline = time.monotonic() + limit_s
     group = tuple(sorted(process for _, processes in known.calls for process in processes))
     if coordinator.process not in group:
-        told = f"this process came later; the first line that differs is shown on {listed(group)}"
-        return known.explained({}, told)
+        advice = f"this process arrived later; the first difference is shown on {listed(group)}"
+        return known.explained({}, advice)
     lane = f"{point.lane}: the first difference"
     speakers = [processes[0] for _, processes in known.calls][:MAX_SPEAKERS]
 

@@ -1,4 +1,4 @@
-"""All arrive, or an error says who did not."""
+"""Wait for all processes to arrive; otherwise raise an error that names the missing ones."""
 
 from __future__ import annotations
 
@@ -23,33 +23,34 @@ def barrier(
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> None:
-    """Wait until all of `processes` have come to this point.
+    """Wait until all of `processes` have arrived at this point.
 
     Collective over processes.
 
-    One round trip to the meeting place; no device takes part. When it returns, every one of
-    `processes` has come here. It is impossible that it returns on one process and raises on
-    another, unless the answer could not reach that one: it was lost, or the meeting place was. Nor
-    does it wait longer than the earliest deadline of those who came. The call is spent either way:
-    after an error the next call of all processes is one call again, of whatever name. That holds
-    for an exception of this process alone, too: a wrong argument ends the call on the others; an
-    interrupt of the wait leaves this process counted as arrived.
+    One round trip to the meeting place, two messages per process; no device takes part. When it
+    returns, every one of `processes` has arrived. It is impossible that it returns on one process
+    and raises on another, unless the answer could not reach the latter: that process was lost, or
+    the meeting place was. The wait never exceeds the earliest deadline of the waiting processes.
+    The call is spent either way: after an error, the next calls of all processes match each other,
+    whatever their names. That also holds for an exception of this process alone: a wrong argument
+    ends the call on the others, and an interrupted wait leaves this process counted as arrived.
 
     Args:
-      name: what the point is called, equal on all; it is shown in every message. It may be used
-        again at once.
-      processes: who must come, this process among them; None: all of the job.
-      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
+      name: what the point is called, equal on all processes; it is part of every message. It may be
+        reused at once.
+      processes: the processes that meet, this one among them; None: all of the job.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline ends the
         wait for all.
-      lane: the line of execution. Points are matched in their order within a lane, so a background
-        thread that meets others names a lane of its own.
+      lane: the line of execution. Points are matched in order within a lane, so a background thread
+        that meets other processes needs a lane of its own.
 
     Raises:
-      DivergenceError: on all that came: others came to another point, or wait in a circle.
-      DeadlineError: on all that came, and at once on who comes late: who was missing, and where
-        each of them is.
-      ProcessLostError: on all that came: a process is dead or unreachable.
-      PeerFailedError: on all that came: a process raised an exception, in this call or
+      DivergenceError: on all that arrived: processes are at different points, or wait for each
+        other in a cycle.
+      DeadlineError: on all that arrived, and at once on a late arrival: names the missing processes
+        and where each of them is.
+      ProcessLostError: on all that arrived: a process is dead or unreachable.
+      PeerFailedError: on all that arrived: a process raised an exception, in this call or
         elsewhere, or left the job.
       UsageError: on the caller: an argument is wrong. The others get PeerFailedError.
 
@@ -69,7 +70,7 @@ def barrier_with(
     timeout_s: float | None = None,
     lane: str = "main",
 ) -> None:
-    """Do what `barrier` does, with the coordinator given."""
+    """Like `barrier`, with an explicit coordinator."""
     for argument, text in (("name", name), ("lane", lane)):
         if not isinstance(text, str):
             raise UsageTypeError(f"barrier({name!r}): {argument}={text!r} must be text")
@@ -78,7 +79,7 @@ def barrier_with(
     timeout_s = settings.timeout(f"barrier({name!r})", timeout_s, "SHOAL_TIMEOUT_S")
     group = group_of(f"barrier({name!r})", processes)
     point = Point(name, group=group, lane=lane, fingerprint="barrier", site=callsite())
-    has_faults = fault_points.VARIABLE in os.environ  # one look: it is a hundredth of a barrier
+    has_faults = fault_points.VARIABLE in os.environ  # one lookup: a hundredth of a barrier
     if has_faults:
         fault_points.reach("barrier.before_arrive", coordinator.process)
     coordinator.arrive(point, timeout_s=timeout_s)

@@ -1,9 +1,9 @@
-"""What clouds tell a machine that they will take away, as functions for `watch_notices(ask=…)`.
+"""Preemption notices of cloud providers, as functions for `watch_notices(ask=…)`.
 
     shoal.watch_notices(ask=[clouds.gce()])
 
-Each asks the metadata server of its own machine, by plain HTTP, past any proxy. Where there is no
-such server the first failure is logged and it is asked again and again.
+Each function queries the metadata server of its own machine over plain HTTP, bypassing any proxy.
+Where there is no such server, the first failure is logged and polling continues.
 
 Sources: Google, *Preemptible and Spot VMs* and *Query the metadata server for maintenance event
 notices*; Amazon, *Spot Instance interruption notices*; Microsoft, *Scheduled Events for Linux VMs*.
@@ -30,35 +30,35 @@ _AWS = "http://169.254.169.254/latest/"
 _AZURE = "http://169.254.169.254/metadata/scheduledevents?api-version=2020-07-01"
 _ANSWER_S = 2.0
 _MOST_BYTES = 1 << 20
-_GCE_S = 30.0  # from the notice until the machine is switched off
-_TOKEN_S = 21_600  # of AWS, for six hours; a new one is asked for before
+_GCE_S = 30.0  # from the notice until power-off
+_TOKEN_S = 21_600  # lifetime of an AWS token: six hours; renewed halfway
 _AZURE_ENDS = ("Preempt", "Terminate", "Reboot", "Redeploy")  # not "Freeze", which is a pause
 _OPEN = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 class Ask:
-    """Asks; returns None, or the reason and the seconds left (None: not known)."""
+    """A query: returns None, or the reason and the seconds left (None: unknown)."""
 
     def __init__(self, source: str, ask: Callable[[], tuple[str, float | None] | None]) -> None:
         self.source = source
         self._ask = ask
 
     def __call__(self) -> tuple[str, float | None] | None:
-        """Ask once."""
+        """Query once."""
         return self._ask()
 
 
 @local
 def gce(url: str = _GCE) -> Ask:
-    """Return what asks Google's metadata server about preemption and host maintenance.
+    """Return a query of Google's metadata server for preemption and host maintenance.
 
     Local.
 
-    A machine that is preempted has 30 s. Maintenance counts if it ends the machine, which is so
-    where accelerators are attached; live migration is no notice.
+    A preempted machine has 30 s. Maintenance counts if it terminates the machine, as it does where
+    accelerators are attached; live migration does not count.
 
     Args:
-      url: of the folder `instance/`, for tests.
+      url: URL of the folder `instance/`, for tests.
 
     >>> gce().source
     'gce'
@@ -78,18 +78,18 @@ def gce(url: str = _GCE) -> Ask:
 
 @local
 def aws(url: str = _AWS) -> Ask:
-    """Return what asks Amazon's metadata server (IMDSv2) about the interruption of a spot instance.
+    """Return a query of Amazon's metadata server (IMDSv2) for spot instance interruptions.
 
     Local.
 
     Args:
-      url: of the folder `latest/`, for tests.
+      url: URL of the folder `latest/`, for tests.
 
     >>> aws().source
     'aws'
     """
     _check_url("aws", url)
-    token = ("", 0.0)  # and until when it is good
+    token = ("", 0.0)  # and when it expires
 
     def fresh_token() -> str:
         nonlocal token
@@ -103,31 +103,31 @@ def aws(url: str = _AWS) -> Ask:
         nonlocal token
         headers = {"X-aws-ec2-metadata-token": fresh_token()}
         try:
-            told = json.loads(_text(url + "meta-data/spot/instance-action", headers))
+            action = json.loads(_text(url + "meta-data/spot/instance-action", headers))
         except urllib.error.HTTPError as error:
             if error.code == 401:
                 token = ("", 0.0)
             if error.code == 404:  # nothing is planned
                 return None
             raise
-        at = datetime.fromisoformat(told["time"].replace("Z", "+00:00"))
-        return f"spot instance: {told['action']} at {told['time']}", _seconds_until(at)
+        at = datetime.fromisoformat(action["time"].replace("Z", "+00:00"))
+        return f"spot instance: {action['action']} at {action['time']}", _seconds_until(at)
 
     return Ask("aws", ask)
 
 
 @local
 def azure(url: str = _AZURE, *, machines: Iterable[str] | None = None) -> Ask:
-    """Return what asks Azure's metadata server for Scheduled Events.
+    """Return a query of Azure's metadata server for Scheduled Events.
 
     Local.
 
     Preempt, Terminate, Reboot and Redeploy count; Freeze, a pause of seconds, does not.
 
     Args:
-      url: of the events, for tests.
-      machines: names of virtual machines; events of others do not count. None: of all that this
-        machine is told of, which are those of its availability set or scale set.
+      url: URL of the events, for tests.
+      machines: names of virtual machines; events of other machines are ignored. None: all events
+        that this machine sees, which are those of its availability set or scale set.
 
     >>> azure().source
     'azure'
@@ -171,7 +171,7 @@ def _text(url: str, headers: Mapping[str, str], *, method: str = "GET") -> str:
 
 
 def _seconds_until(at: datetime) -> float:
-    """Return how long it is until then, by this machine's clock, which its cloud sets."""
+    """Return the seconds until then, by this machine's clock, which its cloud sets."""
     if at.tzinfo is None:
         at = at.replace(tzinfo=UTC)
     return max(0.0, (at - datetime.now(UTC)).total_seconds())

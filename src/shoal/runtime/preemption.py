@@ -1,4 +1,4 @@
-"""One agreed step at which all processes stop, whoever of them is told that it will be ended."""
+"""Preemption: a notice to any process makes all processes stop at one agreed step."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from shoal.runtime.rules.stopping import REQUEUE, Notice
 from shoal.runtime.system.callsite import callsite
 
 _LOG = logging.getLogger("shoal")
-_ASK_S = 2.0  # who is late may be asked for this long
-_DAY_S = 86_400.0  # a wait longer than that would overflow a lock's
+_ASK_S = 2.0  # how long late processes may take to report
+_DAY_S = 86_400.0  # a longer wait would overflow a lock's timeout
 
 
 @collective("processes")
 def preempted(step: int) -> bool:
-    """Say whether to stop at this step: the same answer on all processes, from one step on.
+    """Return whether to stop at this step: equal on all processes, from one agreed step on.
 
     Collective over processes.
 
-    False until some process has a notice (see `watch_notices`), then True on every process from
-    one agreed step on: the first that is greater than every step at which any of them was told
-    False since the job began, or since the last `rearm`. It is impossible that one process is told
-    True and another False for one step. Who left or was lost before the notice counts no more.
+    False until some process receives a notice (see `watch_notices`), then True on every process
+    from one agreed step on: the first that is greater than every step at which any process has
+    returned False since the job began, or since the last `rearm`. It is impossible that one process
+    gets True and another False for the same step. Processes that left or were lost before the
+    notice no longer count.
 
     Call it as often as you like: at any stride, again for the same step in a long phase, with
-    lower steps after a loop was resumed. Without an open notice nothing is sent, nobody is waited
-    for, and it takes less than a microsecond. With one it waits, once, until all who live have
-    said how far they are; that is said by a thread of each, so nobody waits for a long step.
+    lower steps after a loop was resumed. Without an open notice nothing is sent, nothing is waited
+    for, and it takes less than a microsecond. With one it waits, once, until all living processes
+    have reported their step; a background thread of each reports it, so long steps delay nothing.
 
-    The first call watches for SIGTERM, if `watch_notices` was not called: from then on SIGTERM no
+    The first call watches for SIGTERM if `watch_notices` was not called: from then on SIGTERM no
     longer ends this program.
 
     Args:
@@ -52,9 +53,9 @@ def preempted(step: int) -> bool:
     Raises:
       ProcessLostError: a process is dead or unreachable, or the meeting place is.
       PeerFailedError: another process raised.
-      DivergenceError: on each process, once: they have made different calls that send nothing.
-      DeadlineError: a process did not say how far it is within SHOAL_TIMEOUT_S: it is frozen.
-      UsageError: on this process: `step` is negative or no whole number.
+      DivergenceError: on each process, once: they made different calls of those that send nothing.
+      DeadlineError: a process did not report its step within SHOAL_TIMEOUT_S: it is frozen.
+      UsageError: on this process: `step` is negative or not an integer.
 
     >>> for step in range(3):
     ...     if preempted(step):
@@ -69,7 +70,7 @@ def preempted(step: int) -> bool:
 
 
 def preempted_with(coordinator: Coordinator, step: int, *, timeout_s: float | None = None) -> bool:
-    """Do what `preempted` does, with the coordinator given; it watches for nothing."""
+    """Like `preempted`, with an explicit coordinator; watches no signal."""
     if type(step) is not int or step < 0:
         step = checked_step("preempted", step)
     if coordinator.troubles.any():
@@ -82,17 +83,17 @@ def preempted_with(coordinator: Coordinator, step: int, *, timeout_s: float | No
 
 @local
 def notice() -> Notice | None:
-    """Return why this job will be ended, or None if nobody was told so.
+    """Return the open preemption notice, or None.
 
     Local.
 
-    Another process's notice is known here a moment after it came there.
+    A notice to another process is known here a moment later.
 
     Returns:
-      The first notice that is open: its reason, source ("SIGTERM", "file /run/leave", "gce"),
-      process, the step from which on `preempted` is true (None: not agreed yet), and `deadline_s`:
-      the seconds that are left now, by the earliest deadline of all that are open (None: none is
-      known). Those that came later are its `others`.
+      The first open notice: its reason, source ("SIGTERM", "file /run/leave", "gce"), process, the
+      step from which on `preempted` is true (None: not agreed yet), and `deadline_s`: the seconds
+      that are left now, by the earliest deadline of all open notices (None: unknown). Later
+      notices are its `others`.
 
     >>> notice() is None
     True
@@ -102,12 +103,12 @@ def notice() -> Notice | None:
 
 @collective("processes")
 def rearm(*, timeout_s: float | None = None) -> None:
-    """Go on after a notice: `preempted` is False again until the next one.
+    """Continue after a notice: `preempted` is False again until the next one.
 
     Collective over processes.
 
-    It closes the notices that every process knows of. One that somebody does not know of yet
-    opens the next round at once. Steps are compared anew: a loop may begin again at a lower one.
+    Closes the notices that every process knows of. A notice that has not reached every process yet
+    opens the next round at once. Steps are compared anew: a loop may restart at a lower one.
 
     Args:
       timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600).
@@ -124,29 +125,29 @@ def rearm(*, timeout_s: float | None = None) -> None:
 
 @one_call("rearm")
 def rearm_with(coordinator: Coordinator, *, timeout_s: float | None = None) -> None:
-    """Do what `rearm` does, with the coordinator given."""
+    """Like `rearm`, with an explicit coordinator."""
     timeout_s = settings.timeout("rearm()", timeout_s, "SHOAL_TIMEOUT_S")
     point = Point("rearm", fingerprint="rearm", site=callsite())
     known = b"%d" % coordinator.stop.known
     met = coordinator.arrive(point, known, timeout_s=timeout_s)
-    # All get the same numbers, so all close the same notices.
+    # All processes get the same numbers, so all close the same notices.
     coordinator.tell_stop(coordinator.stop.rearm(min(map(int, met.values()))))
 
 
 @local
 def saved(step: int | None = None) -> None:
-    """Say that the state of the program is safe on disk, so that the job may be started again.
+    """Declare that the program's state is safe on disk, so that the job may be requeued.
 
     Local.
 
-    It counts if a notice is open: then `exit_code` returns 75, and so does `shoal run`. It is
-    enough that one process says it. Say it after the save is complete on all processes.
+    If a notice is open, `exit_code` then returns 75, and so does `shoal run`. A call on one process
+    is enough. Call it after the save is complete on all processes.
 
     Args:
-      step: which step was saved; shown by `roll_call` and `shoal watch`.
+      step: the saved step; shown by `roll_call` and `shoal watch`.
 
     Raises:
-      UsageError: `step` is negative or no whole number.
+      UsageError: `step` is negative or not an integer.
 
     >>> saved(12)
     """
@@ -154,25 +155,25 @@ def saved(step: int | None = None) -> None:
 
 
 def saved_with(coordinator: Coordinator, step: int | None = None) -> None:
-    """Do what `saved` does, with the coordinator given."""
+    """Like `saved`, with an explicit coordinator."""
     if step is not None:
         coordinator.tell("doing", f"saved step {_shown(checked_step('saved', step))}")
-    told = coordinator.stop.save()
-    if told is not None:
-        coordinator.tell_stop(told)
+    report = coordinator.stop.save()
+    if report is not None:
+        coordinator.tell_stop(report)
 
 
 @local
 def exit_code() -> int:
-    """Return what this program should exit with: 75 if it was preempted and has saved, else 0.
+    """Return this program's exit code: 75 if it was preempted and has saved, else 0.
 
     Local.
 
-    75 (EX_TEMPFAIL) asks whoever started the job to start it again. `shoal run` returns it by
-    itself; a program without it ends with `sys.exit(shoal.exit_code())`, also after `shutdown`.
+    75 (EX_TEMPFAIL) asks the scheduler to start the job again. `shoal run` returns it by itself; a
+    program without it ends with `sys.exit(shoal.exit_code())`, also after `shutdown`.
 
     Returns:
-      75 if a notice is open and this process said `saved` since it knew of it, else 0.
+      75 if a notice is open and this process has called `saved` since it arrived, else 0.
 
     >>> exit_code()
     0
@@ -181,7 +182,7 @@ def exit_code() -> int:
 
 
 def exit_code_with(coordinator: Coordinator) -> int:
-    """Do what `exit_code` does, with the coordinator given."""
+    """Like `exit_code`, with an explicit coordinator."""
     return REQUEUE if coordinator.stop.has_saved else 0
 
 
@@ -194,38 +195,38 @@ def watch_notices(
     every_s: float = 5.0,
     grace_s: float | None = None,
 ) -> None:
-    """Say how this process is told that it will be ended. Call it again to add to that.
+    """Set the sources of preemption notices of this process. Further calls add sources.
 
     Local.
 
-    Any process may have sources of its own; one notice is enough for all. Call it after
-    `initialize`, in the main thread if it names signals. `shutdown` ends it.
+    Each process may have its own sources; one notice is enough for all. Call it after `initialize`,
+    and in the main thread if it names signals. `shutdown` removes the sources.
 
-    A signal that is watched no longer ends the program, however often it comes. Handlers that were
-    installed before are called after the notice was taken; Python's default ones are not. A
-    handler that is installed later, by `signal.signal`, takes nothing away. Forked children (data
-    loaders) have the handlers of before. Once another process of the job is gone, a watched signal
-    ends this one as if it were not watched: it is the launcher's, and no notice.
+    A watched signal no longer ends the program, however often it arrives. Handlers that were
+    installed before run after the notice was taken, except Python's default ones. A handler
+    installed later with `signal.signal` does not disable the watch. Forked children (data
+    loaders) keep the previous handlers. Once another process of the job is gone, a watched signal
+    ends this one as if it were not watched: the launcher sent it, and it is not a notice.
 
     Args:
       signals: names or numbers.
-      files: a notice comes when the file appears; its first line is the reason. It is looked for
-        every `every_s`, and once more when it has been removed.
-      ask: functions that return None or why this process will be ended: text, or a pair of text
-        and the seconds that are left. Each is called every `every_s` in a thread of its own; the
-        same answer again is no new notice. Those for clouds are in `shoal.runtime.clouds`.
-      every_s: seconds between two looks at files, and between two calls.
-      grace_s: how many seconds are left after a signal or file, if that is known.
+      files: a notice is given when the file appears; its first line is the reason. Checked every
+        `every_s`; a file that was removed and appears again is a new notice.
+      ask: functions that return None, or why this process will be ended: text, or a pair of text
+        and the seconds left. Each is called every `every_s` in its own thread; an unchanged answer
+        is not a new notice. Those for clouds are in `shoal.runtime.clouds`.
+      every_s: polling interval of files and functions, seconds.
+      grace_s: seconds left after a signal or file, if known.
 
     Raises:
-      UsageError: an argument is wrong, or signals are watched from another thread than the main
-        one; all offences at once, and nothing is watched.
+      UsageError: an argument is wrong, or signals are watched outside the main thread; all offences
+        at once, and nothing is watched.
 
     >>> watch_notices(signals=(), files=["/tmp/leave-this-machine"])
     >>> preempted(0)
     False
     """
-    process.coordinator()  # this process has joined its job, or is one
+    process.coordinator()  # raises unless this process has joined its job
     process.sources().watch(signals, files, ask, every_s, grace_s)
 
 
@@ -242,15 +243,15 @@ def checked_step(name: str, step: object) -> int:
 
 
 def _shown(step: int) -> str:
-    """Return a step for messages. Python writes no decimals of numbers of thousands of digits."""
+    """Return a step for messages. Python refuses to print numbers of thousands of digits."""
     return str(step) if step.bit_length() <= 512 else f"a number of {step.bit_length()} bits"
 
 
 def _wait(coordinator: Coordinator, step: int, timeout_s: float | None) -> bool:
-    """Wait until all have said where they are; return what `preempted` does."""
+    """Wait until all processes have reported their step; return the result of `preempted`."""
     site, stop, progress = callsite(), coordinator.stop, coordinator.progress
-    asked = f"preempted({_shown(step)})"
-    timeout_s = settings.timeout(asked, timeout_s, "SHOAL_TIMEOUT_S")
+    caller = f"preempted({_shown(step)})"
+    timeout_s = settings.timeout(caller, timeout_s, "SHOAL_TIMEOUT_S")
     began = time.monotonic()
     limit, warn_at = began + timeout_s, began + settings.seconds("SHOAL_WARN_AFTER_S")
     point = Point("preempted", site=site)
@@ -258,24 +259,24 @@ def _wait(coordinator: Coordinator, step: int, timeout_s: float | None) -> bool:
     try:
         while True:
             changes = stop.changes
-            coordinator.check(f"{asked} ({site})")
+            coordinator.check(f"{caller} ({site})")
             if (answer := stop.ask(step)) is not None:
                 return answer
             now = time.monotonic()
             if now >= limit:
-                told = f"waited until its deadline ({timeout_s:g} s)"
-                raise _late(coordinator, f"{asked} ({site}) {told}", now - began)
+                text = f"waited until its deadline ({timeout_s:g} s)"
+                raise _late(coordinator, f"{caller} ({site}) {text}", now - began)
             if now >= warn_at:
                 warn_at = math.inf
-                told = f"{asked} ({site}) has waited {now - began:.1f} s"
-                _LOG.warning("%s", _late(coordinator, told, now - began))
+                text = f"{caller} ({site}) has waited {now - began:.1f} s"
+                _LOG.warning("%s", _late(coordinator, text, now - began))
             stop.wait(changes, min(limit, warn_at, now + _DAY_S) - now)
     finally:
         progress.go(point)
 
 
-def _late(coordinator: Coordinator, asked: str, waited_s: float) -> DeadlineError:
-    """Return the error that says who has not answered, as far as that can be learnt."""
+def _late(coordinator: Coordinator, caller: str, waited_s: float) -> DeadlineError:
+    """Return the error that names the processes that have not reported, if they can be found."""
     missing: tuple[int, ...] = ()
     words: dict[int, str] = {}
     me = ThisProcess(coordinator.process, coordinator.hosts)
@@ -285,9 +286,9 @@ def _late(coordinator: Coordinator, asked: str, waited_s: float) -> DeadlineErro
         words = {m.process: m.said for m in members if m.process in missing}
     except DeadlineError:
         pass
-    who = listed(missing) if missing else "processes that are not known"
-    subject = "it is" if len(missing) == 1 else "they are"
-    lines = [f"{me}: {asked} for {who} to say at which step {subject}"]
+    who = listed(missing) if missing else "unknown processes"
+    steps = "its step" if len(missing) == 1 else "their steps"
+    lines = [f"{me}: {caller} for {who} to report {steps}"]
     lines += [f"{me.name(process)}: {said}" for process, said in list(words.items())[:8]]
     return DeadlineError(
         "\n  ".join(lines),

@@ -1,7 +1,7 @@
-"""Join the job, leave it, and say who this process is.
+"""Join the job, leave it, and identify this process.
 
-The one place with state: the process's record, which `coordinator` hands to the public functions
-of all floors. Everything below them takes its coordinator as an argument.
+The only module with mutable state: the process record, from which `coordinator` serves the public
+functions of all floors. Everything below them takes its coordinator as an argument.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.notices.sources import Sources
 from shoal.runtime.rules.deadline import ends_at, left_of
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.stopping import Given
+from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.startup import membership
 from shoal.runtime.startup.device_start import DeviceStart
 from shoal.runtime.startup.initialized import Initialized
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
 
 class _Record:
-    """What this process knows of itself."""
+    """The state of this process."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.guard: ExitGuard | None = None
         self.joined: Coordinator | None = None  # since `initialize`, until `shutdown`
-        self.initialized: Initialized | None = None  # by which call it joined
+        self.initialized: Initialized | None = None  # the call by which it joined
         self.attempts = 0  # to join a job
         self.alone: Coordinator | None = None  # before `initialize`
-        self.sources: Sources | None = None  # what tells it that it will be ended
-        self.left: Coordinator | None = None  # the job that it left last
-        self.meshes = Meshes()  # over the devices of the job
+        self.sources: Sources | None = None  # of preemption notices
+        self.left: Coordinator | None = None  # the coordinator of the job it left last
+        self.meshes = Meshes()  # of `make_mesh`
         self.start = DeviceStart()  # of the devices
 
 
@@ -74,40 +74,40 @@ def initialize(
 
     Collective over all processes.
 
-    Call it before the first use of JAX's devices. Called again with arguments that come to the same
-    (a notebook's cell that is run again), it does nothing. Numbers that you do not give come from
-    `SHOAL_*`, `JAX_*`, `DTENSOR_*`, torchrun, Open MPI, MPICH, a Slurm step, a TPU slice or
-    Kubernetes, in this order (docs/starting.md); without any this is a job of one process. With
-    PMIx alone (`prterun`), which gives no count, give them. It is impossible that it returns on one
-    process and raises on another that is alive, or that it aborts the process.
+    Call it before the first use of JAX's devices. A repeated call with equivalent arguments (a
+    notebook cell that is run again) does nothing. Arguments not given come from `SHOAL_*`, `JAX_*`,
+    `DTENSOR_*`, torchrun, Open MPI, MPICH, a Slurm step, a TPU slice or Kubernetes, in this order
+    (docs/starting.md); without any of these the job has one process. PMIx alone (`prterun`) gives
+    no count: pass the arguments there. It is impossible that it returns on one process and raises
+    on another that is alive, or that it aborts the process.
 
-    Under `shoal run` the services of the job run already; otherwise process 0 starts them in
-    processes of their own, which end with the job. If the program called
-    `jax.distributed.initialize` before, this attaches to that job; then JAX's own reaction to lost
-    processes, an abort after its heartbeat time-out, stays in force, and so does its SIGTERM
+    Under `shoal run` the services of the job are already running; otherwise process 0 starts them
+    as separate processes, which end with the job. If the program has called
+    `jax.distributed.initialize` before, this attaches to that job; JAX's own reaction to lost
+    processes, an abort after its heartbeat time-out, then stays in force, and so does its SIGTERM
     handler until shoal watches that signal (`preempted`, `watch_notices`).
 
     Args:
       coordinator_address: host and port where the processes meet, on the host of process 0.
-      num_processes: how many processes the job has.
-      process_id: which of them this one is, from 0.
+      num_processes: the number of processes of the job.
+      process_id: the index of this process, from 0.
       local_device_ids: the accelerators that this process may use; None: all it sees, or its share
-        of the GPUs where the launcher says that several processes of this host see the same ones.
+        of the GPUs if the launcher shows the same ones to several processes of this host.
       coordinator_bind_address: the host process 0 binds the services to; None: the loopback if
         the address is the loopback's, else all interfaces.
-      timeout_s: until all must have joined; None: SHOAL_INITIALIZE_TIMEOUT_S (300).
-      virtual_devices: use this many virtual CPU devices per process, and no accelerator. It wins
-        over `shoal run --devices`, SHOAL_VIRTUAL_DEVICES, JAX_NUM_CPU_DEVICES and XLA_FLAGS;
-        process 0 logs a line if they say otherwise. None: SHOAL_VIRTUAL_DEVICES, else JAX's rule.
-      host_devices: this many CPU devices per process, beside the accelerators, for the meshes that
-        `Mesh.host_mesh` returns. None: one for each accelerator. Virtual devices win over it.
+      timeout_s: time limit for all to join; None: SHOAL_INITIALIZE_TIMEOUT_S (300).
+      virtual_devices: use this many virtual CPU devices per process, and no accelerator. Overrides
+        `shoal run --devices`, SHOAL_VIRTUAL_DEVICES, JAX_NUM_CPU_DEVICES and XLA_FLAGS; process 0
+        logs a line if they differ. None: SHOAL_VIRTUAL_DEVICES, else JAX's rule.
+      host_devices: the number of CPU devices per process beside the accelerators, for the meshes of
+        `Mesh.host_mesh`. None: one for each accelerator. `virtual_devices` overrides it.
 
     Raises:
-      InitializeError: on every living process, within the deadline: a process did not come, an
+      InitializeError: on every living process, within the deadline: a process did not arrive, an
         index is taken twice, counts or versions differ, or the meeting place cannot be reached.
         On this process: it was initialized before with other arguments (both are shown), or is a
-        fork of such a process; or JAX has created its devices already; or its launcher says which
-        process it is, and not of how many.
+        fork of such a process; or JAX has already created its devices; or its launcher gives the
+        index of the process, but not their number.
       UsageError: on this process: an argument or a variable is malformed.
 
     >>> initialize(virtual_devices=2)
@@ -126,24 +126,26 @@ def initialize(
     )
     settings.check_all()
     deadline = _deadline("initialize", timeout_s, "SHOAL_INITIALIZE_TIMEOUT_S")
-    patience = HangTimeout.of_settings()
+    hang_timeout = HangTimeout.of_settings()
     if _RECORD.guard is None:
         _RECORD.guard = ExitGuard()
         _RECORD.guard.hook()
     if _RECORD.joined is not None and _RECORD.initialized is not None:
-        coordinator()  # raises in a fork, which is no member
+        coordinator()  # raises in a fork, which is not a member
         _RECORD.initialized.check_same(arguments)
         return
-    _enter(arguments, deadline, _RECORD.guard, patience)
+    _enter(arguments, deadline, _RECORD.guard, hang_timeout)
 
 
-def _enter(arguments: Arguments, deadline: float, guard: ExitGuard, patience: HangTimeout) -> None:
+def _enter(
+    arguments: Arguments, deadline: float, guard: ExitGuard, hang_timeout: HangTimeout
+) -> None:
     cluster, is_attached = membership.find_cluster(arguments)
     membership.check_in_time(cluster, is_attached=is_attached)
     if not jax_runtime.backend_exists():
         wishes = (cluster.virtual_devices, cluster.local_device_ids, cluster.host_devices)
         said = jax_runtime.configure_devices(*wishes)
-        if said:  # on one process, for all have most likely the same to say
+        if said:  # on one process: the others most likely have the same line
             _LOG.log(logging.INFO if cluster.process else logging.WARNING, "%s", said)
     _RECORD.attempts += 1
     try:
@@ -152,31 +154,33 @@ def _enter(arguments: Arguments, deadline: float, guard: ExitGuard, patience: Ha
         )
     except BaseException:
         if membership.is_connecting():
-            guard.distrust_runtime()
+            guard.skip_teardown()
         raise
     _RECORD.initialized = Initialized(arguments, cluster, is_attached, callsite())
     _RECORD.pid, _RECORD.joined = os.getpid(), joined
     if cluster.num_processes > 1:
-        guard.watch(joined, is_idle=jax_runtime.is_idle, leave=_part, parts_together=is_attached)
+        guard.watch(
+            joined, is_idle=jax_runtime.is_idle, leave=_leave_at_exit, parts_together=is_attached
+        )
     if isinstance(joined, TcpCoordinator):
-        joined.watch_main_line(HangWatch(joined, patience).look)
+        joined.watch_main_line(HangWatch(joined, hang_timeout).look)
 
 
 @collective()
 def shutdown(*, timeout_s: float | None = None) -> None:
-    """Leave the job together, after what each process still computes or saves has finished.
+    """Leave the job together, after each process has finished its computations and saves.
 
     Collective over all processes.
 
-    Without `initialize` before it, nothing happens. A program that just ends needs no `shutdown`.
-    This process has left the job in any case, also when an exception is raised.
+    Without `initialize` before it, nothing happens. A program that simply ends needs no `shutdown`.
+    This process has left the job in any case, even if an exception is raised.
 
     Args:
-      timeout_s: until all must have come; None: SHOAL_TIMEOUT_S (600).
+      timeout_s: time limit for all to arrive; None: SHOAL_TIMEOUT_S (600).
 
     Raises:
-      DeadlineError, ProcessLostError, PeerFailedError, DivergenceError: on all that came: not all
-        could leave together.
+      DeadlineError, ProcessLostError, PeerFailedError, DivergenceError: on all that arrived: the
+        processes could not all leave together.
 
     >>> shutdown()
     """
@@ -207,11 +211,11 @@ def shutdown(*, timeout_s: float | None = None) -> None:
 
 @local
 def process_index() -> int:
-    """Return which process of the job this one is, from 0.
+    """Return the index of this process in its job, from 0.
 
     Local.
 
-    After `shutdown` it is what it was in the job that was left, for what runs at the end of the
+    After `shutdown` it stays that of the job that was left, for code that runs at the end of the
     program. A process forked after `initialize` (a data loader's) gets its parent's index.
 
     Raises:
@@ -226,7 +230,7 @@ def process_index() -> int:
 
 @local
 def process_count() -> int:
-    """Return how many processes the job has; after `shutdown`, how many it had.
+    """Return the number of processes of the job; after `shutdown`, of the job that was left.
 
     Local.
 
@@ -241,11 +245,11 @@ def process_count() -> int:
 
 
 def coordinator() -> Coordinator:
-    """Return the coordinator of this process; before `initialize`, that of a job of one.
+    """Return the coordinator of this process; before `initialize`, that of a one-process job.
 
     Raises:
       InitializeError: this process belongs to a job of several that it has not joined, has left
-        one, or is a fork of a process that joined one.
+        its job, or is a fork of a process that joined one.
     """
     if _RECORD.joined is None:
         left = _RECORD.left
@@ -253,40 +257,40 @@ def coordinator() -> Coordinator:
             raise InitializeError(
                 f"this process has left its job, in which it was process {left.process} of "
                 f"{left.num_processes}: shutdown() was called\n"
-                "call what is collective before that, or initialize() to join a job again"
+                "make collective calls before that, or call initialize() to join a job again"
             )
         return _alone()
     if _RECORD.pid != os.getpid():
         raise InitializeError(
             f"this process is a fork of process {_RECORD.joined.process} of "
-            f"{_RECORD.joined.num_processes}, and no member of the job\n"
-            "call what is collective in the process that called initialize()"
+            f"{_RECORD.joined.num_processes}, and not a member of the job\n"
+            "make collective calls in the process that called initialize()"
         )
     return _RECORD.joined
 
 
 def device_start() -> DeviceStart:
-    """Return what this process knows of the start of its devices."""
+    """Return the state of the device start of this process."""
     return _RECORD.start
 
 
 def has_joined() -> bool:
-    """Has this process, or the one that it is a fork of, ever joined a job?"""
+    """Return whether this process, or the one it was forked from, has ever joined a job."""
     return (_RECORD.joined or _RECORD.left) is not None
 
 
 def is_joined() -> bool:
-    """Is this process in a job now: has it called `initialize`, and not `shutdown` since?"""
+    """Return whether this process is in a job: after `initialize`, before `shutdown`."""
     return _RECORD.joined is not None
 
 
 def last_coordinator() -> Coordinator:
-    """Return `coordinator`, or after `shutdown` that of the job that was left."""
+    """Return `coordinator()`, or after `shutdown` that of the job that was left."""
     return (_RECORD.joined or _RECORD.left) or _alone()
 
 
 def _here() -> Coordinator:
-    """Return the coordinator of the job that this process is in, or was in last."""
+    """Return the coordinator of this process's current or last job."""
     if _RECORD.joined is None and _RECORD.left is not None:
         left, found = _RECORD.left, jax_runtime.attached()
         if found is not None and found[:2] != (left.process, left.num_processes):
@@ -301,8 +305,9 @@ def meshes() -> tuple[Registered, ...]:
     Local.
 
     Returns:
-      each with its `mesh` and its `host`: `mesh.host_mesh()`, the CPU devices beside it. Each is
-      there once, however often and in how many threads it was made; `shutdown` empties the list.
+      Each with its `mesh` and its `host`: `mesh.host_mesh()`, the CPU devices beside it. Each is
+      listed once, however often and in however many threads it was made; `shutdown` empties the
+      list.
 
     >>> from shoal.arrays.make_mesh import make_mesh
     >>> mesh = make_mesh({"shown": -1})
@@ -313,34 +318,34 @@ def meshes() -> tuple[Registered, ...]:
 
 
 def held() -> dict[str, object]:
-    """Return what facades keep for all threads of this process, until `shutdown`; by name."""
+    """Return the values that facades keep process-wide until `shutdown`, by name."""
     return _RECORD.meshes.held
 
 
 def registered(mesh: Mesh) -> Mesh:
-    """Return the mesh that was registered first of those that equal this one, in this job."""
+    """Return the first registered mesh of this job that equals this one."""
     return _RECORD.meshes.register(mesh).mesh
 
 
 def is_watching() -> bool:
-    """Has this process set up what it is told of its end by?"""
+    """Return whether this process watches sources of notices."""
     return _RECORD.sources is not None and _RECORD.sources.is_set_up
 
 
 def sources() -> Sources:
-    """Return what this process is told of its end by, made at the first use."""
+    """Return the notice sources of this process, created at the first use."""
     if _RECORD.sources is None or _RECORD.sources.pid != os.getpid():
         _RECORD.sources = Sources(_give_notice, _has_trouble)
     return _RECORD.sources
 
 
 def _is_attached() -> bool:
-    """Had `jax.distributed` joined the job that `initialize` joined?"""
+    """Return whether `initialize` attached to a job joined by `jax.distributed`."""
     return _RECORD.initialized is not None and _RECORD.initialized.is_attached
 
 
-def _give_notice(given: Given) -> bool:
-    return last_coordinator().give_notice(given)  # a signal may come while `shutdown` returns
+def _give_notice(given: ReceivedNotice) -> bool:
+    return last_coordinator().give_notice(given)  # a signal may arrive while `shutdown` returns
 
 
 def _has_trouble() -> bool:
@@ -348,9 +353,9 @@ def _has_trouble() -> bool:
 
 
 def _alone() -> Coordinator:
-    """A job of one, unless this process is known to be one of several: that would be a lie."""
+    """Return a one-process job; raise if this process is known to be one of several."""
     found = jax_runtime.attached()
-    if found is None and _RECORD.alone is not None:  # quick, for loops that ask at each step
+    if found is None and _RECORD.alone is not None:  # fast path for loops
         return _RECORD.alone
     if found is None:
         shown = shown_job(os.environ)
@@ -365,8 +370,8 @@ def _alone() -> Coordinator:
     return _RECORD.alone
 
 
-def _part(words: str) -> None:
-    """Leave at the end of the program: JAX first, for its service ends with the job."""
+def _leave_at_exit(words: str) -> None:
+    """Leave at the end of the program: JAX first, because its service ends with the job."""
     joined = _RECORD.joined
     if joined is None:
         return
@@ -376,9 +381,9 @@ def _part(words: str) -> None:
         joined.close(words)
 
 
-def _deadline(asked: str, timeout_s: float | None, setting: str) -> float:
+def _deadline(caller: str, timeout_s: float | None, setting: str) -> float:
     """Return the deadline on the monotonic clock."""
-    left_s = settings.timeout(asked, timeout_s, setting)
+    left_s = settings.timeout(caller, timeout_s, setting)
     if not left_s > 0:
-        raise UsageError(f"{asked}: timeout_s={timeout_s!r} must be a positive number of seconds")
+        raise UsageError(f"{caller}: timeout_s={timeout_s!r} must be a positive number of seconds")
     return ends_at(left_s)

@@ -1,4 +1,4 @@
-"""Who is here, where each process is, and who is slow: asked by one process, of nobody else."""
+"""Roll call: the state, place and pace of every process, as the meeting place knows them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from shoal.runtime.rules.point import Member
 
 
 class RollCall(NamedTuple):
-    """What is known of each process at one moment; `str` of it is a readable list."""
+    """A snapshot of all processes; `str` of it is a readable list."""
 
     members: tuple[Member, ...]
 
     @property
     def median_step_s(self) -> float | None:
-        """The median over all processes of the median time of their last steps, seconds."""
+        """Median over all processes of their median step time, seconds."""
         times_s = [m.step_s for m in self.members if m.step_s is not None]
         return statistics.median(times_s) if times_s else None
 
     @property
     def median_own_s(self) -> float | None:
-        """The same without what each waited for others in its steps, seconds."""
+        """Median over all processes of their compute time per step, seconds."""
         times_s = [m.own_s for m in self.members if m.own_s is not None]
         return statistics.median(times_s) if times_s else None
 
     def slowest(self, n: int = 3) -> tuple[tuple[Member, float], ...]:
-        """Return the `n` processes whose steps take longest, each with its ratio to the median.
+        """Return the `n` slowest processes, each with its ratio to the median.
 
-        By their own time, without their waits for others in calls of shoal: in a job that meets in
-        each step all steps take equally long. A wait inside a collective of JAX is own time, for
-        nobody can see it.
+        Slow by compute time: the step time without waits for other processes in calls of shoal. In
+        a job that meets in each step all step times are equal. A wait inside a collective of JAX is
+        not visible and counts as compute time.
 
         >>> from shoal.runtime.rules.point import Member
         >>> times_s = [1.0, 4.0, 2.0]
@@ -45,7 +45,7 @@ class RollCall(NamedTuple):
         """
         median_s = self.median_own_s
         timed = [(m, m.own_s) for m in self.members if m.own_s is not None]
-        timed.sort(key=lambda pair: -pair[1])  # stable: of equals the lowest process first
+        timed.sort(key=lambda pair: -pair[1])  # stable: the lowest process first among equals
         return tuple((m, own_s / median_s if median_s else 1.0) for m, own_s in timed[:n])
 
     def __str__(self) -> str:
@@ -53,15 +53,15 @@ class RollCall(NamedTuple):
         here = sum(member.state in ("here", "silent", "stopped") for member in self.members)
         head = f"{here} of {len(self.members)} processes are here"
         if step_s is not None and own_s is not None:
-            own = f", {own_s:.3g} s without waiting" if own_s < step_s else ""
-            head += f"; median step {step_s:.3g} s{own}"
+            own = f", compute time {own_s:.3g} s" if own_s < step_s else ""
+            head += f"; median step time {step_s:.3g} s{own}"
         return "\n".join([head, *(self._line(member, own_s) for member in self.members)])
 
     def _line(self, member: Member, median_s: float | None) -> str:
         said = (member.said.strip().splitlines() or [""])[-1]
         line = f"  process {member.process} ({member.host}): {member.state}: {said}"
         if member.own_s is not None and median_s:
-            line += f"; own time {member.own_s:.3g} s ({member.own_s / median_s:.2f}x)"
+            line += f"; compute time {member.own_s:.3g} s ({member.own_s / median_s:.2f}x)"
         if member.memory_bytes:
             line += f"; {member.memory_bytes / 2**20:.0f} MiB"
         return line
@@ -69,20 +69,21 @@ class RollCall(NamedTuple):
 
 @local
 def roll_call(*, timeout_s: float | None = None) -> RollCall:
-    """Return what is known of every process: its state, step, place, pace and memory.
+    """Return the state, step, place, pace and memory of every process.
 
     Local.
 
-    The meeting place answers, not the processes: nobody is disturbed or waited for, and it works
-    while others hang or are gone. What it knows is as old as the last sign of life of each, up to
-    SHOAL_HEARTBEAT_S (2).
+    The meeting place answers, not the processes: no process is interrupted or waited for, and it
+    works while processes hang or are gone. Facts are as old as the last sign of life of each
+    process, up to SHOAL_HEARTBEAT_S (2).
 
     Args:
-      timeout_s: until the meeting place must have answered; None: SHOAL_TIMEOUT_S (600).
+      timeout_s: time limit for the meeting place to answer; None: SHOAL_TIMEOUT_S (600).
 
     Raises:
-      DeadlineError: on this process: it did not answer in time.
-      ProcessLostError: on this process: it is gone, or has declared this process lost.
+      DeadlineError: on this process: the meeting place did not answer in time.
+      ProcessLostError: on this process: the meeting place is gone, or has declared this process
+        lost.
 
     >>> call = roll_call()
     >>> [member.state for member in call.members]
@@ -94,7 +95,7 @@ def roll_call(*, timeout_s: float | None = None) -> RollCall:
 
 
 def roll_call_with(coordinator: Coordinator, *, timeout_s: float | None = None) -> RollCall:
-    """Do what `roll_call` does, with the coordinator given."""
+    """Like `roll_call`, with an explicit coordinator."""
     timeout_s = settings.timeout("roll_call()", timeout_s, "SHOAL_TIMEOUT_S")
     if not timeout_s > 0:
         raise UsageError(f"roll_call: timeout_s={timeout_s!r} must be a positive number of seconds")

@@ -1,4 +1,4 @@
-"""Which step this process is in, and how long its steps take."""
+"""Label a block as a step of the program, and time it."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _LIMIT = 1 << 63
 
 @local
 def step(number: int) -> AbstractContextManager[None]:
-    """Mark a block as one step of the program: others see where this process is, and how fast.
+    """Mark a block as one step of the program, so that its progress and pace are visible.
 
     Local.
 
-    Nothing is sent and nobody is waited for. The number stands in every message about this
-    process, in `roll_call` and in what `shoal watch` shows; the time that the block takes counts
-    there for the median of the last 64 steps, and apart from it what of it was waiting for others
-    in calls of shoal: where all meet in each step all take equally long, and who is slow is who
-    waits least. An exception passes through, and such a step is not timed. A step inside another
-    is the label while it lasts; only steps without any inside are timed. Mark steps in the main
-    line of the program, not in threads beside it.
+    Nothing is sent and nothing is waited for. The number appears in every message about this
+    process, in `roll_call` and in `shoal watch`. The step time there is the median of the last 64
+    blocks; time spent waiting for other processes in calls of shoal is counted separately: where
+    all processes meet in each step their step times are equal, and the slow process is the one
+    that waits least. An exception passes through, and its step is not timed. A nested step is the
+    label while it lasts; only steps without nested ones are timed. Mark steps in the main thread of
+    the program, not in background threads.
 
-    It also tells a program that waits for nobody what it must know: at its beginning it raises
-    once somebody of the job is gone, and again at every step until the survivors called `live`;
-    and once if processes have made different calls that send nothing (`put`, `pack`), as their
-    signs of life have shown.
+    It also reports failures to a program that makes no waiting calls: the beginning of a block
+    raises once a process of the job is gone, and again at every step until the survivors have
+    called `live`; and once if processes have made different calls of those that send nothing
+    (`put`, `pack`), as their signs of life have shown.
 
     Args:
-      number: a whole number, not negative, below 2**63; it need not grow.
+      number: an integer, 0 ≤ number < 2**63; it need not increase.
 
     Returns:
-      What `with` takes; it may be used again.
+      A reusable context manager.
 
     Raises:
       ProcessLostError: on this process, at the beginning of the block: a process is dead or
@@ -47,7 +47,7 @@ def step(number: int) -> AbstractContextManager[None]:
       PeerFailedError: on this process, at the beginning of the block: another one raised.
       DivergenceError: on each process, at the beginning of the next block: they have made
         different calls.
-      UsageError: on this process: `number` is none.
+      UsageError: on this process: `number` is not such an integer.
 
     >>> for i in range(3):
     ...     with step(i):
@@ -59,7 +59,7 @@ def step(number: int) -> AbstractContextManager[None]:
 
 
 def step_with(coordinator: Coordinator, number: int) -> AbstractContextManager[None]:
-    """Do what `step` does, with the coordinator given."""
+    """Like `step`, with an explicit coordinator."""
     index = integer("step", "number", number, least=0)
     if index >= _LIMIT:
         raise UsageError(f"step({number!r}): the number must have no more than 64 bits")
@@ -67,7 +67,7 @@ def step_with(coordinator: Coordinator, number: int) -> AbstractContextManager[N
 
 
 class _Step:
-    """One block, or several one after the other or inside each other."""
+    """The context manager of one step; it may be reused and nested."""
 
     __slots__ = ("_coordinator", "_entered", "_number")
 
@@ -100,7 +100,7 @@ class _Step:
         if kind is None:
             fault_points.reach("step.end", self._coordinator.process)
         progress = self._coordinator.progress
-        timed = kind is None and progress.ended == ended  # none has ended inside
+        timed = kind is None and progress.ended == ended  # no nested step has ended
         progress.end(began if timed else None, place)
         progress.outer = before
         if before is not None:

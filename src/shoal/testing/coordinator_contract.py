@@ -32,7 +32,7 @@ from shoal.errors import (
 )
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.point import Member, Point
-from shoal.runtime.rules.stopping import Given, Notice
+from shoal.runtime.rules.stopping import Notice, ReceivedNotice
 from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES
 
@@ -318,7 +318,7 @@ class CoordinatorContract:
         for coordinator in job.coordinators:
             for step in range(0, 7 * (coordinator.process + 1), 7):
                 assert coordinator.stop.ask(step) is False
-        given = Given("Terminated", "SIGTERM", 30.0)
+        given = ReceivedNotice("Terminated", "SIGTERM", 30.0)
         job.coordinators[-1].give_notice(given)
         for coordinator in job.coordinators:
             agreed = 7 * (processes - 1) + 1
@@ -335,7 +335,7 @@ class CoordinatorContract:
             assert coordinator.stop.ask(coordinator.process) is False
         job.kill(2)
         job._until(2, lambda member: member.state == "lost")
-        job.coordinators[0].give_notice(Given("Terminated", "SIGTERM"))
+        job.coordinators[0].give_notice(ReceivedNotice("Terminated", "SIGTERM"))
         assert {job.until_settled(p).step for p in (0, 1)} == {2}
 
     def test_members_tell_who_is_where(self, stage: MakeStage) -> None:

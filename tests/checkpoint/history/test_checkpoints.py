@@ -24,7 +24,7 @@ from shoal.errors import (
 )
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.progress import Progress
-from shoal.runtime.rules.stopping import Given
+from shoal.runtime.rules.stopping import ReceivedNotice
 
 PATIENCE_S = 60.0
 
@@ -316,7 +316,7 @@ def test_any_tree_that_can_be_saved(tmp_path, alone, asynchronous):
     with Checkpoints(tmp_path, asynchronous=asynchronous, coordinator=alone) as ckpts:
         ckpts.resume(None, {"what cannot be saved": object()})
         ckpts.resume(None, tree)
-        alone.give_notice(Given("drained", "a test", 60.0))
+        alone.give_notice(ReceivedNotice("drained", "a test", 60.0))
         ckpts.save(1, tree)
     back = ckpts.restore()
     assert back.keys() == tree.keys()

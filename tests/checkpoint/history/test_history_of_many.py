@@ -27,7 +27,7 @@ from shoal.errors import (
 )
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.preemption import exit_code_with, preempted_with
-from shoal.runtime.rules.stopping import Given
+from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.system import fault_points
 
 
@@ -193,7 +193,7 @@ def test_a_notice_makes_a_save_synchronous_and_its_deadline_counts(tmp_path, cap
         ckpts.save(1, state(1))
         ckpts.wait()
         if coordinator.process == 1:
-            coordinator.give_notice(Given("maintenance", "a test", deadline_s=500.0))
+            coordinator.give_notice(ReceivedNotice("maintenance", "a test", deadline_s=500.0))
         step = 2
         while not preempted_with(coordinator, step):
             step += 1
@@ -237,7 +237,7 @@ def test_the_loop_of_the_documents_survives_preemption(tmp_path):
             for step in range(first, 50):
                 value = {"w": value["w"] + step}
                 if step == told_at and coordinator.process == 0:
-                    coordinator.give_notice(Given("drained", "a test", None))
+                    coordinator.give_notice(ReceivedNotice("drained", "a test", None))
                 stop = preempted_with(coordinator, step)
                 if stop or step % 10 == 9:
                     ckpts.save(step, value)

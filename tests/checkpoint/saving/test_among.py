@@ -33,7 +33,7 @@ from shoal.errors import (
 )
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.preemption import exit_code_with, preempted_with
-from shoal.runtime.rules.stopping import Given
+from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.system import fault_points
 
 WORDS = np.arange(1 << 20, dtype=np.float32)  # large enough to be shared
@@ -124,7 +124,7 @@ def test_survivors_that_are_told_to_leave_save_and_ask_to_be_started_again(tmp_p
             return None
         alive = live_with(coordinator, timeout_s=PATIENCE_S)
         if coordinator.process == 2:
-            coordinator.give_notice(Given("maintenance", "a test", deadline_s=500.0))
+            coordinator.give_notice(ReceivedNotice("maintenance", "a test", deadline_s=500.0))
         with Checkpoints(tmp_path, coordinator=coordinator, processes=alive) as ckpts:
             step = 0
             while not preempted_with(coordinator, step):
@@ -216,7 +216,7 @@ def test_other_groups_are_a_divergence_and_no_group_is_refused(tmp_path, call):
         call(first, tmp_path / "x", processes=[2, 1])
     with pytest.raises(UsageError, match="named more than once"):
         call(first, tmp_path / "x", processes=[0, 0])
-    with pytest.raises(UsageTypeError, match="must list indices of processes"):
+    with pytest.raises(UsageTypeError, match="must be a list of process indices"):
         call(first, tmp_path / "x", processes=1)
     assert not (tmp_path / "x").exists()
 

@@ -33,7 +33,7 @@ from shoal.errors import (
 )
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.rules.outcomes import ThisProcess
-from shoal.runtime.rules.stopping import Given
+from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.fault_points import InjectedError
 
@@ -291,7 +291,7 @@ def test_after_an_error_the_next_save_works(path, at_point, monkeypatch):
 
 def test_a_save_under_a_notice_says_that_the_state_is_safe(path):
     job = LocalJob(2)
-    job.coordinators[1].give_notice(Given("SIGTERM", "a test", None))
+    job.coordinators[1].give_notice(ReceivedNotice("SIGTERM", "a test", None))
     assert in_job(2, lambda one: save_with(one, path, TREE, step=7), job) == [None, None]
     assert all(one.stop.has_saved for one in job.coordinators)
 
@@ -299,7 +299,7 @@ def test_a_save_under_a_notice_says_that_the_state_is_safe(path):
 def test_an_aborted_save_under_a_notice_does_not(path, at_point):
     at_point("write", 1, raises(full(path)))
     job = LocalJob(2)
-    job.coordinators[1].give_notice(Given("SIGTERM", "a test", None))
+    job.coordinators[1].give_notice(ReceivedNotice("SIGTERM", "a test", None))
     in_job(2, lambda one: save_with(one, path, TREE, step=7), job)
     assert not any(one.stop.has_saved for one in job.coordinators)
 

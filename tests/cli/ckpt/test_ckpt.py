@@ -273,7 +273,7 @@ def test_gc_removes_what_is_stale_and_spares_what_is_not(run):
     assert sorted(gone["removed"]) == [path.name for path in before]
     assert gone["bytes"] > 0
     assert not (run / step_name(25)).exists()
-    assert ckpt("gc", run, "--older", 0) == "nothing is left to remove\n"
+    assert ckpt("gc", run, "--older", 0) == "nothing to remove\n"
     assert "are whole" in ckpt("verify", run)
 
 
@@ -292,7 +292,7 @@ def test_where_nothing_is_is_not_committed(command, tmp_path):
         (["show", "RUN", "--step", 11], "has no step 11; it has 10, 20"),
         (["verify", "RUN/step_000000000010", "--step", 10], "is one checkpoint"),
         (["show", "RUN", "--leaf", "params/ww"], "did you mean 'params/w'"),
-        (["diff", "RUN", "RUN", "--leaf", "params/ww"], "names no leaf of either; did you mean"),
+        (["diff", "RUN", "RUN", "--leaf", "params/ww"], "matches no leaf of either; did you mean"),
         (["gc", "RUN", "--older", "-1"], "not negative"),
     ],
 )

@@ -26,7 +26,7 @@ def test_a_frozen_process_is_ended_though_the_others_end_well(launch):
     freeze = "if me == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
     finished = launch.run("-n", "3", "--devices", "1", script=HEAD + JOIN + freeze + CATCH)
     assert finished.code == 71, finished.err
-    assert finished.verdict.startswith("shoal run: process 1 of 3 is what the others lost: frozen")
+    assert finished.verdict.startswith("shoal run: process 1 of 3 was lost to the others: frozen")
     assert "ended by shoal run with SIG" in finished.verdict
     assert "shoal run: p0, p2: exit code 0\n" in finished.err
     assert launch.leaves_nobody()
@@ -49,7 +49,7 @@ if me == 1:
     finished = launch.run("-n", "2", "--devices", "1", script=HEAD + JOIN + cut + CATCH)
     assert finished.code == 71, finished.err
     assert finished.verdict == (
-        "shoal run: process 1 of 2 is what the others lost: its connection closed, but it lived "
+        "shoal run: process 1 of 2 was lost to the others: its connection closed, but it lived "
         "on, then ended by shoal run with SIGTERM"
     )
     assert launch.leaves_nobody()
@@ -75,7 +75,7 @@ def test_processes_that_run_longer_are_named_and_not_ended(launch):
     stopped = int((launch.folder / "stopped.txt").read_text())
     late = r"still runs, \d+ s after the others ended: "
     assert re.fullmatch(rf"shoal run: process 2 \(pid \d+\) {late}it has not joined .*\n", lines[0])
-    told = rf"it is stopped by a signal; `kill -CONT {stopped}` lets it go on\n"
+    told = rf"it is stopped by a signal; `kill -CONT {stopped}` resumes it\n"
     assert re.fullmatch(rf"shoal run: process 3 \(pid {stopped}\) {late}{told}", lines[1])
     os.kill(stopped, signal.SIGCONT)
     (launch.folder / "go").touch()

@@ -41,7 +41,7 @@ def test_a_frozen_process_is_named_and_not_those_who_lost_it(launch):
         + "shoal.barrier('never', timeout_s=60)\n",
     )
     assert finished.code == 71
-    assert finished.verdict.startswith("shoal run: process 1 of 3 is what the others lost: frozen")
+    assert finished.verdict.startswith("shoal run: process 1 of 3 was lost to the others: frozen")
     assert "p0, p2: exit code 71 (lost a process)" in finished.err
     assert launch.leaves_nobody()
 

@@ -35,6 +35,6 @@ def test_steps_in_flight_do_not_wait_for_each_other(launch, processes, arguments
         launch.env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
     finished = launch.run("-n", str(processes), *arguments, script=STEPS % options)
     assert finished.code == 0, finished.err
-    both = "initialize(virtual_devices=4) wins over SHOAL_VIRTUAL_DEVICES=1"
+    both = "initialize(virtual_devices=4) overrides SHOAL_VIRTUAL_DEVICES=1"
     assert finished.err.count(both) == int(bool(arguments and options))
     assert finished.out.count("total 2400") == processes  # among what gloo's threads print

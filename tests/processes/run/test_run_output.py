@@ -69,7 +69,7 @@ def test_two_jobs_do_not_write_into_one_folder(launch):
     assert (first.returncode, second.returncode, out) == (0, 2, "")
     assert out_of_first.count("runs") == 2
     assert "shoal: run: --log-dir 'logs' holds the logs of `shoal run -n 2 --log-dir logs " in err
-    assert f"` (pid {first.pid}), which runs since 20" in err
+    assert f"` (pid {first.pid}), running since 20" in err
     assert launch.run("-n", "2", "--log-dir", "logs", script=script).code == 0
 
 
@@ -126,7 +126,7 @@ def test_when_nobody_reads_any_more_the_job_ends(launch):
     launch.popen.stdout = None
     _, err = launch.popen.communicate(timeout=60)
     assert launch.popen.returncode == 128 + 13
-    assert "nobody reads the output" in err
+    assert "the output has no reader" in err
     assert launch.leaves_nobody()
 
 

@@ -109,7 +109,7 @@ def test_a_script_that_starts_it_with_an_ampersand_is_told_that_sigint_does_noth
         print(file=launch.popen.stdin, flush=True)
     finished = launch.finish()
     first = finished.err.splitlines()[0]
-    assert first.startswith("shoal run: SIGINT is ignored, as for what a script starts with `&`: ")
+    assert first.startswith("shoal run: SIGINT is ignored, as for a background command of a")
     assert re.search(r"`kill \d+` \(SIGTERM\) ends the job", first)
     assert finished.code == 128 + signal.SIGTERM
     assert finished.verdict == "shoal run: the job was ended by SIGTERM"

@@ -91,7 +91,7 @@ def test_members_say_the_step_the_place_and_the_memory(make_job):
     job = make_job(2)
     with step_with(job.coordinators[1], 41):
         waits = job.start(lambda: len(meet(job.coordinators[1], "epoch", site="t.py:3 (f)")))
-        member = job.until_said(1, "step 41, waits at 'epoch' (t.py:3 (f)) since")
+        member = job.until_said(1, "step 41, waits at 'epoch' (t.py:3 (f)) for")
         assert (member.step, member.is_waiting, member.state) == (41, True, "here")
         assert "'epoch'" in member.place
         assert len(meet(job.coordinators[0], "epoch")) == waits() == 2
@@ -123,7 +123,7 @@ def test_who_cannot_finish_what_it_computes_knows_why(make_job, monkeypatch):
     job.kill(1)
     job.until_known(0, [1])
     first = job.coordinators[0]
-    assert first.troubles.untold() != []
+    assert first.troubles.unreported() != []
     with pytest.raises(ProcessLostError, match="finishing what it computed"):
         wait_until_idle(first, time.monotonic() + LONG_S)
-    assert first.troubles.untold() == []  # it is left alone to save its work
+    assert first.troubles.unreported() == []  # it is left alone to save its work

@@ -98,7 +98,7 @@ def test_a_circle_of_waits_is_told_at_once(make_job):
     ]
     errors = [wait() for wait in waits]
     assert [type(error) for error in errors] == [DivergenceError] * 2
-    assert "in a circle" in str(errors[0])
+    assert "in a cycle" in str(errors[0])
     assert "process 0 waits at 'pair' for process 1" in str(errors[1])
 
 
@@ -119,11 +119,11 @@ def test_the_earliest_deadline_ends_it_for_all_and_the_next_point_works(make_job
         assert set(error.last_words) == {1, 3}
         assert error.last_words[1].startswith("joined, ")
         assert str(error).startswith(f"process {process} of 4 (")
-    assert "its deadline (4 s); processes 1, 3 did not come" in str(errors[1])
-    assert "the deadline of process 2 (4 s); processes 1, 3 did not come" in str(errors[0])
+    assert "its deadline (4 s); processes 1, 3 did not arrive" in str(errors[1])
+    assert "the deadline of process 2 (4 s); processes 1, 3 did not arrive" in str(errors[0])
     assert (
-        "'other' came too late: the wait at 'epoch' (t.py:3 (f)) had ended after 4 s"
-        " (the deadline of process 2); process 3 did not come in time either"
+        "'other' arrived too late: the wait at 'epoch' (t.py:3 (f)) had ended after 4 s"
+        " (the deadline of process 2); process 3 did not arrive in time either"
     ) in str(errors[2])
     assert job.on_all(lambda c: len(meet(c, "next"))) == [4] * 4
 
@@ -303,7 +303,7 @@ def test_barrier_refuses_what_is_no_barrier(make_job):
     for arguments in ({"name": 3}, {"name": "x", "timeout_s": "9"}, {"name": "x", "lane": None}):
         with pytest.raises(UsageTypeError):
             barrier_with(coordinator, **arguments)
-    with pytest.raises(UsageTypeError, match="whole numbers"):
+    with pytest.raises(UsageTypeError, match="integers"):
         barrier_with(coordinator, "x", processes=["0"])
     with pytest.raises(UsageError, match="must not be empty"):
         barrier_with(coordinator, "")

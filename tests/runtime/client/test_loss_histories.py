@@ -77,7 +77,7 @@ class History:
     def advance(self, seconds):
         self.now += seconds
         self.take(self.meeting.tick(self.now))
-        self.asked += self.meeting.take_questions()
+        self.asked += self.meeting.take_stack_requests()
 
     def depart(self, process, state):
         self.gone.setdefault(process, state)

@@ -72,7 +72,7 @@ def test_who_is_missing_at_the_earliest_deadline_is_named_to_all_late_ones_inclu
     errors = come(address, 3, *rows)
     assert [type(error) for error in errors] == [InitializeError] * 2
     assert [error.missing for error in errors] == [(1,)] * 2
-    assert "process 1 of 3 did not come within 4 s (the deadline of process 2)" in str(errors[0])
+    assert "process 1 of 3 did not join within 4 s (the deadline of process 2)" in str(errors[0])
 
 
 def test_after_a_refusal_all_may_try_again(fresh_place, come):
@@ -155,7 +155,7 @@ def test_nobody_listening_is_said_at_the_deadline(come):
     assert f"process 1 of 2 ({socket.gethostname()}): cannot join the job at {address}: " in str(
         error
     )
-    assert "nobody listens there; tried for 0.2 s" in str(error)
+    assert "nothing listens there; tried for 0.2 s" in str(error)
 
 
 def test_a_silent_or_foreign_service_is_said(come, run_all):
@@ -172,7 +172,7 @@ def test_a_silent_or_foreign_service_is_said(come, run_all):
 
         _, [error] = run_all(answer, lambda: come(address, 1, {"process": 0}))
         assert type(error) is InitializeError
-        assert "is no meeting place" in str(error)
+        assert "is not a meeting place" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,9 @@ def test_who_is_declared_lost_learns_it_in_its_wait(fresh_place, come, run_all):
     def declare():
         while not first.members(timeout_s=20)[1].is_waiting:
             pass
-        second.be_lost("silent for 60 s")  # what the watcher does when the meeting place says so
+        second.on_declared_lost(
+            "silent for 60 s"
+        )  # what the watcher does when the meeting place says so
 
     _, error = run_all(declare, lambda: _error_of(lambda: second.arrive(Point("x"), timeout_s=20)))
     assert type(error) is ProcessLostError
@@ -266,15 +268,15 @@ def test_a_long_wait_for_others_is_logged_once(fresh_place, come, run_all, shoal
     assert [c.process for c in (first, *others)] == [1, 0, 2]
     assert shoal_log.lines == [
         ("WARNING", "process 1 of 3 (early) has waited 0 s to join the job: "
-         "processes 0, 2 did not come yet")
+         "missing: processes 0, 2")
     ]  # fmt: skip
 
 
 def test_a_long_wait_for_a_meeting_place_is_logged(shoal_log):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = address_text(*taken.getsockname()[:2])
-    with pytest.raises(InitializeError, match="nobody listens there"):
+    with pytest.raises(InitializeError, match="nothing listens there"):
         join(address, process=0, num_processes=2, timeout_s=0.5, warn_after_s=0.05)
     [(level, line)] = shoal_log.lines
     assert level == "WARNING"
-    assert line.endswith(f"to join the job: {address}: nobody listens there")
+    assert line.endswith(f"to join the job: {address}: nothing listens there")

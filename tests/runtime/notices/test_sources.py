@@ -13,7 +13,7 @@ import pytest
 
 from shoal.errors import UsageError, UsageTypeError
 from shoal.runtime.notices.sources import FileNotice, Sources
-from shoal.runtime.rules.stopping import Given
+from shoal.runtime.rules.stopping import ReceivedNotice
 
 PATIENCE_S = 60.0
 
@@ -42,7 +42,7 @@ def test_a_file_that_appears_is_a_notice_each_time(heard, tmp_path):
     whole = tmp_path / "whole"
     whole.write_text("the queue is drained\nand more\n")
     whole.rename(path)
-    first = Given("the queue is drained", f"file {path}", 30.0)
+    first = ReceivedNotice("the queue is drained", f"file {path}", 30.0)
     assert box.get(timeout=PATIENCE_S) == first
 
 
@@ -51,9 +51,9 @@ def test_a_file_is_looked_for_again_when_it_was_removed(tmp_path):
     notice = FileNotice(str(path))
     assert notice() is None
     path.touch()
-    assert [notice(), notice()] == [("it is there", None)] * 2
+    assert [notice(), notice()] == [("the file exists", None)] * 2
     path.write_text("late words")
-    assert notice() == ("it is there", None)
+    assert notice() == ("the file exists", None)
     path.unlink()
     assert notice() is None
     path.write_text("again")
@@ -64,7 +64,7 @@ def test_a_file_is_looked_for_again_when_it_was_removed(tmp_path):
     path.rmdir()
     assert notice() is None
     path.mkdir()
-    assert notice()[0].startswith("it is there (")
+    assert notice()[0].startswith("the file exists (")
 
 
 def test_an_answer_that_stays_is_one_notice(heard):
@@ -80,9 +80,9 @@ def test_an_answer_that_stays_is_one_notice(heard):
 
     watch(sources, ask=[cloud])
     assert has_ended.wait(PATIENCE_S)
-    source = cloud.__qualname__
     given = [box.get(timeout=PATIENCE_S) for _ in range(3)]
-    assert given == [Given("soon", source), Given("soon", source), Given("later", source, 7.5)]
+    soon, later = (ReceivedNotice(words, cloud.__qualname__) for words in ("soon", "later"))
+    assert given == [soon, soon, later._replace(deadline_s=7.5)]
     assert box.empty()
 
 
@@ -98,7 +98,7 @@ def test_a_function_that_raises_is_logged_once_and_asked_again(heard, shoal_log)
 
     cloud.source = "my cloud"
     watch(sources, ask=[cloud])
-    assert box.get(timeout=PATIENCE_S) == Given("at last", "my cloud")
+    assert box.get(timeout=PATIENCE_S) == ReceivedNotice("at last", "my cloud")
     assert shoal_log.lines[0] == ("WARNING", "notices: my cloud: OSError: no such host")
     assert len(shoal_log.lines) == 1
 
@@ -152,7 +152,7 @@ def test_wrong_arguments_are_refused(heard, wrong, words):
 def test_signals_are_for_the_main_thread(heard, run_all):
     (error,) = run_all(lambda: watch(heard[1], signals=["SIGTERM"]))
     assert type(error) is UsageError
-    assert "from the main thread only" in str(error)
+    assert "be watched from the main thread" in str(error)
 
 
 HEAD = """

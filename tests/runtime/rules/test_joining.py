@@ -77,7 +77,7 @@ def test_the_earliest_deadline_ends_it_and_names_all_who_are_missing():
     replies = joining.tick(7.0)
     assert {reply.to for reply in replies} == {"a", "c"}
     assert {reply.missing for reply in replies} == {(1,)}
-    assert "process 1 of 3 did not come within 5 s (the deadline of process 2)" in replies[0][1]
+    assert "process 1 of 3 did not join within 5 s (the deadline of process 2)" in replies[0][1]
     late = joining.hello(8.0, hello(1), "b")
     assert (late[0].refusal, late[0].missing) == (replies[0].refusal, (1,))
 
@@ -96,15 +96,15 @@ def test_a_meeting_place_that_is_given_up_tells_those_who_wait():
     joining.hello(0.0, hello(1), "b")
     [reply] = joining.abandon(1.0)
     assert (reply.to, reply.missing) == ("b", (0, 2))
-    assert "processes 0, 2 did not come" in reply.refusal
+    assert "processes 0, 2 never joined" in reply.refusal
     assert joining.abandon(2.0) == []
 
 
 def test_a_wrong_token_hurts_nobody_else_but_is_mentioned():
     joining = Joining(2, token="right")
-    assert joining.stranger({"token": "right"}, "1.2.3.4") is None
+    assert joining.token_refusal({"token": "right"}, "1.2.3.4") is None
     for token in ("", "wrong", "\udc80", "rightt"):
-        assert "token is wrong" in joining.stranger({"token": token, "process": 1}, "1.2.3.4")
+        assert "token is wrong" in joining.token_refusal({"token": token, "process": 1}, "1.2.3.4")
     joining.hello(0.0, hello(0, num_processes=2), "a")
     [reply] = joining.tick(10.0)
     assert "refused for a wrong token: process 1 from 1.2.3.4" in reply.refusal
@@ -112,7 +112,7 @@ def test_a_wrong_token_hurts_nobody_else_but_is_mentioned():
 
 
 def test_a_token_that_is_not_required_is_not_asked_for():
-    assert Joining(2).stranger({"token": "whatever"}, "1.2.3.4") is None
+    assert Joining(2).token_refusal({"token": "whatever"}, "1.2.3.4") is None
 
 
 def test_when_all_are_here_another_one_is_refused_alone():
@@ -131,12 +131,12 @@ def test_a_refusal_is_spent_when_all_have_heard_it_or_after_a_while(timeout_s, s
     joining = Joining(3)
     joining.hello(0.0, hello(0, timeout_s=timeout_s), "a")
     joining.hello(0.0, hello(1, num_processes=2, timeout_s=400), "b")
-    assert not joining.is_spent(stands_s - 0.1)
-    assert [joining.has_told(process) for process in range(3)] == [True, True, False]
-    assert joining.is_spent(stands_s)
+    assert not joining.is_finished(stands_s - 0.1)
+    assert [joining.was_refused(process) for process in range(3)] == [True, True, False]
+    assert joining.is_finished(stands_s)
     joining.hello(1.0, hello(2), "c")
-    assert joining.is_spent(1.0)
-    assert not Joining(1).is_spent(1e9)
+    assert joining.is_finished(1.0)
+    assert not Joining(1).is_finished(1e9)
 
 
 def test_a_hello_needs_all_its_fields():

@@ -92,7 +92,7 @@ def test_who_has_ended_is_lost_unless_its_connection_says_more_at_once():
     assert liveness.tick(1.2) == []
     liveness.forget(1)  # a BYE, or its end
     assert liveness.next_deadline() == 1.3
-    assert told(liveness.tick(1.3)) == [(0, "lost", "its process ended without a word")]
+    assert told(liveness.tick(1.3)) == [(0, "lost", "its process ended without leaving the job")]
     assert liveness.next_deadline() == math.inf
 
 

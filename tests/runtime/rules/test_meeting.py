@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.runtime.rules.deadline import Allowance
-from shoal.runtime.rules.gathering import Gathering, Line, WaitingProcess, find_circle
+from shoal.runtime.rules.gathering import Gathering, Line, WaitingProcess, find_cycle
 from shoal.runtime.rules.meeting import Meeting
 from shoal.runtime.rules.meeting_answers import WaitInCircle
 from shoal.runtime.rules.point import Point
@@ -243,7 +243,7 @@ def test_last_words_say_where_a_process_waits_or_what_it_did_last():
     table.advance(1)
     said = [member.said for member in table.meeting.members(table.now)]
     assert said == [
-        "waits at 'epoch' (t.py:9 (main)) since 1.0 s",
+        "waits at 'epoch' (t.py:9 (main)) for 1.0 s",
         "step 7, 1.0 s ago",
         "last at 'start' (t.py:1 (main)), 3.0 s ago",
     ]
@@ -381,4 +381,4 @@ def test_a_small_group_is_not_compared_with_thousands_of_others():
     start = Gathering(Line(((0, 1), "main"), range(9)), Point("x"))
     start.arrived[0] = WaitingProcess("to", 1, Point("x"), b"", 0.0)
     others = Others(5 * [start])
-    assert find_circle(0, start, others, lambda process: None, gone=()) == []
+    assert find_cycle(0, start, others, lambda process: None, gone=()) == []

@@ -50,15 +50,15 @@ def test_how_it_went_says_where_it_was_last(record):
     record.hear(2.0, beat(STEP, 0.5))
     record.stop(3.0, is_stopped=True)
     record.leave(4.0, "lost", "killed")
-    assert record.epitaph == f"killed; step 6, last at {STEP}, 2.5 s before"
+    assert record.departure_reason == f"killed; step 6, last at {STEP}, 2.5 s before"
     member = record.member(6.0)
     assert (member.state, member.said) == ("lost", "killed, 2.0 s ago")
 
 
 def test_a_traceback_says_where_by_itself_and_who_did_nothing_was_nowhere(record):
     record.leave(1.0, "lost", "killed")
-    assert record.epitaph == "killed"
+    assert record.departure_reason == "killed"
     other = Record(2, "c", 18, 0.0)
     other.hear(2.0, beat(STEP, 0.5))
     other.leave(3.0, "failed", "Traceback\nValueError: no data")
-    assert other.epitaph == "Traceback\nValueError: no data"
+    assert other.departure_reason == "Traceback\nValueError: no data"

@@ -17,7 +17,7 @@ from shoal.runtime.rules.outcomes import ThisProcess, error_of, listed, waiting_
 from shoal.runtime.rules.point import Point
 
 ME = ThisProcess(3, [f"host{i}" for i in range(100)])
-HINT = "if they are only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S"
+HINT = "if they are merely slow, raise timeout_s= or SHOAL_TIMEOUT_S"
 POINT = Point("epoch", site="train.py:31 (main)")
 
 
@@ -41,7 +41,7 @@ def test_a_deadline_spells_out_a_few_and_counts_the_rest():
     lines = str(error).splitlines()
     assert lines[0] == (
         "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) waited 10.0 s until its deadline"
-        " (10 s); processes 4-99 did not come in time"
+        " (10 s); processes 4-99 did not arrive in time"
     )
     assert lines[1] == "  process 4 (host4): step 4, 1.0 s ago"
     assert lines[-2] == "  and 88 more"
@@ -73,16 +73,16 @@ def test_who_comes_too_late_is_told_both_points():
     waiting = StillMissing([3, 5], [(3, "step 7, 1.0 s ago"), (5, "joined, 9.0 s ago")])
     error = error_of(TooLate(waiting, 4, 10.0, "'save' (a.py:1 (f))"), ME, POINT, 0.0)
     assert str(error).splitlines() == [
-        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) came too late: the wait at 'save' "
-        "(a.py:1 (f)) had ended after 10 s (the deadline of process 4); process 5 did not come in "
-        "time either",
+        "process 3 of 100 (host3): 'epoch' (train.py:31 (main)) arrived too late: the wait at "
+        "'save' (a.py:1 (f)) had ended after 10 s (the deadline of process 4); process 5 did not "
+        "arrive in time either",
         "  process 3 (host3): step 7, 1.0 s ago",
         "  process 5 (host5): joined, 9.0 s ago",
         HINT,
     ]
     sides = [("save", "", "a.py:1 (f)", [1]), ("load", "", "a.py:2 (f)", [2])]
     error = error_of(SidesDiffer(list(starmap(MeetingSide, sides))), ME, POINT, 0.0)
-    assert str(error).splitlines()[0].endswith("; 'epoch' (train.py:31 (main)) came too late")
+    assert str(error).splitlines()[0].endswith("; 'epoch' (train.py:31 (main)) arrived too late")
 
 
 def test_a_failure_shows_its_headline_first_and_then_its_traceback():
@@ -140,8 +140,8 @@ def test_a_divergence_shows_what_differs_and_no_more():
         assert (str(again), again.sides) == (str(error), error.sides)
         assert list(error.sides.values()) == [(0, 1), (2, 3)]
         first, *told = str(error).splitlines()
-        assert first.startswith("process 3 of 100 (host3): processes disagree on what comes next")
-        return [first.partition("next")[2], *told]
+        assert first.startswith("process 3 of 100 (host3): processes disagree on the next call")
+        return [first.partition("next call")[2], *told]
 
     site = "a.py:1 (f)"
     assert lines(("save", "barrier", site), ("epoch", "barrier", "")) == [

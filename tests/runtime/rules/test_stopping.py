@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.runtime.rules.stopping import Given, Rounds, Settled, Stop, Told
+from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, Stop, StopAgreement, StopReport
 from shoal.testing.clock import Clock
 
-TERM = Given("Terminated", "SIGTERM")
+TERM = ReceivedNotice("Terminated", "SIGTERM")
 
 
 class World:
@@ -66,7 +66,7 @@ class World:
         if not self.up[p]:
             return
         words = self.up[p].popleft()
-        if isinstance(words, Told):
+        if isinstance(words, StopReport):
             self._push(self.rounds.hear(p, words))
         else:
             number = self.rounds.give()
@@ -77,7 +77,7 @@ class World:
         if not self.down[p]:
             return
         words = self.down[p].popleft()
-        if isinstance(words, Settled):
+        if isinstance(words, StopAgreement):
             self.stops[p].settle(words)
         elif (told := self.stops[p].hear(*words)) is not None:
             self.up[p].append(told)
@@ -177,10 +177,10 @@ def test_who_has_not_answered_is_known_and_is_waited_for_until_it_is_gone():
     assert rounds.awaited == ()
     rounds.give()
     assert rounds.awaited == (0, 1, 2)
-    assert rounds.hear(1, Told(0, 4)) is None
+    assert rounds.hear(1, StopReport(0, 4)) is None
     assert rounds.awaited == (0, 2)
     assert rounds.depart(2) is None
-    assert rounds.hear(0, Told(0, 2**80)) == Settled(0, 2**80 + 1)
+    assert rounds.hear(0, StopReport(0, 2**80)) == StopAgreement(0, 2**80 + 1)
     assert rounds.awaited == ()
     assert rounds.depart(0) is None  # agreed already
 
@@ -188,13 +188,13 @@ def test_who_has_not_answered_is_known_and_is_waited_for_until_it_is_gone():
 def test_a_notice_that_somebody_did_not_know_of_opens_the_next_round():
     rounds, stop = Rounds(1), Stop(0)
     for reason in "ab":
-        assert stop.hear(rounds.give(), 0, Given(reason, "x")) in (Told(0, -1), None)
-    assert stop.rearm(1) == Told(1, -1)
+        assert stop.hear(rounds.give(), 0, ReceivedNotice(reason, "x")) in (StopReport(0, -1), None)
+    assert stop.rearm(1) == StopReport(1, -1)
     assert (stop.notice().reason, stop.notice().step) == ("b", None)
-    assert rounds.hear(0, Told(1, -1)) == Settled(1, 0)
-    assert stop.rearm(2) == Told(2, None)
+    assert rounds.hear(0, StopReport(1, -1)) == StopAgreement(1, 0)
+    assert stop.rearm(2) == StopReport(2, None)
     assert stop.notice() is None
-    rounds.hear(0, Told(2, None))
+    rounds.hear(0, StopReport(2, None))
     assert not rounds.is_open
 
 
@@ -213,10 +213,10 @@ def test_the_same_notice_is_told_once_while_it_is_open():
 def test_the_earliest_deadline_counts_and_runs():
     clock = Clock()
     stop = Stop(0, clock)
-    stop.hear(1, 2, Given("maintenance", "gce", 60.0))
+    stop.hear(1, 2, ReceivedNotice("maintenance", "gce", 60.0))
     clock.advance(10.0)
     stop.hear(2, 1, TERM)
-    stop.hear(3, 0, Given("spot", "aws", 20.0))
+    stop.hear(3, 0, ReceivedNotice("spot", "aws", 20.0))
     clock.advance(5.0)
     first = stop.notice()
     assert (first.reason, first.source, first.process) == ("maintenance", "gce", 2)
@@ -249,11 +249,11 @@ def test_an_answer_of_an_earlier_round_does_not_count():
     """Process 1 comes back from the rearm late: until then it may be told to go on again."""
     rounds = Rounds(2)
     rounds.give()
-    assert rounds.hear(0, Told(0, 3)) is None
-    assert rounds.hear(0, Told(1, -1)) is None
-    assert rounds.hear(1, Told(0, 5)) is None
+    assert rounds.hear(0, StopReport(0, 3)) is None
+    assert rounds.hear(0, StopReport(1, -1)) is None
+    assert rounds.hear(1, StopReport(0, 5)) is None
     assert rounds.awaited == (1,)
-    assert rounds.hear(1, Told(1, 7)) == Settled(1, 8)
+    assert rounds.hear(1, StopReport(1, 7)) == StopAgreement(1, 8)
 
 
 def test_steps_are_compared_anew_after_a_rearm():

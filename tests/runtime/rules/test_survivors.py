@@ -232,9 +232,9 @@ def test_those_who_are_late_are_asked_where_they_are():
     table.advance(5.0)
     assert table.kind(waiting) == "waits"
     assert table.meeting.next_deadline == 5.5
-    questions = table.meeting.take_questions()
+    questions = table.meeting.take_stack_requests()
     assert [process for _, process in questions] == [1, 2, 3]
-    assert table.meeting.take_questions() == []
+    assert table.meeting.take_stack_requests() == []
     [ticket] = {ticket for ticket, _ in questions}
     for process, text in ((3, "in fit"), (1, "in load" + "." * 10_000), (1, "again")):
         table.take(table.meeting.hear_stacks(5.1, process, ticket, text))
@@ -254,7 +254,7 @@ def test_those_who_do_not_say_where_they_are_are_not_waited_for():
     table = Table(3, stack_grace_s=0.5)
     waiting = table.arrive(0, timeout_s=5.0)
     table.advance(6.0)
-    ticket = table.meeting.take_questions()[0][0]
+    ticket = table.meeting.take_stack_requests()[0][0]
     table.take(table.meeting.hear_stacks(6.0, 2, ticket, "in fit"))
     table.advance(0.5)
     assert table.kind(waiting) == "deadline"
@@ -266,7 +266,7 @@ def test_who_comes_within_the_grace_completes_it_for_all():
     table = Table(2, stack_grace_s=0.5)
     waiting = table.arrive(0, timeout_s=5.0)
     table.advance(5.0)
-    [(ticket, _)] = table.meeting.take_questions()
+    [(ticket, _)] = table.meeting.take_stack_requests()
     assert table.kind(table.arrive(1, timeout_s=0.1), waiting) == "ok"
     assert table.meeting.hear_stacks(5.1, 1, ticket, "in arrive") == []
     table.advance(10.0)
@@ -278,7 +278,7 @@ def test_no_more_than_sixteen_are_asked_and_who_dies_is_not_waited_for():
     waiting = table.arrive(0, timeout_s=5.0, group=tuple(range(39)))
     table.depart(39)
     table.advance(5.0)
-    questions = table.meeting.take_questions()
+    questions = table.meeting.take_stack_requests()
     assert [process for _, process in questions] == list(range(1, 17))
     table.depart(1)
     assert table.kind(waiting) == "lost"
@@ -289,7 +289,7 @@ def test_whoever_asks_for_stacks_gets_them_when_all_have_answered_or_it_is_time(
     table.depart(2)
     ask = table.meeting.ask_stacks
     assert ask(0.0, range(3), 2.0, "observer", 7) == []
-    questions = table.meeting.take_questions()
+    questions = table.meeting.take_stack_requests()
     assert [process for _, process in questions] == [0, 1]
     hear = table.meeting.hear_stacks
     assert hear(0.1, 2, questions[0][0], "who asked you?") == []
@@ -312,7 +312,7 @@ def test_whoever_asks_for_stacks_gets_them_when_all_have_answered_or_it_is_time(
 
 @pytest.mark.parametrize("ticket", [0, -1, 1, 10**30])
 def test_an_answer_to_what_was_never_asked_is_refused(ticket):
-    with pytest.raises(FrameError, match="never asked"):
+    with pytest.raises(FrameError, match="never sent"):
         Table(2).meeting.hear_stacks(0.0, 1, ticket, "in fit")
 
 
@@ -328,9 +328,9 @@ def test_members_say_what_their_beats_and_arrivals_say_whichever_is_newer():
     meeting = table.meeting
     meeting.beat(4.0, 0, beat(step=12, place="'epoch'", since_s=4.0, step_s=0.5))
     meeting.beat(4.0, 1, beat(step=3, place="step 3 (a.py:1 (f))", since_s=1.0, memory_bytes=9))
-    meeting.hush(2, 1.0)
+    meeting.mark_silent(2, 1.0)
     zero, one, two, three = meeting.members(4.0)
-    assert zero.said == "step 12, waits at 'epoch' since 4.0 s"
+    assert zero.said == "step 12, waits at 'epoch' for 4.0 s"
     assert (zero.step, zero.place, zero.since_s, zero.is_waiting) == (12, "'epoch'", 4.0, True)
     assert (zero.step_s, zero.pid) == (0.5, 10)
     assert one.said == "step 3, last at step 3 (a.py:1 (f)), 1.0 s ago"
@@ -338,10 +338,10 @@ def test_members_say_what_their_beats_and_arrivals_say_whichever_is_newer():
     assert one.memory_bytes == 9
     assert (two.state, two.said) == ("silent", "silent for 3.0 s; joined, 4.0 s ago")
     assert three[1:4] == ("host3", "here", "joined, 4.0 s ago")
-    meeting.hush(2, None)
+    meeting.mark_silent(2, None)
     assert meeting.members(4.0)[2].state == "here"
     table.depart(2, "lost", "its connection closed")
-    meeting.hush(2, 1.0)
+    meeting.mark_silent(2, 1.0)
     meeting.beat(5.0, 2, beat(step=99))
     gone = meeting.members(6.0)[2]
     assert (gone.state, gone.said) == ("lost", "its connection closed, 2.0 s ago")

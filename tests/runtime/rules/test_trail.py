@@ -132,7 +132,7 @@ def test_a_difference_before_what_is_kept_is_said_as_such():
     first, second, advice = differing(calls("b.py:1 (f)"), calls("c.py:1 (f)"))
     assert first.startswith("  process 0: 2001 calls, digest ")
     assert second.startswith("  process 1: 2001 calls, digest ")
-    assert advice == "they differ before call 977: no call before that is kept on all"
+    assert advice == "they differ before call 977: earlier calls are not kept on all"
 
 
 def test_where_one_has_forgotten_more_the_first_difference_is_found_all_the_same():
@@ -221,7 +221,7 @@ def test_other_errors_leave_the_trail_as_it_is(make_job):
         meet(second, "go")
     names = job.on_all(lambda c: meet(c, f"name {c.process}"))
     assert [type(error) for error in names] == [DivergenceError] * 2
-    assert "comes next" in str(names[0])
+    assert "the next call" in str(names[0])
     put(second)
     assert [type(error) for error in job.on_all(lambda c: meet(c, "go"))] == [DivergenceError] * 2
     assert job.on_all(lambda c: len(meet(c, "go"))) == [2, 2]

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import PeerFailedError, ProcessLostError
 from shoal.runtime.client import heartbeat
-from shoal.runtime.client.heartbeat import Echo
+from shoal.runtime.client.heartbeat import SilenceDetector
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.progress import STEPS, Progress, memory_bytes
 from shoal.runtime.exit.hang import TICK_S, HangTimeout, main_frame
@@ -184,22 +184,22 @@ def test_inf_switches_it_off(clock, troubles):
     watched = Watched(clock, troubles, abort_after_s=math.inf, timeout_s=1.0)
     troubles.hear(1, "", "lost", "killed")
     assert watched.ended_after(1000) is None
-    troubles.tell_all()
+    troubles.mark_all_reported()
     assert watched.ended_after(1000) is None
 
 
 def test_a_place_that_answers_is_never_lost_and_one_that_does_not_is():
-    echo = Echo(10.0)
+    echo = SilenceDetector(10.0)
     assert echo.due == math.inf
     echo.sent(100.0)
     echo.sent(102.0)
     assert echo.due == 110.0
     echo.heard()
     assert echo.due == math.inf
-    echo.overslept(50.0)
+    echo.suspended(50.0)
     echo.sent(200.0)
     assert echo.due == 210.0
-    assert Echo(math.inf).due == math.inf
+    assert SilenceDetector(math.inf).due == math.inf
 
 
 def test_the_median_is_of_the_last_steps(clock):
@@ -308,7 +308,7 @@ def test_a_program_whose_logging_raises_stays_in_the_job(caplog):
     def fail(_record):
         raise RuntimeError("as asked")
 
-    watching = heartbeat.Watcher(None, heartbeat.Rhythm(math.inf, math.inf), ME, None)
+    watching = heartbeat.Watcher(None, heartbeat.HeartbeatTiming(math.inf, math.inf), ME, None)
     log = logging.getLogger("shoal")
     log.addFilter(fail)
     try:

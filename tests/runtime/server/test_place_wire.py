@@ -154,7 +154,7 @@ def test_a_keeper_tells_who_is_stopped_and_who_has_ended(open_place):
     keeper.say("states", stopped=[], ended=[])
     place.until_states("here", "here", "lost", "here")
     keeper.say("states", stopped=[1], ended=[])
-    words = "its process ended without a word"
+    words = "its process ended without leaving the job"
     assert job[2].told() == {"is": "lost", "body": words}
     assert job[0].told() == gone(2, "lost", words)
     assert job[1].told() == gone(2, "lost", words)
@@ -249,8 +249,8 @@ def test_an_observer_sees_who_came_and_its_end_means_nothing(open_place):
     place.process(1)
     place.until_states("absent", "here")
     rows = place.ask("members")["members"]
-    assert rows[1][:4] == [1, "host1", "here", "waits for all to come"]
-    assert rows[0][:4] == [0, "", "absent", "did not come yet"]
+    assert rows[1][:4] == [1, "host1", "here", "waits for all to join"]
+    assert rows[0][:4] == [0, "", "absent", "has not joined yet"]
     other = place.stranger("observe", token=TOKEN)
     assert other.told()["is"] == "welcome"
     other.close()

@@ -46,7 +46,7 @@ def failing(monkeypatch):
         (RuntimeError(BROKEN), False, NoDevicesError, "no TPU device was found: INTERNAL"),
         (RuntimeError(NO_PLUGIN), True, NoDevicesError, "run on a host that has some"),
         (AssertionError(), False, NoDevicesError, "no TPU device was found: AssertionError"),
-        (AssertionError(), True, DeviceStartError, "the TPU devices did not start: Assert"),
+        (AssertionError(), True, DeviceStartError, "the TPU devices failed to start: Assert"),
     ],
 )
 def test_what_it_is_called(failing, error, attached, kind, words):
@@ -83,7 +83,7 @@ def test_the_platform_that_jax_was_told_is_named(failing, monkeypatch):
     failing(RuntimeError(NO_PLUGIN))
     monkeypatch.setattr(jax_runtime, "platforms", lambda: "tpu,cpu")
     (alone,) = LocalJob(1).coordinators
-    with pytest.raises(NoDevicesError, match=r"no TPU device .*\nJAX_PLATFORMS=tpu,cpu asks"):
+    with pytest.raises(NoDevicesError, match=r"no TPU device .*\nJAX_PLATFORMS=tpu,cpu requests"):
         device_start.start_devices(alone, None, 1.0)
 
 

@@ -140,7 +140,7 @@ def test_addresses_go_there_and_back(pair):
 
 @pytest.mark.parametrize("bad", ["", "host", "host:", ":80", "host:x", "host:70000", "host:-1"])
 def test_what_is_no_address_is_refused(bad):
-    with pytest.raises(ValueError, match="is no address"):
+    with pytest.raises(ValueError, match="is not an address"):
         split_address(bad)
 
 

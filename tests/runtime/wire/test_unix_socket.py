@@ -7,7 +7,7 @@ import pytest
 from shoal.runtime.client import call_sockets
 from shoal.runtime.rules.point import Point
 from shoal.runtime.wire import frames
-from shoal.runtime.wire.unix_socket import connect_near, listen_near
+from shoal.runtime.wire.unix_socket import connect_unix, listen_unix
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux has such doors")
 
@@ -38,7 +38,7 @@ def test_who_does_not_find_the_door_takes_tcp(meeting_places, run_all):
 
 def test_nobody_comes_in_without_the_token(meeting_places):
     members = meeting_places.join_all(1)
-    stranger = connect_near(members[0].welcome.near)
+    stranger = connect_unix(members[0].welcome.near)
     stranger.setblocking(True)
     stranger.settimeout(20)
     stranger.sendall(frames.pack_frame({"do": "observe", "token": "a guess"}))
@@ -51,5 +51,5 @@ def test_nobody_comes_in_without_the_token(meeting_places):
 
 
 def test_two_doors_have_two_names():
-    with listen_near() as one, listen_near() as other:
+    with listen_unix() as one, listen_unix() as other:
         assert one.getsockname() != other.getsockname()

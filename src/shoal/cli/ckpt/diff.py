@@ -1,4 +1,4 @@
-"""`shoal ckpt diff`: what differs between two checkpoints."""
+"""`shoal ckpt diff`: the differences between two checkpoints."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def diff(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Compare two checkpoints: leaves that one lacks, shapes, dtypes, and every value, bit by bit.
+    """Compare two checkpoints: names of leaves, shapes, dtypes, and every value, bit by bit.
 
-    Where and how they lie (layouts, processes, files) makes no difference.
+    Where and how they are stored (layouts, processes, files) makes no difference.
 
     \b
     Examples:
@@ -37,7 +37,7 @@ def diff(
     \b
     Exit code:
       0   they are equal
-      1   they differ; or nothing is committed at one of them
+      1   they differ; or one of them is not committed
     """
     pair = [open_folder(one_of(look_at(path)).folder) for path in (first, second)]
     found = _differences(pair[0], pair[1], leaf)
@@ -47,7 +47,7 @@ def diff(
         for one in found[:_SHOWN]:
             print(safe(f"{one['leaf']}: {one['words']}"))
         if len(found) > _SHOWN:
-            print(f"and {len(found) - _SHOWN} leaves more")
+            print(f"and {len(found) - _SHOWN} more leaves")
         print(f"{len(found)} differ" if found else "equal, bit by bit")
     if found:
         raise typer.Exit(1)
@@ -77,21 +77,21 @@ def _differences(first: Checkpoint, second: Checkpoint, leaf: str) -> list[dict[
 
 
 def _wanted(both: tuple[Checkpoint, Checkpoint], leaf: str) -> list[str]:
-    """Return the names that a pattern chooses of either.
+    """Return the names of leaves that match a pattern in either checkpoint.
 
     Raises:
-      UsageError: it names none of either.
+      UsageError: it matches none.
     """
     names = [[one.name for one in checkpoint.manifest.leaves] for checkpoint in both]
     known = list(dict.fromkeys([*names[0], *names[1]]))
     wanted = [name for name in known if not leaf or matches(leaf, name)]
     if leaf and not wanted:
-        raise UsageError(f"--leaf {leaf!r} names no leaf of either{nearest(leaf, known)}")
+        raise UsageError(f"--leaf {leaf!r} matches no leaf of either{nearest(leaf, known)}")
     return wanted
 
 
 def _described(both: tuple[Checkpoint, Checkpoint], where: list[int]) -> dict[str, Any] | None:
-    """Return how two leaves differ before their data is looked at."""
+    """Return how two leaves differ before their data is compared."""
     one, other = (c.manifest.leaves[n] for c, n in zip(both, where, strict=True))
     sizes: list[Any] = [None, None]
     if one.kind == other.kind == "per_process":

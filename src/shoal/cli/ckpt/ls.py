@@ -1,4 +1,4 @@
-"""`shoal ckpt ls`: what is saved, and what was begun."""
+"""`shoal ckpt ls`: the committed checkpoints and unfinished saves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ls(
     path: Annotated[str, typer.Argument(help="A history of steps, or one checkpoint.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """List the steps: which are committed, and what was begun and waits for what.
+    """List the steps: committed ones, and unfinished saves with what they wait for.
 
     \b
     Example:
@@ -42,7 +42,7 @@ def ls(
 
 
 def _facts(entry: FoundCheckpoint) -> dict[str, Any]:
-    """Return what is known of one checkpoint, as JSON."""
+    """Return the facts of one checkpoint, as JSON."""
     facts: dict[str, Any] = {
         "step": entry.step,
         "path": entry.folder.path,
@@ -73,7 +73,7 @@ def _facts(entry: FoundCheckpoint) -> dict[str, Any]:
 
 
 def _begun(entry: FoundCheckpoint, attempt: step_folder.Attempt) -> dict[str, Any]:
-    """Return what is known of an attempt that is not committed, and what it waits for."""
+    """Return the facts of an uncommitted attempt, and what it waits for, as JSON."""
     missing, count = None, None
     name = manifest_name(attempt.id)
     with contextlib.suppress(FileNotFoundError, CheckpointError):
@@ -118,12 +118,12 @@ def _show(found: list[dict[str, Any]]) -> None:
 
 
 def _age(age_s: float) -> str:
-    """Say how old a step is; clocks may have been set since."""
+    """Return the age of a step as text; clocks may have been set since."""
     return f"{in_seconds(-age_s)} ahead" if age_s < -_SLACK_S else in_seconds(max(0.0, age_s))
 
 
 def _words(attempt: dict[str, Any]) -> str:
-    """Say what an attempt waits for."""
+    """Return what an attempt waits for, as text."""
     if not attempt["live"]:
         return "was ended, or never begun: `shoal ckpt gc` removes its files"
     owner = attempt["owner"]

@@ -1,4 +1,4 @@
-"""`shoal ckpt`: look at checkpoints, check them, and tidy up after a crash. Needs no JAX."""
+"""`shoal ckpt`: inspect checkpoints, verify them, and clean up after a crash. Needs no JAX."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shoal.cli.ckpt.verify import verify
 
 
 def ckpt() -> typer.Typer:
-    """Look at checkpoints, check them, tidy up after a crash; PATH is a history or one of them.
+    """Inspect checkpoints, verify them, clean up after a crash; PATH: a history or a checkpoint.
 
     \b
     Exit code:
-      0   it is as asked: committed, whole, equal
+      0   success: committed, whole, equal
       1   nothing is committed there; diff: they differ
       2   wrong usage
-      76  bytes are not those that were saved
+      76  bytes on disk differ from those saved
     """
     app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     app.callback(help=ckpt.__doc__)(_about)
@@ -29,4 +29,4 @@ def ckpt() -> typer.Typer:
 
 
 def _about() -> None:
-    """Only the group."""
+    """The group itself does nothing."""

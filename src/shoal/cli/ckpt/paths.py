@@ -1,4 +1,4 @@
-"""What a path given to `shoal ckpt` is: a history of steps, or one checkpoint."""
+"""Resolve a path given to `shoal ckpt`: a history of steps, or one checkpoint."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _OWN = re.compile(r"COMMIT|(PENDING|DELETING|data|manifest|part|index)-[0-9a-f]{
 
 
 class FoundCheckpoint(NamedTuple):
-    """One checkpoint of what was asked about."""
+    """One checkpoint at the path."""
 
-    step: int | None  # None: it is no step of a history
+    step: int | None  # None: not a step of a history
     folder: Folder
 
     @property
     def name(self) -> str:
-        """How it is called in messages."""
+        """Its name in messages."""
         return self.folder.path if self.step is None else f"step {self.step}"
 
 
 class FoundPath(NamedTuple):
-    """What is at a path."""
+    """The checkpoints at a path."""
 
     path: str
     is_history: bool
@@ -38,11 +38,11 @@ class FoundPath(NamedTuple):
 
 
 def look_at(path: str, step: int | None = None) -> FoundPath:
-    """Return what is at `path`; with `step`, that step of the history alone.
+    """Return the checkpoints at `path`; with `step`, only that step of the history.
 
     Raises:
       NotCommitted: nothing is there.
-      UsageError: `step` of what is no history, or that is not there.
+      UsageError: `step` was given for a path that is not a history, or does not exist.
     """
     path = local_path(path)
     folder = LocalFolder(path)
@@ -54,7 +54,7 @@ def look_at(path: str, step: int | None = None) -> FoundPath:
     if step is None:
         return FoundPath(path, not is_one, steps or [FoundCheckpoint(_own_step(path), folder)])
     if is_one:
-        raise UsageError(f"{path} is one checkpoint, not a history: leave --step out")
+        raise UsageError(f"{path} is one checkpoint, not a history: omit --step")
     chosen = [entry for entry in steps if entry.step == step]
     if not chosen:
         raise UsageError(f"{path} has no step {step}; it has {_listed(steps)}")
@@ -62,10 +62,10 @@ def look_at(path: str, step: int | None = None) -> FoundPath:
 
 
 def one_of(place: FoundPath) -> FoundCheckpoint:
-    """Return one checkpoint: that, or the newest step of the history that is committed.
+    """Return one checkpoint: the path itself, or the newest committed step of the history.
 
     Raises:
-      NotCommitted: none is.
+      NotCommitted: there is none.
     """
     for entry in reversed(place.entries):
         if not place.is_history or committed(entry.folder) is not None:
@@ -80,7 +80,7 @@ def _own_step(path: str) -> int | None:
 def _nothing(path: str, names: Sequence[str]) -> str:
     if not os.path.exists(path):
         return f"{path} does not exist"
-    held = f"{len(names)} names that belong to none" if names else "nothing"
+    held = f"{len(names)} unrelated entries" if names else "nothing"
     return f"{path} is neither a checkpoint nor a history of steps: it holds {held}"
 
 

@@ -1,4 +1,4 @@
-"""`shoal ckpt show`: what a checkpoint holds."""
+"""`shoal ckpt show`: the contents of a checkpoint."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def show(
 
 
 def _chosen(found: Contents, pattern: str) -> list[SavedLeaf]:
-    """Return the leaves that a pattern names; without one, all.
+    """Return the leaves that match a pattern; without one, all.
 
     Raises:
-      UsageError: it names none.
+      UsageError: it matches none.
     """
     chosen = [one for name, one in found.leaves.items() if not pattern or matches(pattern, name)]
     if not chosen and pattern:
-        raise UsageError(f"--leaf {pattern!r} names no leaf{nearest(pattern, found.leaves)}")
+        raise UsageError(f"--leaf {pattern!r} matches no leaf{nearest(pattern, found.leaves)}")
     return chosen
 
 
@@ -67,8 +67,8 @@ def _row(leaf: SavedLeaf) -> list[str]:
     shape = "of each process" if leaf.kind == "per_process" else shape
     what = f"key of {leaf.impl}" if leaf.impl else leaf.dtype or leaf.kind
     size = in_bytes(leaf.bytes) if leaf.dtype else ""
-    told = in_memory(leaf.layout, leaf.memory) if leaf.dtype else short(leaf.value)
-    return [leaf.name, what, shape, size, str(leaf.chunks), told]
+    value = in_memory(leaf.layout, leaf.memory) if leaf.dtype else short(leaf.value)
+    return [leaf.name, what, shape, size, str(leaf.chunks), value]
 
 
 def _shown(name: str, value: Any) -> str:

@@ -1,4 +1,4 @@
-"""`shoal ckpt recover` and `gc`: after a crash."""
+"""`shoal ckpt recover` and `gc`: clean up after a crash."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def recover(
     path: Annotated[str, typer.Argument(help="A history of steps, or one checkpoint.")],
     as_json: _Json = False,
 ) -> None:
-    """Commit what is complete and was not committed; finish deletions that were interrupted.
+    """Commit complete saves that were not committed; finish interrupted deletions.
 
-    A save of which all processes had written their parts is as good as saved. Programs do the same
+    A save for which all processes had written their parts is as good as saved. Programs do the same
     when they begin (`shoal.Checkpoints`).
 
     \b
@@ -66,15 +66,15 @@ def gc(
     path: Annotated[str, typer.Argument(help="A history of steps, or one checkpoint.")],
     older: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="What rested so long goes [SHOAL_LEASE_S, 60]."),
+        typer.Option(metavar="SECONDS", help="Remove what was idle this long [SHOAL_LEASE_S, 60]."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say it, remove nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print; remove nothing.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """Remove what is left of saves that never came to their end.
+    """Remove the remains of saves that never completed.
 
-    What is committed stays, and so does what somebody still writes: a save that runs touches its
-    files every few seconds. One that is complete is committed, as `recover` does.
+    Committed checkpoints stay, and so do saves that are still running: they touch their files every
+    few seconds. A complete save is committed, as by `recover`.
 
     \b
     Examples:
@@ -99,19 +99,19 @@ def gc(
     if as_json:
         print_json(results)
     else:
-        _tell(results, "would go" if dry_run else "are gone")
+        _print_results(results, "would go" if dry_run else "are gone")
     if code:
         raise typer.Exit(code)
 
 
 def _behind_a_link(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[str, Any]:
-    """Look at a step that lies elsewhere; whose it is tidies it."""
+    """Check a step that is a link; it is cleaned up where it lies."""
     step_folder.state_of(entry.folder)
     return {"link": True, "removed": [], "bytes": 0, "spared": []}
 
 
 def _collected(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[str, Any]:
-    """Remove what is left in one folder, or say what would be; return what, as JSON."""
+    """Remove the remains in one folder, unless `is_dry`; return them, as JSON."""
     folder = entry.folder
     state = step_folder.state_of(folder)
     over = [
@@ -137,27 +137,27 @@ def _collected(entry: FoundCheckpoint, older: float, *, is_dry: bool) -> dict[st
 def _size(entry: FoundCheckpoint, name: str) -> int:
     try:
         return entry.folder.size(name)
-    except FileNotFoundError:  # somebody else tidies, too
+    except FileNotFoundError:  # removed by another process meanwhile
         return 0
 
 
-def _tell(results: list[dict[str, Any]], verb: str) -> None:
+def _print_results(results: list[dict[str, Any]], verb: str) -> None:
     for one in results:
         name = one["path"] if one["step"] is None else f"step {one['step']}"
         if "problem" in one:
             print_lines(name, one["problem"])
         elif "link" in one:
-            print(f"{name}: is a link: what it leads to is tidied where it lies")
+            print(f"{name}: is a link: clean up its target instead")
         elif one["removed"]:
             print(f"{name}: {len(one['removed'])} files, {in_bytes(one['bytes'])}, {verb}")
         for attempt in one.get("spared", ()):
-            why = "it was touched a moment ago"
+            why = "it was touched recently"
             if attempt in one.get("ahead_s", {}):
                 ahead = in_seconds(one["ahead_s"][attempt])
-                why = f"its time lies {ahead} in the future, and it counts as touched now"
+                why = f"its time lies {ahead} in the future, and counts as now"
             print(f"{name}: attempt {attempt} is spared: {why}")
     if not any(
         one.get("removed") or one.get("spared") or {"problem", "link"} & one.keys()
         for one in results
     ):
-        print("nothing is left to remove")
+        print("nothing to remove")

@@ -33,7 +33,7 @@ def verify(
     step: Annotated[int | None, typer.Option(help="Only this step of a history.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Read every byte of what is committed, and say what is wrong.
+    """Read every byte of committed checkpoints, and report damage.
 
     \b
     Examples:
@@ -42,8 +42,8 @@ def verify(
 
     \b
     Exit code:
-      0   every byte is the one that was saved
-      1   nothing is committed there; or it cannot be read: a newer shoal wrote it, no permission
+      0   every byte is as saved
+      1   nothing is committed there; or unreadable: written by a newer shoal, no permission
       76  bytes are damaged or missing
     """
     found = [_verified(entry) for entry in _committed(look_at(path, step))]
@@ -62,7 +62,7 @@ def verify(
 
 
 def _committed(place: FoundPath) -> list[FoundCheckpoint]:
-    """Return those of which COMMIT is there, right or wrong."""
+    """Return the checkpoints that have a COMMIT, valid or not."""
     found = []
     for entry in place.entries:
         try:
@@ -76,7 +76,7 @@ def _committed(place: FoundPath) -> list[FoundCheckpoint]:
 
 
 def _verified(entry: FoundCheckpoint) -> tuple[dict[str, Any], int]:
-    """Return what was found, as JSON, and the exit code that it is worth."""
+    """Return the result, as JSON, and its exit code."""
     facts = {"step": entry.step, "path": entry.folder.path, "bytes": 0, "files": 0, "took_s": 0.0}
     began = time.monotonic()
     try:
@@ -92,7 +92,7 @@ def _verified(entry: FoundCheckpoint) -> tuple[dict[str, Any], int]:
 
 @contextmanager
 def _bar(name: str, num_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Draw how far it is, on a terminal; yield what takes each number of bytes more."""
+    """Draw a progress bar, on a terminal; yield a function that advances it by bytes."""
     if not sys.stderr.isatty():
         yield lambda more: None
         return

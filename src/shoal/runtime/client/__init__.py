@@ -1,5 +1,5 @@
-"""A process's end of the meeting place.
+"""The client of the meeting place, in each process of the job.
 
-`interface` is what the verbs call; `over_tcp` and `in_process` carry it out. Does not know who
-started the job, nor the server: both sides share `rules` and `wire` only.
+`interface` is what the verbs call; `over_tcp` and `in_process` implement it. Does not know how the
+job was started, nor the server: both sides share only `rules` and `wire`.
 """

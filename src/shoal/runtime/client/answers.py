@@ -1,4 +1,4 @@
-"""What an answer of the meeting means to the process that waited for it; equal however it came."""
+"""Turn a meeting's answer into a return value or an exception."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from shoal.runtime.rules.point import Point
 def conclude(
     answer: Outcome, point: Point, me: ThisProcess, troubles: Troubles, waited_s: float
 ) -> Mapping[int, bytes]:
-    """Return the payloads of all that met, or raise what the answer says.
+    """Return the payloads of all that met, or raise the exception that the answer describes.
 
-    Survivors that met have agreed on who is gone; who is told of a loss knows it.
+    Survivors that met have agreed on the losses; an error that names a loss makes it known.
     """
     match answer:
         case AllMet():

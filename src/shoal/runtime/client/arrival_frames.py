@@ -1,4 +1,4 @@
-"""An arrival, and the answer to it, as they travel."""
+"""Encode arrivals and decode their answers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shoal.runtime.wire.frames import Frame, split_payloads, text_field
 
 
 def arrival_header(point: Point, timeout_s: float, step: int | None, after: int) -> bytes:
-    """Return the header of an arrival. No ticket: the answer is the next that comes. So a loop
-    says the same again and again, and neither side has to read or write it anew.
+    """Return the header of an arrival. It has no ticket, because the answer is the next frame; so
+    a loop sends equal headers, which both sides can cache.
 
     Args:
-      after: so many calls of the lane were abandoned before.
+      after: the number of calls of the lane that were abandoned before.
     """
     label = b"null" if step is None else b"%d" % step
     if after:
@@ -36,7 +36,7 @@ def _place_and_limit(point: Point, timeout_s: float, given: float) -> bytes:
 
 
 def answer_of(frame: Frame, group: Sequence[int]) -> Outcome:
-    """Return an answer to an arrival of this group."""
+    """Return the answer to an arrival of this group."""
     kind = text_field(frame.header, "is")
     if kind == "ok":
         if not frame.body:

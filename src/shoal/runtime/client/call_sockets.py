@@ -1,4 +1,4 @@
-"""The connections in which calls wait for their answers: each thread that waits has its own."""
+"""A pool of connections for calls that wait: one for each waiting thread."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from shoal.errors import ProcessLostError, ShoalError
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.wire.connection import Channel, connect
 from shoal.runtime.wire.frames import Frame, pack_frame, split_address
-from shoal.runtime.wire.unix_socket import connect_near
+from shoal.runtime.wire.unix_socket import connect_unix
 
 T = TypeVar("T")
 
-_VERDICT_S = 0.5  # a call's connection may end a moment before the one that says why
+_VERDICT_S = 0.5  # a call's connection may close just before the reason arrives
 
 
-class Over(NamedTuple):
-    """Why no call can succeed any more."""
+class Closed(NamedTuple):
+    """Why the pool is closed: no call can succeed any more."""
 
     kind: type[ShoalError]
     reason: str
     lost: Mapping[int, str] = MappingProxyType({})
 
-    def error(self, me: ThisProcess, asked: str) -> ShoalError:
-        """Return the exception that says so."""
-        message = f"{me}: {asked}: {self.reason}" if asked else f"{me}: {self.reason}"
+    def error(self, me: ThisProcess, caller: str) -> ShoalError:
+        """Return the exception for a call."""
+        message = f"{me}: {caller}: {self.reason}" if caller else f"{me}: {self.reason}"
         if issubclass(self.kind, ProcessLostError):
             return self.kind(message, lost=self.lost)
         return self.kind(message)
 
 
 class Calls:
-    """A pool of connections to one address; a new one begins with `introduction`."""
+    """A pool of connections to one address; each begins by sending `introduction`."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Calls:
         max_body_bytes: int,
         lose: Callable[[str], None],
     ) -> None:
-        self.over: Over | None = None
+        self.closed: Closed | None = None
         self._address = address
-        self._near = near  # empty once it did not open: then it is another host's
+        self._near = near  # cleared once it fails to open: the server is on another host
         self._introduction = pack_frame(introduction)
         self._me = me
         self._max_body_bytes = max_body_bytes
@@ -57,25 +57,27 @@ class Calls:
         self._channels: set[Channel] = set()
         self._free: list[Channel] = []
 
-    def talk(
+    def run(
         self,
-        asked: str,
+        caller: str,
         limit: float,
         exchange: Callable[[Channel], T],
         *,
         late: ShoalError | None = None,
     ) -> T:
-        """Talk over a connection. If anything goes wrong it is closed: an answer may be half read.
+        """Run an exchange on a connection. A connection that fails is closed: it may hold half an
+        answer.
 
-        The meeting place counts what it got, so an interrupted wait (Ctrl-C) leaves the others'
-        count right. Without an answer by `limit` it is lost, or `late` is raised if that is given.
+        The meeting place counts the arrivals it received, so an interrupted wait (Ctrl-C) leaves
+        the count right. Without an answer by `limit` the meeting place is lost, or `late` is
+        raised if given.
 
         Raises:
           ProcessLostError: the meeting place is gone, or this process was declared lost.
           UsageError: this process has left the job.
         """
-        if self.over is not None:
-            raise self.over.error(self._me, asked)
+        if self.closed is not None:
+            raise self.closed.error(self._me, caller)
         channel: Channel | None = None
         try:
             channel = self._take(limit)
@@ -83,22 +85,22 @@ class Calls:
         except ShoalError:
             self._drop(channel)
             raise
-        except (OSError, ValueError) as error:  # ValueError: no frame, no JSON
+        except (OSError, ValueError) as error:  # ValueError: not a frame, not JSON
             self._drop(channel)
             if late is not None and isinstance(error, TimeoutError) and error.errno is None:
                 raise late from None
-            self._end(asked, error)
+            self._end(caller, error)
         except BaseException:
             self._drop(channel)
             raise
         self._free.append(channel)
-        if self.over is not None:  # hung up meanwhile, by another thread
+        if self.closed is not None:  # closed meanwhile by another thread
             self._drop(channel)
         return result
 
-    def hang_up(self, why: Over) -> None:
-        """End all connections. Those that threads wait in are shut, and closed by them."""
-        self.over = self.over or why
+    def close_all(self, why: Closed) -> None:
+        """Close all connections. Those in use are shut down, and closed by their threads."""
+        self.closed = self.closed or why
         self._is_judged.set()
         free, self._free = self._free, []
         for channel in free:
@@ -106,9 +108,9 @@ class Calls:
         for channel in tuple(self._channels):
             channel.shut()
 
-    def abandon(self, why: Over) -> None:
-        """In a forked child: close our copies; shut nothing, for they are the parent's."""
-        self.over = self.over or why
+    def abandon(self, why: Closed) -> None:
+        """In a forked child: close the copies without shutting down the parent's connections."""
+        self.closed = self.closed or why
         for channel in self._channels:
             channel.close()
 
@@ -129,7 +131,7 @@ class Calls:
     def _connect(self, limit: float) -> Channel:
         if self._near:
             try:
-                return Channel(connect_near(self._near), max_body_bytes=self._max_body_bytes)
+                return Channel(connect_unix(self._near), max_body_bytes=self._max_body_bytes)
             except OSError:
                 self._near = ""
         address = split_address(self._address)
@@ -140,16 +142,16 @@ class Calls:
             channel.close()
             self._channels.discard(channel)
 
-    def _end(self, asked: str, error: Exception) -> NoReturn:
-        """Raise the reason why a talk broke off: the watcher may be about to read it."""
+    def _end(self, caller: str, error: Exception) -> NoReturn:
+        """Raise the reason why an exchange failed; the watcher may be about to receive it."""
         if isinstance(error, TimeoutError) or not self._is_judged.wait(_VERDICT_S):
             self._lose("it does not answer" if isinstance(error, TimeoutError) else str(error))
-        over = self.over or Over(ProcessLostError, "the meeting place is lost")
-        raise over.error(self._me, asked) from None
+        closed = self.closed or Closed(ProcessLostError, "the meeting place is lost")
+        raise closed.error(self._me, caller) from None
 
 
 def receive(channel: Channel, limit: float, ticket: int | None = None) -> Frame:
-    """Return the next frame that answers an arrival or `ticket`; others came too late."""
+    """Return the answer to an arrival or to `ticket`; skip answers to earlier questions."""
     while True:
         frame = channel.receive(limit)
         if frame.header.get("ticket") in (None, ticket):

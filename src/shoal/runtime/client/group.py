@@ -1,4 +1,4 @@
-"""The processes of a job that make one call together: all of them, or those that the call names."""
+"""The processes that take part in a call: all of the job, or those that the call names."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from shoal.runtime.rules.point import group_of, group_offences, index_of
 
 @dataclass(frozen=True)
 class Group:
-    """Some processes of a job, as one of them sees them."""
+    """A subset of the job's processes, seen from one of its members."""
 
-    process: int  # this one, as the job counts
-    members: tuple[int, ...]  # as the job counts, in order
-    is_all: bool  # are these all processes of the job?
+    process: int  # this process, by its index in the job
+    members: tuple[int, ...]  # their indices in the job, in order
+    is_all: bool  # whether these are all processes of the job
 
     @property
     def named(self) -> tuple[int, ...] | None:
-        """The processes as a `Point` names them."""
+        """The group of a `Point`: None for all processes."""
         return None if self.is_all else self.members
 
     @property
     def count(self) -> int:
-        """How many processes these are."""
+        """The number of members."""
         return len(self.members)
 
     @property
     def place(self) -> int:
-        """Where this process is among the members: 0 ≤ place < count."""
+        """The position of this process among the members, 0 ≤ place < count."""
         return self.members.index(self.process)
 
     @property
     def lead(self) -> int:
-        """The lowest of them, which does what one process does for all."""
+        """The lowest member, which acts for all."""
         return self.members[0]
 
 
-def group_in(coordinator: Coordinator, asked: str, processes: Iterable[int] | None) -> Group:
-    """Return the processes that an argument `processes` names; None: all of the job.
+def group_in(coordinator: Coordinator, caller: str, processes: Iterable[int] | None) -> Group:
+    """Return the group given by an argument `processes`; None: all of the job.
 
     Raises:
-      UsageError: one does not exist or comes twice, or this process is not among them; what is
-        given lists no processes. All offences at once.
+      UsageError: an index does not exist or is given twice, this process is not a member, or the
+        argument is not a list of processes. All offences at once.
 
     >>> from shoal.runtime.client.in_process import LocalJob
     >>> group_in(LocalJob(4).coordinators[2], "save", [3, 2]).members
     (2, 3)
     """
     process, count = coordinator.process, coordinator.num_processes
-    named = group_of(asked, processes)
+    named = group_of(caller, processes)
     if named is None:
         return Group(process, tuple(range(count)), True)
     members = tuple(sorted(map(index_of, named)))
-    raise_all(asked, group_offences(members, process, count))
+    raise_all(caller, group_offences(members, process, count))
     return Group(process, members, len(members) == count)

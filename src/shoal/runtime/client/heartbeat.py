@@ -1,8 +1,8 @@
-"""The thread that speaks for this process while its program computes.
+"""The watcher thread, which speaks for this process while its program computes.
 
-It sends a sign of life every SHOAL_HEARTBEAT_S, one way, hears at once who is gone, shows where all
-threads stand when it is asked, and knows when the meeting place itself is gone. It needs no more
-of the interpreter than a moment now and then; a program that hangs in native code does not stop it.
+It sends a sign of life every SHOAL_HEARTBEAT_S, one way; receives news of losses at once; dumps the
+stacks of all threads on request; and notices when the meeting place is gone. It needs the
+interpreter for a moment now and then, so a program that hangs in native code does not stop it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol
 
 from shoal.runtime.client.known_losses import TICK_S, Troubles
 from shoal.runtime.client.progress import Progress
-from shoal.runtime.rules.messages import given_of, settled_of
+from shoal.runtime.rules.messages import notice_of, stop_agreement_of
 from shoal.runtime.rules.outcomes import ThisProcess
-from shoal.runtime.rules.stopping import Stop, Told
+from shoal.runtime.rules.stopping import Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.rules.trail_marks import Found, TrailVersion
 from shoal.runtime.system.stacks import stacks
@@ -30,20 +30,20 @@ from shoal.runtime.wire.frames import Frame, text_field, whole_field
 _LOG = logging.getLogger("shoal")
 
 
-class Rhythm(NamedTuple):
-    """How often a sign of life is due, and how long there may be none, seconds."""
+class HeartbeatTiming(NamedTuple):
+    """Interval between signs of life, and how long they may be absent, seconds."""
 
     heartbeat_s: float
     lost_after_s: float
 
 
-class Echo:
-    """Is the other side silent? By this process's own running time, not that of the clock.
+class SilenceDetector:
+    """Detect a silent peer, counting only the time during which this process ran.
 
-    >>> echo = Echo(10.0)
-    >>> echo.sent(100.0)
-    >>> echo.overslept(60.0)  # this process was stopped for a minute: no fault of the other side
-    >>> echo.due
+    >>> detector = SilenceDetector(10.0)
+    >>> detector.sent(100.0)
+    >>> detector.suspended(60.0)  # this process was stopped for a minute
+    >>> detector.due
     170.0
     """
 
@@ -53,84 +53,86 @@ class Echo:
 
     @property
     def due(self) -> float:
-        """When it is lost, unless it is heard before."""
+        """When the peer is lost, unless a frame arrives before."""
         return self._since + self._lost_after_s
 
     def sent(self, now: float) -> None:
-        """Something was sent that must be answered."""
+        """A frame was sent that must be answered."""
         self._since = min(self._since, now)
 
     def heard(self) -> None:
-        """Something came; all that was sent before counts as answered."""
+        """A frame arrived; everything sent before counts as answered."""
         self._since = math.inf
 
-    def overslept(self, late_s: float) -> None:
-        """This process came to look so much later than it wanted to."""
+    def suspended(self, late_s: float) -> None:
+        """This process woke up later than intended, by so many seconds."""
         self._since += late_s
 
 
 class Watched(Protocol):
-    """What a watcher needs of the coordinator that it works for."""
+    """The coordinator as its watcher sees it."""
 
     @property
     def progress(self) -> Progress:
-        """What it tells the others."""
+        """The progress to report."""
 
     @property
     def troubles(self) -> Troubles:
-        """What it tells this process."""
+        """The losses to report to this process."""
 
     @property
     def trails(self) -> Trails:
-        """What it tells the others of the calls of this process, and what it hears of them."""
+        """The trails of this process, to report and to compare."""
 
     @property
     def stop(self) -> Stop:
-        """What it knows of notices."""
+        """The state of preemption notices."""
 
-    def tell_stop(self, told: Told) -> None:
-        """Send what it has answered, one way."""
+    def tell_stop(self, report: StopReport) -> None:
+        """Send an answer about stopping, one way."""
 
     def say(self, header: Mapping[str, Any], body: bytes = b"") -> None:
         """Send one way."""
 
     def lose(self, reason: str) -> None:
-        """The meeting place is lost."""
+        """Handle the loss of the meeting place."""
 
-    def be_lost(self, reason: str) -> None:
-        """The meeting place has declared this process lost."""
+    def on_declared_lost(self, reason: str) -> None:
+        """Handle the declaration that this process is lost."""
 
 
 class Watcher:
-    """Watches over the connection that lives as long as the process, and closes it at the end."""
+    """Serves the connection that lives as long as the process, and closes it at the end."""
 
-    def __init__(self, life: Channel, rhythm: Rhythm, me: ThisProcess, watched: Watched) -> None:
+    def __init__(
+        self, life: Channel, rhythm: HeartbeatTiming, me: ThisProcess, watched: Watched
+    ) -> None:
         self._life = life
         self._rhythm = rhythm
         self._me = me
         self._watched = watched
-        self._echo = Echo(rhythm.lost_after_s)
+        self._echo = SilenceDetector(rhythm.lost_after_s)
         self._has_left = threading.Event()
         self._thread = threading.Thread(target=self._run, name="shoal watcher", daemon=True)
-        self.look: Callable[[float], None] = lambda now: None  # called every moment in trouble
+        self.look: Callable[[float], None] = lambda now: None  # called every TICK_S in trouble
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
     def _run(self) -> None:
-        """Watch until the connection ends, and over the main line until this process leaves."""
+        """Serve the connection until it ends; watch the main thread until this process leaves."""
         try:
             self._watch()
         except (OSError, ValueError) as error:
-            self._watched.lose(str(error))  # which says nothing if this process has left
+            self._watched.lose(str(error))  # ignored if this process has left
         finally:
             self._life.close()
         while not self._has_left.wait(TICK_S):
             self.look(time.monotonic())
 
     def stop(self) -> None:
-        """This process leaves: end the thread."""
+        """End the thread, because this process leaves."""
         self._has_left.set()
         self._life.shut()
         if threading.current_thread() is not self._thread:
@@ -150,9 +152,9 @@ class Watcher:
             due = min(beat_at, self._echo.due, now + TICK_S if in_trouble else math.inf)
             frame = self._next_frame(due)
             now = time.monotonic()
-            # Time in which this process did not run, or its interpreter lock was held.
+            # Exclude time in which this process did not run, or its interpreter lock was held.
             if now - due > TICK_S:
-                self._echo.overslept(now - due)
+                self._echo.suspended(now - due)
             if frame is not None:
                 self._echo.heard()
                 if not self._on_frame(frame):
@@ -167,12 +169,12 @@ class Watcher:
         try:
             return self._life.receive(due)
         except TimeoutError as error:
-            if error.errno is not None:  # ETIMEDOUT: the kernel has given up on the link
+            if error.errno is not None:  # ETIMEDOUT: the kernel found the link dead
                 raise
             return None
 
     def _on_frame(self, frame: Frame) -> bool:
-        """Take what the meeting place says; False: it was its last word."""
+        """Handle a frame; return False after the last one."""
         kind, words = text_field(frame.header, "is"), frame.body.decode(errors="replace")
         if kind == "gone":
             process = frame.header.get("process")
@@ -181,11 +183,11 @@ class Watcher:
             self._watched.stop.wake()
         elif kind == "notice":
             number, process = (whole_field(frame.header, name) for name in ("number", "process"))
-            told = self._watched.stop.hear(number, process, given_of(frame.header))
-            if told is not None:
-                self._watched.tell_stop(told)
+            report = self._watched.stop.hear(number, process, notice_of(frame.header))
+            if report is not None:
+                self._watched.tell_stop(report)
         elif kind == "stop":
-            self._watched.stop.settle(settled_of(frame))
+            self._watched.stop.settle(stop_agreement_of(frame))
         elif kind == "trail":
             group, lane = frame.header.get("group"), text_field(frame.header, "lane")
             members = None if group is None else tuple(group)
@@ -194,17 +196,17 @@ class Watcher:
             self._watched.trails.hear(Found(members, lane, base, versions))
         elif kind == "silent":
             silent = self._me.name(whole_field(frame.header, "process"))
-            with contextlib.suppress(Exception):  # what handlers and filters raise is not ours
+            with contextlib.suppress(Exception):  # handlers and filters may raise
                 _LOG.warning("%s: %s is silent: %s", self._me, silent, words)
         elif kind == "stacks":
             answer = {"do": "stacks", "ticket": whole_field(frame.header, "ticket")}
             try:
                 text = stacks()
-            except OSError as error:  # too many open files, say: no reason to lose the job
+            except OSError as error:  # e.g. too many open files: no reason to lose the job
                 text = f"no stacks: {error}"
             body = text.encode(errors="replace")
             self._watched.say({**answer, **self._watched.progress.beat()}, body)
         elif kind == "lost":
-            self._watched.be_lost(words)
+            self._watched.on_declared_lost(words)
             return False
-        return True  # an echo, or something that a later meeting place says
+        return True  # an echo, or a verb of a newer meeting place

@@ -1,4 +1,4 @@
-"""Saying HELLO at the meeting place, and being told that all are here."""
+"""The handshake with the meeting place: HELLO, then wait for all other processes."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from shoal.runtime.wire.frames import (
 
 _LOG = logging.getLogger("shoal")
 _MARGIN_S = 1.0  # how much later than the deadline the meeting place may answer
-_FIRST_PAUSE_S = 0.02  # between two knocks at a meeting place that does not listen yet
+_FIRST_PAUSE_S = 0.02  # between attempts while the meeting place does not listen yet
 _LAST_PAUSE_S = 0.5
-_ENDING_S = 1.0  # an end without a word within this is that of an earlier job
+_ENDING_S = 1.0  # a connection closed sooner, unanswered, belongs to an earlier job
 
 
 class Welcome(NamedTuple):
-    """What a process learns when all are here."""
+    """The answer to HELLO, once all processes have joined."""
 
     hosts: tuple[str, ...]
     jax_service: str
-    incarnation: str  # of this process; its further connections show it
+    incarnation: str  # of this process; identifies its further connections
     max_body_bytes: int  # the largest answer
-    heartbeat_s: float  # as the meeting place has it, for all
+    heartbeat_s: float  # the meeting place's setting, for all processes
     lost_after_s: float
     leader: int  # the lowest process of this host
     keeps: Mapping[int, int]  # for the leader: the pid of each process of its host
-    near: str  # the meeting place's door for processes of its own host; empty: it has none
+    near: str  # name of the Unix socket for processes on the server's host; empty: none
 
 
-class Card(NamedTuple):
-    """What a process says of itself."""
+class Identity(NamedTuple):
+    """The identity that a process presents."""
 
     process: int
     processes: int
@@ -57,19 +57,19 @@ class Card(NamedTuple):
     token: str
     versions: str | None  # None: the versions of shoal and JAX
     jax_service: str
-    host_id: str  # equal for processes that see each other's pids; empty: not known
+    host_id: str  # equal for processes that see each other's pids; empty: unknown
 
     def __str__(self) -> str:
         return f"process {self.process} of {self.processes} ({self.host})"
 
 
-def say_hello(
-    address: str, card: Card, timeout_s: float, warn_after_s: float
+def handshake(
+    address: str, card: Identity, timeout_s: float, warn_after_s: float
 ) -> tuple[Channel, Welcome]:
-    """Connect, say HELLO, wait for all others. See `coordinator_tcp.join`."""
-    asked = f"{card}: cannot join the job at {address}"
+    """Connect, send HELLO, wait for all other processes. See `over_tcp.join`."""
+    what = f"{card}: cannot join the job at {address}"
     if card.process < 0 or card.processes < 1 or not timeout_s > 0:
-        raise UsageError(f"{asked}: process ≥ 0, num_processes ≥ 1 and timeout_s > 0 are needed")
+        raise UsageError(f"{what}: process ≥ 0, num_processes ≥ 1 and timeout_s > 0 are needed")
     try:
         split_address(address)
     except UsageError as error:
@@ -79,30 +79,30 @@ def say_hello(
     incarnation = os.urandom(8).hex()
     try:
         waiting = _Waiting(address, card, time.monotonic(), limit, warn_after_s)
-        channel, frame = _knock(waiting, incarnation, max_body_bytes)
+        channel, frame = _retry_hello(waiting, incarnation, max_body_bytes)
     except TimeoutError:
-        told = f"it accepted the connection, but did not answer within {given_s(timeout_s):g} s"
-    except _Absent as error:
-        told = f"{error.args[0]}; tried for {given_s(timeout_s):g} s{error.args[1]}"
+        reason = f"it accepted the connection, but did not answer within {given_s(timeout_s):g} s"
+    except _NoMeetingPlace as error:
+        reason = f"{error.args[0]}; tried for {given_s(timeout_s):g} s{error.args[1]}"
     except (OSError, FrameError) as error:
-        told = f"who listens there ended the connection, or is no meeting place ({error})"
+        reason = f"the server there closed the connection, or is not a meeting place ({error})"
     else:
-        return channel, _welcome_of(asked, channel, frame, incarnation, max_body_bytes)
-    raise InitializeError(f"{asked}: {told}")
+        return channel, _welcome_of(what, channel, frame, incarnation, max_body_bytes)
+    raise InitializeError(f"{what}: {reason}")
 
 
-class _Absent(Exception):
-    """No meeting place that takes a HELLO of this job was there by the deadline."""
+class _NoMeetingPlace(Exception):
+    """No meeting place accepted a HELLO for this job by the deadline."""
 
 
 class _Waiting:
-    """One wait for all others: until when, and the one line about it once it is long."""
+    """A wait for the other processes: its deadline, and one log line once it is long."""
 
     def __init__(
-        self, address: str, card: Card, began: float, limit: float, warn_after_s: float
+        self, address: str, card: Identity, began: float, limit: float, warn_after_s: float
     ) -> None:
         self.address, self.card, self.limit = address, card, limit
-        self.warn_at = began + warn_after_s  # inf once it is said
+        self.warn_at = began + warn_after_s  # inf once logged
         self._began = began
 
     def warn(self, reason: str) -> None:
@@ -111,36 +111,36 @@ class _Waiting:
         self.warn_at = math.inf
 
 
-def _knock(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tuple[Channel, Frame]:
-    """Say HELLO again and again until the deadline: the meeting place may start later than we,
-    and that of an earlier job at the same address may be about to end."""
+def _retry_hello(waiting: _Waiting, incarnation: str, max_body_bytes: int) -> tuple[Channel, Frame]:
+    """Send HELLO repeatedly until the deadline: the meeting place may start later than this
+    process, and that of an earlier job at the same address may be about to end."""
     pause_s, limit = _FIRST_PAUSE_S, waiting.limit
     while True:
         try:
             address = split_address(waiting.address)
             channel = connect(address, limit, max_body_bytes=max_body_bytes)
         except OSError as error:
-            told = ("nobody listens there", f" ({error})")
+            reason = ("nothing listens there", f" ({error})")
         else:
-            frame = _speak(channel, waiting, incarnation)
+            frame = _send_hello(channel, waiting, incarnation)
             if frame is not None:
                 return channel, frame
-            told = ("an earlier job is still ending there, or it is no meeting place", "")
+            reason = ("an earlier job is still ending there, or it is not a meeting place", "")
         now = time.monotonic()
         if now >= limit:
-            raise _Absent(*told)
+            raise _NoMeetingPlace(*reason)
         if now >= waiting.warn_at:
-            waiting.warn(f"{waiting.address}: {told[0]}")
+            waiting.warn(f"{waiting.address}: {reason[0]}")
         time.sleep(min(pause_s, limit - now))
         pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
 
-def _speak(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame | None:
-    """Say HELLO and wait for the answer. None: the meeting place is one that ends."""
+def _send_hello(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame | None:
+    """Send HELLO and wait for the answer. None: the meeting place is shutting down."""
     began, limit = time.monotonic(), waiting.limit + _MARGIN_S
     try:
         channel.send(_hello_frame(waiting.card, incarnation, waiting.limit), limit)
-        frame = _hear(channel, waiting, limit)
+        frame = _await_welcome(channel, waiting, limit)
     except BaseException as error:
         channel.close()
         if isinstance(error, ConnectionError) and time.monotonic() < began + _ENDING_S:
@@ -152,8 +152,8 @@ def _speak(channel: Channel, waiting: _Waiting, incarnation: str) -> Frame | Non
     return None
 
 
-def _hear(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
-    """Wait for the answer; when that takes long, ask who is missing and say so."""
+def _await_welcome(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
+    """Wait for the answer; if that takes long, query and log the missing processes."""
     try:
         return channel.receive(min(limit, waiting.warn_at))
     except TimeoutError:
@@ -162,20 +162,18 @@ def _hear(channel: Channel, waiting: _Waiting, limit: float) -> Frame:
     channel.send(pack_frame({"do": "who", "ticket": 0, "lane": ""}), limit)
     frame = channel.receive(limit)
     if frame.header.get("is") == "waiting":
-        waiting.warn(f"{listed(json.loads(frame.body))} did not come yet")
+        waiting.warn(f"missing: {listed(json.loads(frame.body))}")
         frame = channel.receive(limit)
     return frame
 
 
 def _welcome_of(
-    asked: str, channel: Channel, frame: Frame, incarnation: str, max_body_bytes: int
+    what: str, channel: Channel, frame: Frame, incarnation: str, max_body_bytes: int
 ) -> Welcome:
     try:
         if text_field(frame.header, "is") != "welcome":
             missing = frame.header.get("missing", [])
-            raise InitializeError(
-                f"{asked}: {frame.body.decode(errors='replace')}", missing=missing
-            )
+            raise InitializeError(f"{what}: {frame.body.decode(errors='replace')}", missing=missing)
         service = text_field(frame.header, "jax_service")
         return Welcome(
             hosts=tuple(json.loads(frame.body)),
@@ -193,7 +191,7 @@ def _welcome_of(
         raise
 
 
-def _hello_frame(card: Card, incarnation: str, limit: float) -> bytes:
+def _hello_frame(card: Identity, incarnation: str, limit: float) -> bytes:
     hello: dict[str, Any] = card._asdict()
     if card.versions is None:
         hello["versions"] = _versions()
@@ -208,7 +206,7 @@ def _hello_frame(card: Card, incarnation: str, limit: float) -> bytes:
 
 
 def host_id() -> str:
-    """Return what is equal for all that see each other's pids and loopback; empty: not known."""
+    """Return an id shared by processes that share pids and loopback; empty: unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -218,7 +216,7 @@ def host_id() -> str:
 
 
 def _versions() -> str:
-    """The versions that must be equal everywhere, without importing anything of them."""
+    """The versions that must be equal everywhere, found without importing the packages."""
     return ", ".join(f"{name} {_version(name)}" for name in ("shoal", "jax"))
 
 

@@ -1,6 +1,6 @@
-"""The coordinator inside one process: a job of one, or N threads of a test.
+"""An in-process coordinator: a job of one process, or N threads of a test.
 
-The rules are those of `meeting.Meeting`, as for real processes; only the words need not travel.
+The rules are those of `meeting.Meeting`, as for real processes; no frames are sent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shoal.runtime.rules.meeting_answers import Outcome
 from shoal.runtime.rules.messages import Abandoned, beat_of
 from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
-from shoal.runtime.rules.stopping import Given, Rounds, Settled, Stop, Told
+from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, Stop, StopAgreement, StopReport
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.rules.trail_marks import LatestMarks
 from shoal.runtime.system.stacks import stacks
@@ -34,7 +34,7 @@ _LOG = logging.getLogger("shoal")
 
 
 class _Mailbox:
-    """Where one waiting thread finds its answer."""
+    """The slot in which a waiting thread finds its answer."""
 
     def __init__(self) -> None:
         self.answer: Outcome | None = None
@@ -67,18 +67,18 @@ class LocalJob:
         self._meeting: Meeting[_Mailbox] = Meeting(hosts, clock())
         self._rounds = Rounds(num_processes)
         self._marks = LatestMarks()
-        self.tell_launcher: Callable[[Given | Told], None] = lambda said: None
+        self.tell_launcher: Callable[[ReceivedNotice | StopReport], None] = lambda said: None
         self.coordinators = tuple(LocalCoordinator(self, i) for i in range(num_processes))
 
     def lose(self, process: int, reason: str = "its connection closed") -> None:
-        """Let a process be lost, as if it had been killed."""
+        """Mark a process as lost, as if it had been killed."""
         self.depart(process, "lost", reason)
 
     def depart(self, process: int, state: str, words: str) -> None:
-        """Let a process be gone: "left", "failed" or "lost"."""
+        """Mark a process as gone: "left", "failed" or "lost"."""
         with self._lock:
             self._deliver(self._meeting.depart(self.clock(), process, state, words))
-            words = self._meeting.epitaph(process)
+            words = self._meeting.departure_reason(process)
         if state != "left":
             for coordinator in self.coordinators:
                 coordinator.troubles.hear(process, "", state, words)
@@ -86,45 +86,45 @@ class LocalJob:
         with self._lock:
             self._push_stop(self._rounds.depart(process))
 
-    def give_notice(self, process: int, given: Given) -> None:
-        """A process was told that it will be ended: tell all."""
+    def give_notice(self, process: int, given: ReceivedNotice) -> None:
+        """Pass a preemption notice of one process on to all."""
         self.tell_launcher(given)
         with self._lock:
             number = self._rounds.give()
             for coordinator in self.coordinators:
-                told = coordinator.stop.hear(number, process, given)
-                if told is not None:
-                    self._push_stop(self._rounds.hear(coordinator.process, told))
+                report = coordinator.stop.hear(number, process, given)
+                if report is not None:
+                    self._push_stop(self._rounds.hear(coordinator.process, report))
 
-    def hear_stop(self, process: int, told: Told) -> None:
-        """A process says what it has answered, or that it has saved."""
-        self.tell_launcher(told)
+    def hear_stop(self, process: int, report: StopReport) -> None:
+        """Take a process's answer about stopping, or its report of a save."""
+        self.tell_launcher(report)
         with self._lock:
-            self._push_stop(self._rounds.hear(process, told))
+            self._push_stop(self._rounds.hear(process, report))
 
     def awaited(self) -> tuple[int, ...]:
-        """Return who has not answered yet since a notice is open."""
+        """Return the processes that have not answered the open notice."""
         with self._lock:
             return self._rounds.awaited
 
-    def _push_stop(self, settled: Settled | None) -> None:
+    def _push_stop(self, settled: StopAgreement | None) -> None:
         if settled is not None:
             for coordinator in self.coordinators:
                 coordinator.stop.settle(settled)
 
     def say(self, process: int, words: str) -> None:
-        """Remember what a process is doing."""
+        """Record what a process is doing."""
         with self._lock:
             self._meeting.say(self.clock(), process, words)
 
     def members(self) -> tuple[Member, ...]:
-        """Return what is known of each process."""
+        """Return the state of each process."""
         with self._lock:
             self._beat()
             return self._meeting.members(self.clock())
 
     def tick(self) -> None:
-        """End the waits whose deadline has passed by `clock`: for a clock that tests advance."""
+        """End waits whose deadline has passed; for clocks that tests advance."""
         with self._lock:
             self._deliver(self._meeting.tick(self.clock()))
 
@@ -143,12 +143,12 @@ class LocalJob:
         return self._wait(box, process, point, now)
 
     def abandon(self, process: int, left: Abandoned) -> None:
-        """A process has left a call by an exception."""
+        """Record that a process left a call by an exception."""
         with self._lock:
             self._deliver(self._meeting.abandon(self.clock(), process, left))
 
     def end_lane(self, process: int, lane: str) -> None:
-        """A process makes no more calls in a lane."""
+        """Record that a process makes no more calls in a lane."""
         with self._lock:
             self._meeting.end_lane(process, lane)
 
@@ -157,7 +157,7 @@ class LocalJob:
         while (answer := box.answer) is None:
             with self._lock:
                 pause_s = min(self._meeting.next_deadline, warn_at) - self.clock()
-            # Whoever waits drives the clock. A wait longer than a day would overflow a lock's.
+            # The waiting threads drive the clock. A wait over a day would overflow a lock's.
             if box.has_mail.wait(max(0.0, min(pause_s, 86_400.0))):
                 continue
             self.tick()
@@ -167,7 +167,7 @@ class LocalJob:
         return answer
 
     def _beat(self) -> None:
-        """Let the meeting know how far each has come; what real processes tell in their beats."""
+        """Report each process's progress to the meeting, as heartbeats do for real processes."""
         for coordinator in self.coordinators:
             beat = beat_of(coordinator.progress.beat())
             self._meeting.beat(self.clock(), coordinator.process, beat)
@@ -216,7 +216,7 @@ class LocalCoordinator:
 
     @property
     def num_processes(self) -> int:
-        """How many processes the job has."""
+        """The number of processes of the job."""
         return len(self._job.hosts)
 
     @property
@@ -279,19 +279,19 @@ class LocalCoordinator:
         """See `Coordinator.call`."""
         return self._lanes.call(operation, lane, processes, **more)
 
-    def check(self, asked: str = "") -> None:
+    def check(self, caller: str = "") -> None:
         """See `Coordinator.check`."""
-        self._refuse_if_over(asked)
-        self._troubles.check(asked)
+        self._refuse_if_over(caller)
+        self._troubles.check(caller)
 
-    def _refuse_if_over(self, asked: str) -> None:
+    def _refuse_if_over(self, caller: str) -> None:
         if self._has_left:
-            raise UsageError(f"{self._me}: {asked}: this process has left the job")
+            raise UsageError(f"{self._me}: {caller}: this process has left the job")
         for trouble in self._troubles.open():
             if trouble.process == self.process and trouble.state == "lost":
-                self._troubles.tell_all()
+                self._troubles.mark_all_reported()
                 raise ProcessLostError(
-                    f"{self._me}: {asked}: this process was declared lost: {trouble.words}; "
+                    f"{self._me}: {caller}: this process was declared lost: {trouble.words}; "
                     "others have gone on without it; it must end",
                     lost={self.process: trouble.words},
                 )
@@ -299,10 +299,10 @@ class LocalCoordinator:
     def stacks(
         self, processes: Iterable[int] | None = None, *, timeout_s: float
     ) -> Mapping[int, str]:
-        """See `Coordinator.stacks`. All threads of all of them: who is who is not known."""
-        asked = checked_processes("stacks()", processes, self.num_processes)
+        """See `Coordinator.stacks`. Threads of all processes: they cannot be told apart."""
+        targets = checked_processes("stacks()", processes, self.num_processes)
         alive = [m.process for m in self._job.members() if m.state == "here"]
-        return dict.fromkeys((process for process in asked if process in alive), stacks())
+        return dict.fromkeys((process for process in targets if process in alive), stacks())
 
     def tell(self, kind: str, words: str) -> None:
         """See `Coordinator.tell`."""
@@ -313,16 +313,16 @@ class LocalCoordinator:
         else:
             raise UsageError(f"tell({kind!r}): the kinds are 'failed' and 'doing'")
 
-    def give_notice(self, given: Given) -> bool:
+    def give_notice(self, given: ReceivedNotice) -> bool:
         """See `Coordinator.give_notice`."""
         is_new = self._stop.offers(given)
         if is_new:
             self._job.give_notice(self.process, given)
         return is_new
 
-    def tell_stop(self, told: Told) -> None:
+    def tell_stop(self, report: StopReport) -> None:
         """See `Coordinator.tell_stop`."""
-        self._job.hear_stop(self.process, told)
+        self._job.hear_stop(self.process, report)
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
         """See `Coordinator.awaited`."""

@@ -1,8 +1,8 @@
-"""The seam between what processes agree on and how the words travel.
+"""The interface between what processes agree on and how messages travel.
 
-A coordinator lets the processes of a job meet. Two exist: `coordinator_tcp` (the client of the
-meeting place, for real processes) and `coordinator_local` (inside one process: a job of one, or N
-threads of a test). Everything above takes a coordinator as an argument and knows only this file.
+A coordinator lets the processes of a job meet. There are two: `over_tcp` (the client of the meeting
+place, for real processes) and `in_process` (a job of one process, or N threads of a test).
+Everything above takes a coordinator as an argument and knows only this module.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Protocol
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.progress import Progress
 from shoal.runtime.rules.point import Member, Point
-from shoal.runtime.rules.stopping import Given, Stop, Told
+from shoal.runtime.rules.stopping import ReceivedNotice, Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 
 
 class Coordinator(Protocol):
-    """What the upper floors may ask for. Safe to call from several threads, one lane each."""
+    """The operations of the control plane. Safe to call from several threads, one lane each."""
 
     @property
     def process(self) -> int:
@@ -27,7 +27,7 @@ class Coordinator(Protocol):
 
     @property
     def num_processes(self) -> int:
-        """How many processes the job has."""
+        """The number of processes of the job."""
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -35,40 +35,40 @@ class Coordinator(Protocol):
 
     @property
     def jax_service(self) -> str:
-        """host:port of JAX's service, if somebody told it when the job was joined, else empty."""
+        """host:port of JAX's service, if any process gave it when the job was joined, else ""."""
 
     @property
     def progress(self) -> Progress:
-        """How far the main line of this process has come; the others are told."""
+        """The progress of this process's main thread; reported to the other processes."""
 
     @property
     def troubles(self) -> Troubles:
-        """Who is known to be gone, and whether the program of this process knows."""
+        """The known losses, and whether this process's program has seen them."""
 
     @property
     def stop(self) -> Stop:
-        """Which notices are open, and from which step on all processes stop."""
+        """The open notices, and the step from which on all processes stop."""
 
     @property
     def trails(self) -> Trails:
-        """What the calls of this process that send nothing said must be equal."""
+        """The trails: what must be equal about the calls that send nothing."""
 
     def arrive(
         self, point: Point, payload: bytes = b"", *, timeout_s: float
     ) -> Mapping[int, bytes]:
-        """Meet the group of `point` in one round trip; return everybody's payload by process.
+        """Meet the group of `point` in one round trip; return each process's payload.
 
-        Everybody comes back, or everybody that is alive gets the same error. The earliest deadline
-        of all that wait ends the wait for all. The point is then spent: a late arriver gets the
-        same error at once, and the next points stay aligned. A payload may have
+        Every member returns, or every living member gets the same error. The earliest deadline of
+        the waiting members ends the wait for all. The point is then spent: a late arrival gets the
+        same error at once, and later points stay aligned. A payload may have up to
         MAX_PAYLOAD_BYTES.
 
         Raises, on all that arrived or on none:
           DivergenceError: names or fingerprints differ, or the trails of the calls before, or
             members wait for each other in a cycle.
-          DeadlineError: somebody did not come in time.
-          ProcessLostError: somebody is dead or unreachable.
-          PeerFailedError: a process raised, or left before coming here; or left this call by an
+          DeadlineError: a member did not arrive in time.
+          ProcessLostError: a process is dead or unreachable.
+          PeerFailedError: a process raised, or left before arriving; or left this call by an
             exception, such as an interrupt.
         """
 
@@ -83,35 +83,35 @@ class Coordinator(Protocol):
     ) -> AbstractContextManager[object]:
         """Return a context that is one collective call, of one point or of several.
 
-        It begins before the arguments are looked at and ends after the last point. If an exception
-        leaves it that not all members get (an interrupt, a wrong argument), the members that are
-        in the call or come to it get PeerFailedError, and the next call of each is the same one.
+        It begins before the arguments are checked and ends after the last point. If an exception
+        that not all members get (an interrupt, a wrong argument) leaves it, the members that are in
+        the call or arrive later get PeerFailedError, and the next calls of all members match again.
         Within another call of its lane it is a part of that one. See `lanes.one_call`.
 
         Args:
-          operation: what the call is named in messages.
-          lane: the lane of its points; one that is wrong counts as "main".
-          processes: who takes part; what is wrong, or None, counts as all processes. If it lists
-            others alone, none of them waits for this one.
-          survivors: do those who are left meet there?
-          ends_lane: is it this process's last call in the lane, which is then forgotten?
+          operation: the name of the call in messages.
+          lane: the lane of its points; an invalid one counts as "main".
+          processes: the processes that take part; None or an invalid value counts as all. If it
+            lists only other processes, none of them waits for this one.
+          survivors: whether survivors of a loss meet there.
+          ends_lane: whether this is the process's last call in the lane, which is then forgotten.
 
         Raises:
           UsageError: another thread of this process is in a call of the lane.
         """
 
-    def check(self, asked: str = "") -> None:
-        """Raise if somebody is known to be gone, or this process cannot go on. Asks nobody.
+    def check(self, caller: str = "") -> None:
+        """Raise if a process is known to be gone, or this process cannot go on. Sends nothing.
 
-        It raises again and again, until a point with `survivors` was passed: then its members have
-        agreed on who is left, and who is gone of them is nobody's error any more.
+        It raises again and again until a point with `survivors` was passed: its members have then
+        agreed on who is left, and those losses are no longer errors.
 
         Args:
-          asked: what this process is about to do, for the message.
+          caller: what this process is about to do, for the message.
 
         Raises:
-          ProcessLostError: a process is dead or unreachable; so is the meeting place, or JAX's
-            service; or this process itself was declared lost.
+          ProcessLostError: a process is dead or unreachable, or the meeting place or JAX's service
+            is; or this process itself was declared lost.
           PeerFailedError: a process raised.
         """
 
@@ -120,33 +120,33 @@ class Coordinator(Protocol):
     ) -> Mapping[int, str]:
         """Return the Python stacks of all threads of `processes` (None: all), innermost first.
 
-        Also of those whose main thread hangs in native code. Who does not answer is left out.
+        Works for a main thread that hangs in native code. Processes that do not answer are absent.
         """
 
     def tell(self, kind: str, words: str) -> None:
-        """Say something one way, without waiting: kind "failed" or "doing".
+        """Report a state one way, without waiting: kind "failed" or "doing".
 
-        The words of a failure begin with a headline, see `failure_words`; a traceback may follow.
+        The text of a failure begins with a headline, see `failure_words`; a traceback may follow.
         """
 
-    def give_notice(self, given: Given) -> bool:
-        """Say one way that this process was told of its end: all will stop at one step.
+    def give_notice(self, given: ReceivedNotice) -> bool:
+        """Report a preemption notice one way: all processes will stop at one step.
 
-        False: nothing was said, for the same notice of this process is open.
+        Return False if the same notice of this process is open already; nothing is sent then.
         """
 
-    def tell_stop(self, told: Told) -> None:
-        """Say one way what `stop` has this process tell."""
+    def tell_stop(self, report: StopReport) -> None:
+        """Send an answer of `stop`, one way."""
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
-        """Ask who has not answered yet since a notice is open, in order."""
+        """Query the processes that have not answered the open notice, in order."""
 
     def members(self, *, timeout_s: float) -> tuple[Member, ...]:
-        """Ask who is here, one `Member` for each process of the job, in order."""
+        """Query the state of all processes: one `Member` for each, in order."""
 
     def close(self, words: str = "") -> None:
-        """Leave in peace. Others are told "left" if they still wait for it. Idempotent.
+        """Leave the job in order. Processes that still wait for this one see "left". Idempotent.
 
         Args:
-          words: how, for those who wait: "left the job by …"; empty: "left the job".
+          words: how, for processes that wait: "left the job by …"; empty: "left the job".
         """

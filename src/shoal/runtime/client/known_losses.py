@@ -1,9 +1,9 @@
-"""Who is gone, as far as this process was told, and whether its program knows.
+"""The losses that this process has heard of, and whether its program has seen them.
 
-A trouble is *told* once an error of it was raised in the main line, and *acknowledged* once the
-survivors have agreed on who is left. Written by the watcher and by calls, in any order: a call may
-learn of a loss before the watcher does. No lock, for a signal's handler may come in between; what
-is read is copied first.
+A loss is *reported* once an error about it was raised in the main thread, and *acknowledged* once
+the survivors have agreed on who is left. Written by the watcher and by calls, in any order: a call
+may learn of a loss before the watcher does. There is no lock, because a signal handler may
+interrupt at any point; readers copy first.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple
 from shoal.errors import PeerFailedError, ProcessLostError, ShoalError
 from shoal.runtime.rules.outcomes import ThisProcess, gone_error, service_error
 
-TICK_S = 0.25  # how often a process in trouble is looked at
+TICK_S = 0.25  # how often a process in trouble is checked
 
 
 class Trouble(NamedTuple):
-    """Somebody that this process needs is gone."""
+    """The loss of a process, or of a service that all processes need."""
 
-    process: int | None  # None: no process, but something that all of them need
+    process: int | None  # None: a service that all processes need
     name: str  # "process 3 (host)", "JAX's service"
     state: str  # "lost" | "failed"
     words: str  # the reason, or a traceback
@@ -34,13 +34,13 @@ class Trouble(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """What a process exits with that ends because of it."""
+        """The exit code of a process that ends because of it."""
         kind = ProcessLostError if self.state == "lost" else PeerFailedError
         return kind.exit_code
 
 
 class Troubles:
-    """All of them, in the order in which they were heard of."""
+    """All known losses, in the order in which they were heard of."""
 
     def __init__(self, me: ThisProcess, clock: Callable[[], float] = time.monotonic) -> None:
         self._me = me
@@ -50,57 +50,57 @@ class Troubles:
         self._acknowledged: set[int | str] = set()
 
     def hear(self, process: int | None, name: str, state: str, words: str) -> None:
-        """Somebody is gone. Only the first such word counts."""
+        """Record a loss. Only the first report of each counts."""
         key = name if process is None else process
         if process is not None:
             name = self._me.name(process)
         self._heard.setdefault(key, Trouble(process, name, state, words, self._clock()))
 
     def acknowledge(self, gone: Iterable[int | str]) -> None:
-        """The program goes on without these processes and services; also if the watcher has yet
-        to hear of them."""
+        """Record that the program goes on without these processes and services, including losses
+        that the watcher has yet to hear of."""
         self._acknowledged.update(gone)
 
     def tell(self, gone: Iterable[int | str]) -> None:
-        """An error that names these is about to be raised in the main line."""
+        """Record that an error naming these is about to be raised in the main thread."""
         self._told.update(gone)
 
-    def tell_all(self) -> None:
-        """An error of all of them is about to be raised in the main line."""
+    def mark_all_reported(self) -> None:
+        """Record that an error naming all losses is about to be raised in the main thread."""
         self._told.update(tuple(self._heard))
 
     def any(self) -> bool:
-        """Was anything heard, acknowledged or not? For loops, in which nothing nearly always is."""
+        """Return whether any loss is known, acknowledged or not. Cheap, for use in loops."""
         return bool(self._heard)
 
     def open(self) -> list[Trouble]:
-        """Return those that are not acknowledged, oldest first."""
+        """Return the losses that are not acknowledged, oldest first."""
         heard = tuple(self._heard.items())
         return [trouble for key, trouble in heard if key not in self._acknowledged]
 
-    def untold(self) -> list[Trouble]:
-        """Return those of which no error was raised yet, oldest first."""
+    def unreported(self) -> list[Trouble]:
+        """Return the losses that no error has named yet, oldest first."""
         heard = tuple(self._heard.items())
         known = self._acknowledged | self._told
         return [trouble for key, trouble in heard if key not in known]
 
-    def check(self, asked: str) -> None:
-        """Raise if somebody is gone and that is not acknowledged.
+    def check(self, caller: str) -> None:
+        """Raise if there is a loss that is not acknowledged.
 
         Raises:
-          ProcessLostError, PeerFailedError: by how the first of them went.
+          ProcessLostError, PeerFailedError: by the kind of the first loss.
         """
         if not self._heard:  # nearly always
             return
         troubles = self.open()
         if not troubles:
             return
-        self.tell_all()
-        raise self._error_of(asked, troubles)
+        self.mark_all_reported()
+        raise self._error_of(caller, troubles)
 
-    def _error_of(self, asked: str, troubles: list[Trouble]) -> ShoalError:
+    def _error_of(self, caller: str, troubles: list[Trouble]) -> ShoalError:
         first = troubles[0]
-        what = f"{self._me}: {asked} cannot go on" if asked else f"{self._me} cannot go on"
+        what = f"{self._me}: {caller} cannot go on" if caller else f"{self._me} cannot go on"
         if first.process is None:
             services = [(t.name, t.words) for t in troubles if t.process is None]
             return service_error(services, what)

@@ -1,11 +1,10 @@
-"""The collective call that this process is in, in each lane, from its first line to its last.
+"""Track the collective call in each lane, and allow one waiting thread per lane.
 
 A call meets the others at one point or at several: the first begins it, later ones follow. If an
-exception leaves a call of which the others do not know that it failed (an interrupt, a wrong
-argument, a full disk), they would wait in it for a process that never comes, or take its next call
-for this one. So the call is *abandoned*: the meeting place is told, and it fails for all.
-
-One thread at a time waits in a lane: else the order of its points would be left to chance.
+exception leaves a call and the other processes do not know that it failed (an interrupt, a wrong
+argument, a full disk), they would wait in it for a process that never arrives, or take its next
+call for this one. So the call is *abandoned*: the meeting place is notified, and it fails for all.
+Two threads in one lane would leave the order of its points to chance, so the second is refused.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from shoal.runtime.system.failure_words import failure_of
 
 T = TypeVar("T")
 
-_OTHERS = ()  # the processes of a call in which no other waits for this one
+_OTHERS = ()  # a call in which no other process waits for this one
 
 
 class Scope:
     """One collective call of this process: a context around all of it.
 
-    A scope within another of its lane is a part of that one.
+    A scope inside another of its lane is a part of that one.
     """
 
     __slots__ = (
@@ -49,13 +48,13 @@ class Scope:
 
     def __init__(self, lanes: Lanes, point: Point, frame: FrameType, *, is_arrival: bool) -> None:
         self.lanes = lanes
-        self.point = point  # the last one of it; before that: what it is called, and its line
-        self.frame: FrameType | None = frame  # whose call it is
+        self.point = point  # its last point; before that: its name and line
+        self.frame: FrameType | None = frame  # the caller's frame
         self.thread = threading.current_thread()
         self.is_arrival = is_arrival  # made for one arrival outside of any scope
         self.arrivals = 0
-        self.has_failed = False  # on all members, as the meeting place said
-        self.ends_lane = False  # is it the last call of this process in its lane?
+        self.has_failed = False  # on all members, according to the meeting place
+        self.ends_lane = False  # whether this is the last call of this process in its lane
 
     def __enter__(self) -> Scope:
         return self.lanes.begin(self)
@@ -69,8 +68,8 @@ class Scope:
         self.lanes.end(self, error)
 
     def enter(self, point: Point) -> tuple[Point, int]:
-        """Take the lane for an arrival, until `leave`; return the point as the others see it, and
-        how many calls of this lane were abandoned before.
+        """Acquire the lane for an arrival, until `leave`; return the point as the other processes
+        see it, and the number of calls of this lane abandoned before.
 
         Raises:
           UsageError: another thread of this process waits in the lane.
@@ -88,12 +87,12 @@ class Scope:
         return self.point, after
 
     def leave(self) -> None:
-        """Give the lane back."""
+        """Release the lane."""
         self.lanes.give_back(self.point)
 
 
 class _Count(NamedTuple):
-    """What was abandoned in a lane; replaced as a whole, for an interrupt may come at any time."""
+    """The abandoned calls of a lane; replaced as a whole, since an interrupt may hit any line."""
 
     number: int = 0
     unsent: tuple[Abandoned, ...] = ()  # or not known to be sent
@@ -101,19 +100,19 @@ class _Count(NamedTuple):
 
 
 class _Wait(NamedTuple):
-    """A thread that waits in a lane."""
+    """A thread waiting in a lane."""
 
     thread: threading.Thread
-    frame: FrameType | None  # in which the lane is given back, but for an interrupt there
+    frame: FrameType | None  # the frame that releases the lane, unless interrupted there
 
 
 class Lanes:
-    """The lanes of this process: the call in each, and whether a thread waits in it now.
+    """The lanes of this process: the call in each, and the thread that waits in it, if any.
 
     Args:
       me: this process.
-      tell: sends one abandoned call to the meeting place. It may be sent twice.
-      end_lane: tells the meeting place that this process makes no more calls in a lane.
+      tell: sends an abandoned call to the meeting place. It may be sent twice.
+      end_lane: notifies the meeting place that this process makes no more calls in a lane.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class Lanes:
         self._me = me
         self._tell = tell
         self._end_lane = end_lane
-        self._lock = threading.RLock()  # a signal's handler may make calls of its own
+        self._lock = threading.RLock()  # a signal handler may make calls of its own
         self._busy: dict[str, _Wait] = {}
         self._calls: dict[str, Scope] = {}
         self._sent: dict[str, int] = {}  # arrivals, by lane
@@ -139,8 +138,8 @@ class Lanes:
     ) -> Scope:
         """Return the scope of the caller's collective call.
 
-        What is wrong with `lane` or `processes` is for the call to say: it then counts as one of
-        all processes in the main lane; or of none, if `processes` lists others alone.
+        The call itself reports invalid values of `lane` or `processes`: the scope is then one
+        of all processes in the main lane; or of none, if `processes` lists only other processes.
         """
         lane = lane if isinstance(lane, str) and lane else "main"
         point = Point(operation, self._group(processes), lane, survivors=survivors)
@@ -149,14 +148,14 @@ class Lanes:
         return scope
 
     def arrival(self, point: Point) -> Scope:
-        """Return the scope for one arrival, which is a part of the call that it is made in."""
+        """Return the scope for one arrival, which is a part of the enclosing call."""
         return Scope(self, point, sys._getframe(1), is_arrival=True)
 
     def begin(self, scope: Scope) -> Scope:
-        """Return the call that is under way in the lane, or else let this one begin.
+        """Return the call that is under way in the lane, or else begin this one.
 
         Raises:
-          UsageError: it is the call of another thread.
+          UsageError: the call under way is another thread's.
         """
         lane = scope.point.lane
         with self._lock:
@@ -173,15 +172,15 @@ class Lanes:
         raise self._other_thread(scope.point)
 
     def end(self, scope: Scope, error: BaseException | None) -> None:
-        """A scope ends; if `error` leaves it that the others do not know of, tell them."""
-        scope.frame = None  # it would keep the values of the call
+        """End a scope; if `error` is unknown to the other processes, notify them."""
+        scope.frame = None  # it would keep the call's values alive
         lane = scope.point.lane
         if self._calls.get(lane) is not scope:
             return
         has_left = error is not None and not scope.has_failed
         if error is not None and has_left:
             self._count(scope, error)
-        del self._calls[lane]  # an interrupt before this line: the next call counts it
+        del self._calls[lane]  # after an interrupt before this line, the next call counts it
         if has_left and lane in self._counts:
             self._flush(lane)
         if scope.ends_lane:
@@ -190,10 +189,10 @@ class Lanes:
             self._end_lane(lane)
 
     def take(self, point: Point) -> None:
-        """Let a thread wait in a lane.
+        """Acquire a lane for a waiting thread.
 
         Raises:
-          UsageError: another one waits in it.
+          UsageError: another thread waits in it.
         """
         lane = point.lane
         wait = _Wait(threading.current_thread(), sys._getframe(2))
@@ -203,14 +202,14 @@ class Lanes:
             self._busy[lane] = wait
 
     def count(self, lane: str) -> int:
-        """Count an arrival; return how many calls of the lane were abandoned before."""
+        """Count an arrival; return the number of calls of the lane abandoned before."""
         if lane in self._counts:
             self._flush(lane)
         self._sent[lane] = self._sent.get(lane, 0) + 1
         return self._counts[lane].number if lane in self._counts else 0
 
     def give_back(self, point: Point) -> None:
-        """The wait is over."""
+        """Release a lane after a wait."""
         self._busy.pop(point.lane, None)
 
     def _count(self, scope: Scope, why: BaseException | str) -> None:
@@ -230,7 +229,7 @@ class Lanes:
         self._counts[lane] = self._counts[lane]._replace(unsent=())
 
     def _group(self, processes: object) -> tuple[int, ...] | None:
-        if not isinstance(processes, Collection):  # `one_call` has read what is an iterator
+        if not isinstance(processes, Collection):  # `one_call` has expanded iterators
             return None
         try:
             members = sorted({operator.index(p) for p in processes})
@@ -258,7 +257,7 @@ def one_call(
     If an exception leaves it that not all members get, the call fails for the others.
 
     Args:
-      operation: what the call is named in messages.
+      operation: the name of the call in messages.
       among: returns its processes, from its arguments; None: they are `processes=`.
     """
 
@@ -266,7 +265,7 @@ def one_call(
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> T:
             coordinator: Any = args[0]
-            if isinstance(kwargs.get("processes"), Iterator):  # it can be read but once
+            if isinstance(kwargs.get("processes"), Iterator):  # it can be read only once
                 kwargs["processes"] = tuple(kwargs["processes"])
             processes = kwargs.get("processes") if among is None else among(*args, **kwargs)
             with coordinator.call(operation, kwargs.get("lane", "main"), processes):
@@ -278,7 +277,7 @@ def one_call(
 
 
 def _is_over(outer: Scope | _Wait, scope: Scope | _Wait) -> bool:
-    """Has an interrupt come between the end of a call, or a wait, and the word of it?"""
+    """Return whether an interrupt hit between the end of a call or wait and its bookkeeping."""
     if outer.thread is not scope.thread:
         return not outer.thread.is_alive()
     frame = scope.frame

@@ -1,4 +1,4 @@
-"""The meshes over the devices of a job, each once, with the CPU mesh beside it."""
+"""The meshes of a job, each registered once, with its mesh of host CPU devices."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from shoal.plan.mesh import Mesh
 
-_MOST = 256  # a program that makes meshes without end does not keep them all
+_MOST = 256  # bounds the memory of a program that makes meshes in a loop
 
 
 class Registered(NamedTuple):
-    """A mesh, and its twin of CPU devices: one beside each of its devices."""
+    """A mesh, and its host mesh: one CPU device for each of its devices."""
 
     mesh: Mesh
     host: Mesh
 
 
 class Meshes:
-    """What `make_mesh` returned in this process, oldest first. Safe to use in several threads.
+    """The meshes that `make_mesh` returned in this process, oldest first. Thread-safe.
 
     >>> from shoal.plan.mesh import Mesh
     >>> meshes = Meshes()
@@ -31,7 +31,7 @@ class Meshes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[Mesh, Registered] = {}
-        self.held: dict[str, object] = {}  # of facades: a mesh for the whole process, and the like
+        self.held: dict[str, object] = {}  # process-wide values of facades, such as a default mesh
 
     def register(self, mesh: Mesh) -> Registered:
         """Return the entry of a mesh: the same one for equal meshes."""

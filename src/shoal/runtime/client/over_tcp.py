@@ -1,9 +1,9 @@
-"""The client of the meeting place: the coordinator of a real process.
+"""The TCP client of the meeting place: the coordinator of a real process.
 
 One connection lives as long as the process: its end tells the meeting place that the process is
-gone, and a watcher speaks on it while the program computes. Calls that wait take a connection of
-their own, so several threads may wait at once, each in its lane, and each reads its own answer: no
-thread in between.
+gone, and the watcher uses it while the program computes. Calls that wait use connections of their
+own, so several threads may wait at once, each in its lane, and each reads its own answer without
+another thread in between.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from shoal import settings
 from shoal.errors import DeadlineError, ProcessLostError, UsageError
 from shoal.runtime.client.answers import conclude
 from shoal.runtime.client.arrival_frames import answer_of, arrival_header
-from shoal.runtime.client.call_sockets import Calls, Over, receive
-from shoal.runtime.client.heartbeat import Rhythm, Watcher
-from shoal.runtime.client.hello import Card, Welcome, say_hello
+from shoal.runtime.client.call_sockets import Calls, Closed, receive
+from shoal.runtime.client.heartbeat import HeartbeatTiming, Watcher
+from shoal.runtime.client.hello import Identity, Welcome, handshake
 from shoal.runtime.client.hello import host_id as this_host
 from shoal.runtime.client.known_losses import Troubles
 from shoal.runtime.client.lanes import Lanes, Scope
@@ -35,22 +35,22 @@ from shoal.runtime.client.trail_search import compares_trails
 from shoal.runtime.rules.meeting_answers import Outcome, StillMissing
 from shoal.runtime.rules.messages import (
     Abandoned,
-    abandoned_words,
-    given_words,
+    abandoned_header,
+    notice_header,
     step_text,
-    told_words,
+    stop_report_header,
 )
 from shoal.runtime.rules.outcomes import ThisProcess, waiting_line
 from shoal.runtime.rules.point import Member, Point, checked, checked_processes
-from shoal.runtime.rules.stopping import Given, Stop, Told
+from shoal.runtime.rules.stopping import ReceivedNotice, Stop, StopReport
 from shoal.runtime.rules.trail import Trails
 from shoal.runtime.wire.connection import Channel
 from shoal.runtime.wire.frames import Frame, pack_frame, pack_text
 
 _LOG = logging.getLogger("shoal")
 _MARGIN_S = 2.0  # how much later than the deadline the answer, with stacks, may come
-_TELL_S = 1.0  # a one-way word that cannot be sent within this is not said
-_MUST_TELL_S = 10.0  # if a word cannot be sent within this that must be, the place is lost
+_TELL_S = 1.0  # a one-way message that cannot be sent within this is dropped
+_MUST_TELL_S = 10.0  # a required one that cannot be: the meeting place is lost
 _MAX_WORDS = 64 << 10
 
 
@@ -67,26 +67,26 @@ def join(
     warn_after_s: float | None = None,
     host_id: str | None = None,
 ) -> TcpCoordinator:
-    """Say HELLO at the meeting place and wait until all `num_processes` have said it.
+    """Send HELLO to the meeting place and wait until all `num_processes` have sent it.
 
-    Nobody is in before all are. A meeting place that does not listen yet is tried again until the
-    deadline.
+    No process has joined before all have. A meeting place that does not listen yet is retried until
+    the deadline.
 
     Args:
       address: host:port of the meeting place.
-      timeout_s: deadline in seconds; the earliest of all ends the joining for all.
-      jax_service: host:port of JAX's service, if this process knows it; told to all.
-      versions: what must be equal on all; None: the versions of shoal and JAX.
-      host: how this host is called in messages; None: its name.
+      timeout_s: deadline in seconds; the earliest deadline ends the joining for all.
+      jax_service: host:port of JAX's service, if this process knows it; shared with all.
+      versions: what must be equal on all processes; None: the versions of shoal and JAX.
+      host: the name of this host in messages; None: its hostname.
       warn_after_s: None: SHOAL_WARN_AFTER_S.
-      host_id: equal for processes that see each other's pids; None: as the kernel says.
+      host_id: equal for processes that see each other's pids; None: determined from the kernel.
 
     Raises:
-      InitializeError: on every process that came: a process is missing at the earliest deadline,
-        an index comes twice or is out of range, counts or versions differ, a process died
-        meanwhile. On this one: nobody listens, or the token is wrong.
+      InitializeError: on every process that arrived: a process is missing at the earliest deadline,
+        an index is taken twice or out of range, counts or versions differ, a process died
+        meanwhile. On this one: nothing listens at the address, or the token is wrong.
     """
-    card = Card(
+    card = Identity(
         process,
         num_processes,
         host or socket.gethostname(),
@@ -96,12 +96,12 @@ def join(
         this_host() if host_id is None else host_id,
     )
     warn_after_s = warn_after_s or settings.seconds("SHOAL_WARN_AFTER_S")
-    channel, welcome = say_hello(address, card, timeout_s, warn_after_s)
+    channel, welcome = handshake(address, card, timeout_s, warn_after_s)
     return TcpCoordinator(address, process, token, channel, welcome, warn_after_s)
 
 
 class TcpCoordinator:
-    """A process of a job that meets at a meeting place; made by `join`. A `Coordinator`."""
+    """The coordinator of one process, connected to the meeting place by `join`."""
 
     def __init__(
         self,
@@ -117,10 +117,10 @@ class TcpCoordinator:
         self._me = ThisProcess(process, welcome.hosts)
         self._life = life
         self._warn_after_s = warn_after_s
-        self._lock = threading.RLock()  # a signal's handler may tell while its thread tells
+        self._lock = threading.RLock()  # a signal handler may send while its thread sends
         self._lanes = Lanes(
             self._me,
-            self._tell_abandoned,
+            self._send_abandoned,
             lambda lane: self.say({"do": "end lane", "lane": lane}),
         )
         self._progress = Progress()
@@ -138,7 +138,7 @@ class TcpCoordinator:
             lose=self.lose,
         )
         _abandon_in_forked_children(self)
-        rhythm = Rhythm(welcome.heartbeat_s, welcome.lost_after_s)
+        rhythm = HeartbeatTiming(welcome.heartbeat_s, welcome.lost_after_s)
         self._watcher = Watcher(life, rhythm, self._me, self)
         self._watcher.start()
 
@@ -149,7 +149,7 @@ class TcpCoordinator:
 
     @property
     def num_processes(self) -> int:
-        """How many processes the job has."""
+        """The number of processes of the job."""
         return len(self.welcome.hosts)
 
     @property
@@ -159,17 +159,17 @@ class TcpCoordinator:
 
     @property
     def jax_service(self) -> str:
-        """host:port of JAX's service, or empty if nobody knew it."""
+        """host:port of JAX's service, or empty if no process knew it."""
         return self.welcome.jax_service
 
     @property
     def leader(self) -> int:
-        """The lowest process of this host, which keeps it."""
+        """The lowest process of this host, which starts its keeper."""
         return self.welcome.leader
 
     @property
     def keeps(self) -> Mapping[int, int]:
-        """For the leader of a host: the pid of each process there; else empty."""
+        """On the leader of a host: the pid of each process there; else empty."""
         return self.welcome.keeps
 
     @property
@@ -210,7 +210,7 @@ class TcpCoordinator:
                 call.has_failed = not answer.is_success
             except ProcessLostError:
                 if is_main:
-                    self._troubles.tell_all()
+                    self._troubles.mark_all_reported()
                 raise
             finally:
                 if is_main:
@@ -224,17 +224,17 @@ class TcpCoordinator:
         """See `Coordinator.call`."""
         return self._lanes.call(operation, lane, processes, **more)
 
-    def check(self, asked: str = "") -> None:
+    def check(self, caller: str = "") -> None:
         """See `Coordinator.check`."""
-        if (over := self._calls.over) is not None:
-            self._troubles.tell_all()
-            raise over.error(self._me, asked)
-        self._troubles.check(asked)
+        if (closed := self._calls.closed) is not None:
+            self._troubles.mark_all_reported()
+            raise closed.error(self._me, caller)
+        self._troubles.check(caller)
 
     def tell(self, kind: str, words: str) -> None:
-        """See `Coordinator.tell`. Never raises for a meeting place that is gone."""
+        """See `Coordinator.tell`. Does not raise if the meeting place is gone."""
         if kind == "failed":
-            # The end of a traceback says what happened; its beginning where.
+            # Of a long traceback keep both ends: where it began, and the error.
             if len(words) > _MAX_WORDS:
                 words = words[: _MAX_WORDS // 4] + "\n...\n" + words[-_MAX_WORDS * 3 // 4 :]
             self.say({"do": "failed"}, words.encode(errors="replace"))
@@ -243,16 +243,16 @@ class TcpCoordinator:
         else:
             raise UsageError(f"tell({kind!r}): the kinds are 'failed' and 'doing'")
 
-    def give_notice(self, given: Given) -> bool:
+    def give_notice(self, given: ReceivedNotice) -> bool:
         """See `Coordinator.give_notice`."""
         is_new = self._stop.offers(given)
         if is_new:
-            self.say({"do": "notice", **given_words(given)})
+            self.say({"do": "notice", **notice_header(given)})
         return is_new
 
-    def tell_stop(self, told: Told) -> None:
+    def tell_stop(self, report: StopReport) -> None:
         """See `Coordinator.tell_stop`."""
-        self.say(told_words(told), step_text(told.highest))
+        self.say(stop_report_header(report), step_text(report.highest))
 
     def awaited(self, *, timeout_s: float) -> tuple[int, ...]:
         """See `Coordinator.awaited`. Raises as `members` does."""
@@ -265,60 +265,60 @@ class TcpCoordinator:
           DeadlineError: the meeting place did not answer within `timeout_s`.
           ProcessLostError: the meeting place is gone.
         """
-        told = self._ask("members()", {"do": "members"}, timeout_s)
-        return tuple(Member(*row) for row in told["members"])
+        answer = self._ask("members()", {"do": "members"}, timeout_s)
+        return tuple(Member(*row) for row in answer["members"])
 
     def stacks(
         self, processes: Iterable[int] | None = None, *, timeout_s: float
     ) -> Mapping[int, str]:
         """See `Coordinator.stacks`. Raises as `members` does."""
-        asked = checked_processes("stacks()", processes, self.num_processes)
-        told = self._ask("stacks()", {"do": "stacks", "processes": asked}, timeout_s)
-        return {int(process): text for process, text in told["stacks"].items()}
+        targets = checked_processes("stacks()", processes, self.num_processes)
+        answer = self._ask("stacks()", {"do": "stacks", "processes": targets}, timeout_s)
+        return {int(process): text for process, text in answer["stacks"].items()}
 
     def close(self, words: str = "") -> None:
-        """See `Coordinator.close`. Calls that other threads still wait in end with an error."""
-        if self._calls.over is None:
+        """See `Coordinator.close`. Calls in which other threads still wait end with an error."""
+        if self._calls.closed is None:
             self.say({"do": "bye"}, words.encode(errors="replace"))
-            self._calls.hang_up(Over(UsageError, "this process has left the job"))
+            self._calls.close_all(Closed(UsageError, "this process has left the job"))
             self._stop.wake()
         self._watcher.stop()
 
     def watch_main_line(self, look: Callable[[float], None]) -> None:
-        """From now on let the watcher call `look` with the time, again and again, in trouble."""
+        """Let the watcher call `look` with the time, periodically, while there is trouble."""
         self._watcher.look = look
 
     def say(self, header: Mapping[str, Any], body: bytes = b"") -> None:
-        """Send one way, on the connection that lives as long as the process."""
+        """Send one way, on the process's lifetime connection."""
         frame = pack_frame(header, body)
-        with self._lock, contextlib.suppress(OSError, ValueError):  # closed under our hands
+        with self._lock, contextlib.suppress(OSError, ValueError):  # closed meanwhile
             self._life.send(frame, time.monotonic() + _TELL_S)
 
     def lose(self, reason: str) -> None:
-        """The meeting place is lost. Nothing happens if this process has left."""
+        """Handle the loss of the meeting place. Does nothing if this process has left."""
         place = f"the meeting place at {self.address}"
-        over = Over(ProcessLostError, f"{place} is lost ({reason})")
-        if self._calls.over is None:
+        closed = Closed(ProcessLostError, f"{place} is lost ({reason})")
+        if self._calls.closed is None:
             self._troubles.hear(None, place, "lost", reason)
-            self._calls.hang_up(over)
+            self._calls.close_all(closed)
             self._stop.wake()
             self._life.shut()
 
-    def be_lost(self, reason: str) -> None:
-        """The others were told that this process is lost; there is no way back."""
-        told = f"this process was declared lost: {reason}; others have gone on without it"
-        if self._calls.over is None:
+    def on_declared_lost(self, reason: str) -> None:
+        """Handle the declaration that this process is lost, which is final."""
+        fate = f"this process was declared lost: {reason}; others have gone on without it"
+        if self._calls.closed is None:
             self._troubles.hear(self.process, "", "lost", reason)
-            over = Over(ProcessLostError, f"{told}; it must end", {self.process: reason})
-            self._calls.hang_up(over)
+            closed = Closed(ProcessLostError, f"{fate}; it must end", {self.process: reason})
+            self._calls.close_all(closed)
             self._stop.wake()
 
-    def _tell_abandoned(self, left: Abandoned) -> None:
-        """Send it on the connection that lives as long as the process. The next arrival says after
-        how many of these it was sent, and is not taken before they have come."""
-        if self._calls.over is not None:
+    def _send_abandoned(self, left: Abandoned) -> None:
+        """Send it on the lifetime connection. The next arrival carries how many of these were sent,
+        and is not processed before they have arrived."""
+        if self._calls.closed is not None:
             return
-        frame = pack_frame(abandoned_words(left), left.words.encode(errors="replace"))
+        frame = pack_frame(abandoned_header(left), left.words.encode(errors="replace"))
         try:
             with self._lock:
                 self._life.send(frame, time.monotonic() + _MUST_TELL_S)
@@ -346,31 +346,31 @@ class TcpCoordinator:
                 frame = receive(channel, limit)
             return frame
 
-        frame = self._calls.talk(repr(point.name), limit, exchange)
+        frame = self._calls.run(repr(point.name), limit, exchange)
         return answer_of(frame, point.group or range(self.num_processes))
 
     def _warn(self, point: Point, waiting: StillMissing, waited_s: float) -> None:
         _LOG.warning("%s", waiting_line(waiting, self._me, point, waited_s))
 
-    def _ask(self, asked: str, question: Mapping[str, Any], timeout_s: float) -> Any:
-        """Return the answer to a question that nobody waits for others in."""
+    def _ask(self, caller: str, question: Mapping[str, Any], timeout_s: float) -> Any:
+        """Return the answer to a query, which the server gives at once."""
         limit = time.monotonic() + timeout_s
-        told = f"the meeting place did not answer within {timeout_s:g} s"
-        late = DeadlineError(f"{self._me}: {asked}: {told}", waited_s=timeout_s)
+        reason = f"the meeting place did not answer within {timeout_s:g} s"
+        late = DeadlineError(f"{self._me}: {caller}: {reason}", waited_s=timeout_s)
 
         def exchange(channel: Channel) -> Frame:
             ticket = next(self._tickets)
             channel.send(pack_frame({**question, "ticket": ticket}), limit)
             return receive(channel, limit, ticket)
 
-        return json.loads(self._calls.talk(asked, limit, exchange, late=late).body)
+        return json.loads(self._calls.run(caller, limit, exchange, late=late).body)
 
     def _abandon(self) -> None:
-        """In a forked child: close our copies of the sockets, for they would hide our parent's
-        death; shut nothing, for the connections are the parent's."""
-        self._lock = threading.RLock()  # the parent's may have been held
-        told = f"this is a forked child of process {self.process}, no member of the job"
-        self._calls.abandon(Over(UsageError, told))
+        """In a forked child: close the copies of the sockets, which would hide the parent's death,
+        without shutting down the parent's connections."""
+        self._lock = threading.RLock()  # the inherited one may be held
+        reason = f"this is a forked child of process {self.process}, no member of the job"
+        self._calls.abandon(Closed(UsageError, reason))
         self._life.close()
 
 

@@ -1,7 +1,7 @@
-"""How far the main line of this process has come.
+"""How far the main thread of this process has come.
 
-Written by its calls of shoal, read by the watcher, which tells the others. No lock: what belongs
-together is one attribute, and only one thread writes it.
+Written by its calls of shoal, read by the watcher, which reports it. No lock: what belongs together
+is one attribute, and only one thread writes it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from shoal.runtime.rules.point import Point
 
-STEPS = 64  # how many of the last steps count for the median
+STEPS = 64  # number of recent steps in the median
 
 
 class Progress:
-    """The step, the last call of shoal, and the times of the last steps."""
+    """The step, the last call of shoal, and the recent step times."""
 
     __slots__ = (
         "_clock",
@@ -37,15 +37,15 @@ class Progress:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last: tuple[Point | str, float] = ("", clock())
-        self._times_s = [0.0] * STEPS  # a ring
-        self._own_s = [0.0] * STEPS  # the same, without the waits for others
-        self._waited_s = 0.0  # for others, so far
+        self._times_s = [0.0] * STEPS  # ring buffer
+        self._own_s = [0.0] * STEPS  # compute times: the same without waits
+        self._waited_s = 0.0  # for other processes, so far
         self._timed = 0
-        self.step: int | None = None  # the label: the last one that began, or goes on
-        self.outer: int | None = None  # the innermost one that has not ended
+        self.step: int | None = None  # the label: the innermost open step, else the last one
+        self.outer: int | None = None  # the innermost open step
         self.ended = 0  # steps, timed or not
-        self.is_waiting = False  # in a call that waits for others, by a deadline
-        self.worked = 0  # grows while a long call does work of its own; from any of its threads
+        self.is_waiting = False  # in a call that waits for others, with a deadline
+        self.worked = 0  # grows while a long call makes progress; any thread may increment it
 
     @property
     def place(self) -> str:
@@ -55,21 +55,21 @@ class Progress:
 
     @property
     def since(self) -> float:
-        """When it came to `place`, or when it went on from there."""
+        """When it reached `place`, or left it."""
         return self._last[1]
 
     @property
     def step_s(self) -> float | None:
-        """The median time of the last steps, seconds; None before the first has ended."""
+        """The median step time, seconds; None before the first step has ended."""
         times_s = self._times_s[: min(self._timed, STEPS)]
         return statistics.median(times_s) if times_s else None
 
     @property
     def wait_s(self) -> float:
-        """How much of `step_s` it waited for others, seconds.
+        """The part of `step_s` spent waiting for other processes, seconds.
 
-        Where all wait for the slowest in each step, all steps take equally long; who is slow shows
-        in the rest.
+        Where all wait for the slowest process in each step, all step times are equal; the slow
+        process shows in the rest, the compute time.
         """
         timed = min(self._timed, STEPS)
         if not timed:
@@ -78,26 +78,26 @@ class Progress:
         return max(0.0, statistics.median(self._times_s[:timed]) - own_s)
 
     def come(self, point: Point, now: float) -> None:
-        """The main line waits for others at `point`."""
+        """The main thread begins to wait at `point`."""
         self._last = (point, now)
         self.is_waiting = True
 
     def go(self, point: Point) -> None:
-        """The wait is over, well or not."""
+        """The wait has ended, by an answer or an error."""
         now = self._clock()
         self._waited_s += now - self._last[1]
         self._last = (point, now)
         self.is_waiting = False
 
     def begin(self, step: int, place: str) -> tuple[float, float]:
-        """A step begins; return when, and how long it had waited for others until then."""
+        """Begin a step; return the time, and the total wait until then."""
         now = self._clock()
         self.step = step
         self._last = (place, now)
         return now, self._waited_s
 
     def end(self, began: tuple[float, float] | None, place: str) -> None:
-        """A step ends. Without `began` it is not timed."""
+        """End a step. Without `began` it is not timed."""
         now = self._clock()
         if began is not None:
             began_at, waited_s = began
@@ -109,7 +109,7 @@ class Progress:
         self._last = (place, now)
 
     def beat(self) -> dict[str, Any]:
-        """Return what a sign of life says."""
+        """Return the fields of a sign of life."""
         return {
             "step": self.step,
             "place": self.place,
@@ -121,7 +121,7 @@ class Progress:
 
 
 def memory_bytes() -> int:
-    """Return the resident memory of this process; 0 where the platform does not say."""
+    """Return the resident memory of this process; 0 where the platform does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,7 @@
-"""Arrivals bring the trail; where trails differ, those that know it find the first call that does.
+"""Attach the trail to arrivals; where trails differ, find the first call that does.
 
-Only after a difference: a few rounds in a lane of their own, bounded in time, as for a long
-specification (see `agreement`). If they cannot be had, the error says what is known without them.
+Only after a difference: a few rounds in a separate lane, bounded in time, as for a long
+specification (see `agreement`). If the rounds fail, the error shows what is known without them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shoal.runtime.rules.trail_marks import TrailVersion
 
 Arrive = Callable[..., Mapping[int, bytes]]
 
-_SEARCH_S = 10.0  # how long the first difference is looked for, after all know that there is one
+_SEARCH_S = 10.0  # time limit of the search for the first difference
 _VALUES_DIFFER = {
     "put": (
         "put takes the whole array, equal on all processes; from_host_local joins each process's "
@@ -51,7 +51,7 @@ _ELSEWHERE = (
 
 
 def compares_trails(arrive: Arrive) -> Arrive:
-    """Let a coordinator's `arrive` bring the trail, and say which call differs if one does."""
+    """Make a coordinator's `arrive` carry the trail, and name the call that differs, if any."""
 
     @wraps(arrive)
     def arrive_with_trail(
@@ -70,20 +70,20 @@ def compares_trails(arrive: Arrive) -> Arrive:
     return arrive_with_trail
 
 
-def raise_found(coordinator: Coordinator, asked: str, site: str) -> None:
-    """Raise what signs of life have shown, unless a meeting has told it meanwhile.
+def raise_found(coordinator: Coordinator, caller: str, site: str) -> None:
+    """Raise a difference found by signs of life, unless a meeting has reported it meanwhile.
 
     Raises:
       DivergenceError: processes have made different calls.
     """
     found = coordinator.trails.take_found()
     if found is not None:
-        point = Point(asked, found.group, site=site)
+        point = Point(caller, found.group, site=site)
         raise _explained(coordinator, point, TrailsDiffer(found.versions, found.lane), _SEARCH_S)
 
 
 def _end(side: TrailVersion) -> str:
-    """Return where its calls ended, in words."""
+    """Return where its calls ended, as text."""
     if not side.name:
         return "it has gone on since"
     return f"it reached {side.name!r}" + (f" ({side.site})" if side.site else "")
@@ -92,9 +92,9 @@ def _end(side: TrailVersion) -> str:
 def _explained(
     coordinator: Coordinator, point: Point, known: TrailsDiffer, limit_s: float
 ) -> DivergenceError:
-    """Return the error that names the first call that differs; if it cannot be found, without it.
+    """Return the error that names the first call that differs, or without it if it is not found.
 
-    From here on the trails of all that know are equal again: they begin anew.
+    From here on the trails of all processes that know are equal again: they begin anew.
     """
     trail = _taken(coordinator, point, known)
     sides = known.versions
@@ -114,22 +114,22 @@ def _explained(
         try:
             with coordinator.call("the trail", f"{point.lane}: the trail", group):
                 found, advice = _search(meet, mine, sides, speakers)
-        except (ShoalError, ValueError, LookupError):  # that they differ is known all the same
+        except (ShoalError, ValueError, LookupError):  # that they differ is known anyway
             found = None
-    told = found or [_unexplained(side) for side in sides]
+    shown = found or [_unexplained(side) for side in sides]
     rows: dict[str, list[int]] = {}
-    for text, side in zip(told, sides, strict=False):
+    for text, side in zip(shown, sides, strict=False):
         rows.setdefault(text, []).extend(side.processes)
     return disagreement(heading, rows.items(), advice)
 
 
 def _taken(coordinator: Coordinator, point: Point, known: TrailsDiffer) -> Trail:
-    """Return the calls that differ; they are not compared again."""
+    """Return the trail that differs; its calls are not compared again."""
     if known.lane is not None:
         count = int(known.versions[0].text.partition(":")[0])
         return coordinator.trails.stop_comparing(point, known.lane, count)
-    told = json.dumps(known.versions).encode()
-    base = short_digest(told).hex()
+    versions = json.dumps(known.versions).encode()
+    base = short_digest(versions).hex()
     return coordinator.trails.start_anew(point, base)
 
 
@@ -147,17 +147,17 @@ def _rounds(coordinator: Coordinator, point: Point, group: tuple[int, ...], limi
 def _search(
     meet: Meet, mine: Trail | None, sides: Sequence[TrailVersion], speakers: Sequence[int]
 ) -> tuple[Sequence[str] | None, str]:
-    """Return what each speaker has where the trails differ first, in words, and advice."""
-    told = meet(b"" if mine is None else b"%d" % mine.first_kept)
-    first = max(int(told[process]) for process in speakers)
+    """Return each speaker's entry at the first difference, as text, and advice."""
+    answers = meet(b"" if mine is None else b"%d" % mine.first_kept)
+    first = max(int(answers[process]) for process in speakers)
     number = find_first(meet, None if mine is None else _Calls(mine, first), speakers)
     if number is None:
         return None, ""
     if number < first:
-        return None, f"they differ before call {first}: no call before that is kept on all"
+        return None, f"they differ before call {first}: earlier calls are not kept on all"
     entry = None if mine is None else mine.entry(number)
-    told = meet(b"" if entry is None else entry.place.encode(errors="replace"))
-    places = [told[process].decode(errors="replace") for process in speakers]
+    answers = meet(b"" if entry is None else entry.place.encode(errors="replace"))
+    places = [answers[process].decode(errors="replace") for process in speakers]
     if len({*places}) > 1:
         ended = [f"(no call: {_end(side)} first)" for side in sides]
         return [place or end for place, end in zip(places, ended, strict=False)], _ELSEWHERE
@@ -172,8 +172,8 @@ def _search(
 
 
 class _Calls:
-    """The calls of a trail from `first` on; of those before it is known whether all are equal, and
-    a difference among them shows at the last. `Items`."""
+    """The calls of a trail from `first` on. Whether all calls before are equal is known, and a
+    difference among them shows in the last one's digest. `ItemsInOrder`."""
 
     def __init__(self, trail: Trail, first: int) -> None:
         self._trail, self._first = trail, first
@@ -182,7 +182,7 @@ class _Calls:
         return self._trail.count
 
     def digest(self, low: int, high: int) -> bytes:
-        """See `Items.digest`. Of all calls so far: those before `low` are known to be equal."""
+        """See `ItemsInOrder.digest`. Covers all calls so far: those before `low` are equal."""
         if high < self._first:
             return bytes(SHORT_BYTES)
         end = min(high, self._trail.count)
@@ -190,7 +190,7 @@ class _Calls:
         return short_digest(text)
 
     def show(self, index: int) -> str:
-        """See `Items.show`."""
+        """See `ItemsInOrder.show`."""
         entry = self._trail.entry(index)
         return "" if entry is None else entry.place
 

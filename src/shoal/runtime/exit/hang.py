@@ -1,9 +1,9 @@
-"""A process that hangs because a peer is gone is ended, with a report and a documented code.
+"""End a process that hangs because a peer is gone, with a report and a documented exit code.
 
-A collective of XLA that waits for a process that is gone may never return, and cannot be
-interrupted. So the watcher, a thread, ends the process: only after somebody is gone, and only when
-its main line has reached no call of shoal for SHOAL_ABORT_AFTER_S since. Once the program was told
-by an exception it may take its time, to save its work for example: then it is ended only when its
+A collective of XLA that waits for a lost process may never return, and cannot be interrupted. So
+the watcher thread ends this process: only after a loss, and only when its main thread has reached
+no call of shoal for SHOAL_ABORT_AFTER_S since. Once an exception has reported the loss to the
+program, the program may take its time, for example to save its work: it is then ended only when its
 main thread has not moved, in Python, for SHOAL_TIMEOUT_S.
 """
 
@@ -25,11 +25,11 @@ from shoal.runtime.rules.outcomes import ThisProcess, indented
 from shoal.runtime.system.failure_words import headline_of
 from shoal.runtime.system.stacks import stacks
 
-_FLUSH_S = 2.0  # what Python buffers may take this long to be written: a lock may never be free
+_FLUSH_S = 2.0  # time limit of the flush: a stream's lock may never be free
 
 
 class HangTimeout:
-    """The rule alone. Call `is_over` every TICK_S as long as there is trouble."""
+    """The rule. Call `is_over` every TICK_S while there is trouble."""
 
     def __init__(self, abort_after_s: float, timeout_s: float) -> None:
         self._abort_after_s = abort_after_s
@@ -40,10 +40,10 @@ class HangTimeout:
 
     @classmethod
     def of_settings(cls) -> HangTimeout:
-        """Return what the environment asks for.
+        """Return the hang time-outs of the settings.
 
         Raises:
-          UsageError: a variable is no positive number.
+          UsageError: a variable is not a positive number.
         """
         return cls(settings.seconds("SHOAL_ABORT_AFTER_S"), settings.seconds("SHOAL_TIMEOUT_S"))
 
@@ -52,69 +52,69 @@ class HangTimeout:
     ) -> Trouble | None:
         """Return why this process must be ended now, or None.
 
-        `frame` is where the main thread stands in Python, None if the interpreter ends in order.
+        `frame` is the main thread's current position in Python, None if the interpreter exits.
         """
-        cause = next(iter(troubles.untold()), None)
-        told = cause is None
+        cause = next(iter(troubles.unreported()), None)
+        is_reported = cause is None
         cause = cause or next(iter(troubles.open()), None)
         if cause is None or frame is None or progress.is_waiting:
             mark: Hashable = None
         else:
-            mark = (told, progress.since, progress.worked, frame if told else None)
-        # Time in which we did not run ourselves (stopped, asleep) was nobody's chance.
+            mark = (is_reported, progress.since, progress.worked, frame if is_reported else None)
+        # Ignore time while this process was suspended.
         passed_s = min(max(0.0, now - self._at), 4 * TICK_S)
         self._waited_s = self._waited_s + passed_s if mark == self._mark else 0.0
         self._mark, self._at = mark, now
         if mark is None or math.isinf(self._abort_after_s):
             return None
-        limit_s = self._timeout_s if told else self._abort_after_s
+        limit_s = self._timeout_s if is_reported else self._abort_after_s
         return cause if self._waited_s >= limit_s else None
 
 
 class HangWatch:
-    """Looks at a process in trouble, and ends it when its patience is over."""
+    """Checks this process while there is trouble, and ends it when it hangs."""
 
-    def __init__(self, coordinator: Coordinator, patience: HangTimeout) -> None:
+    def __init__(self, coordinator: Coordinator, hang_timeout: HangTimeout) -> None:
         self._coordinator = coordinator
-        self._patience = patience
+        self._hang_timeout = hang_timeout
 
     def look(self, now: float) -> None:
-        """Called by the watcher while there is trouble."""
+        """Check for a hang; called by the watcher while there is trouble."""
         here = self._coordinator
-        cause = self._patience.is_over(now, here.troubles, here.progress, main_frame())
+        cause = self._hang_timeout.is_over(now, here.troubles, here.progress, main_frame())
         if cause is None:
             return
         with contextlib.suppress(Exception):
             here.tell("failed", f"it hung, and was ended: {cause.name} {cause.fate}")
-        _say_at_the_end(self.report(cause, now))
+        _write_before_exit(self.report(cause, now))
         os._exit(cause.exit_code)
 
     def report(self, cause: Trouble, now: float) -> str:
-        """Return who is gone, since when, where this process stands, and the exit code."""
+        """Return the report: the losses, their age, this process's position, the exit code."""
         here, progress = self._coordinator, self._coordinator.progress
         me = ThisProcess(here.process, here.hosts)
         lines = [
-            f"shoal: {me} has been in no call of shoal for {now - progress.since:.0f} s, and "
-            f"{self._told(cause)}: it hangs, and is ended with exit code "
+            f"shoal: {me} has not called shoal for {now - progress.since:.0f} s, and "
+            f"{self._describe(cause)}: it hangs, and is ended with exit code "
             f"{cause.exit_code}"
         ]
         for trouble in here.troubles.open():
             ago = f"known for {now - trouble.since:.0f} s"
-            lines.append(f"  {self._told(trouble)} ({ago}): {headline_of(trouble.words)}")
+            lines.append(f"  {self._describe(trouble)} ({ago}): {headline_of(trouble.words)}")
         step = "" if progress.step is None else f"step {progress.step}, "
         lines.append(f"  it was last at {step}{progress.place or 'the start of the job'}")
         return "\n".join([*lines, indented(stacks()), ""])
 
-    def _told(self, trouble: Trouble) -> str:
+    def _describe(self, trouble: Trouble) -> str:
         if trouble.process == self._coordinator.process:
             return "it was declared lost"
         return f"{trouble.name} {trouble.fate}"
 
 
 def main_frame() -> Hashable:
-    """Return where the main thread stands, None once the interpreter runs its exit handlers.
+    """Return the main thread's current position; None once the interpreter runs exit handlers.
 
-    Before those it joins threads, which may hang as the main one may.
+    Before those it joins threads, which may hang as the main thread may.
     """
     main = threading.main_thread()
     frame = sys._current_frames().get(main.ident or 0)
@@ -124,16 +124,16 @@ def main_frame() -> Hashable:
     return (id(frame), frame.f_lasti) if frame is not None else ()
 
 
-def _say_at_the_end(text: str) -> None:
-    """Write `text`, and what Python buffers, as far as that can be done within _FLUSH_S."""
+def _write_before_exit(text: str) -> None:
+    """Write `text` and flush Python's buffers, giving up after _FLUSH_S."""
 
     def run() -> None:
         with contextlib.suppress(OSError):
             os.write(2, text.encode(errors="replace"))
         flush()
 
-    # Who hangs may hold a stream's lock, and nobody may read what is written.
+    # The hanging thread may hold a stream's lock, and the pipe may have no reader.
     writer = threading.Thread(target=run, daemon=True)
-    with contextlib.suppress(RuntimeError):  # the interpreter ends: it starts no threads
+    with contextlib.suppress(RuntimeError):  # the interpreter is ending: it starts no threads
         writer.start()
         writer.join(_FLUSH_S)

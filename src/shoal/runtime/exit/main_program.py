@@ -1,9 +1,9 @@
-"""How the program of this process ended, which Python tells no exit handler.
+"""How the main program ended, which Python does not tell exit handlers.
 
-The outermost frame of the main thread is that of the program (or of what runs it). It is kept, so
-that its end can be read from it: whether it returned, and whether the exception that Python noted
-in `sys.last_traceback`, before it called whatever `sys.excepthook` there was, came out of it. What
-is left is a SystemExit, of which Python keeps nothing, neither its code nor its text.
+The outermost frame of the main thread is that of the program (or of its runner). It is kept, so
+that the end can be read from it: whether it returned, and whether the exception that Python stored
+in `sys.last_traceback`, before it called `sys.excepthook`, came out of it. The remaining case is a
+SystemExit, of which Python keeps nothing, neither its code nor its text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.runtime.system.failure_words import is_of_program
 
 
 class MainProgram:
-    """The program that runs now in the main thread."""
+    """The program that runs in the main thread."""
 
     def __init__(self) -> None:
         frames = [*_main_frames()]
@@ -28,24 +28,24 @@ class MainProgram:
         self._own = next(filter(is_of_program, reversed(frames)), self._frame)
 
     def is_running(self) -> bool:
-        """Is it on the main thread's stack?"""
+        """Return whether it is on the main thread's stack."""
         return self._frame is not None and _outermost() is self._frame
 
     def has_returned(self) -> bool:
-        """Has it come to its end without an exception? Then Python's exit code is 0."""
+        """Return whether it ended without an exception. Python's exit code is then 0."""
         frame = self._frame
         if frame is None or frame.f_lasti < 0 or self.is_running() or _is_interactive():
             return False
         return opcode.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN_")
 
     def has_exited(self) -> bool:
-        """Has a SystemExit ended it, whether raised by `sys.exit` or not?"""
+        """Return whether a SystemExit ended it, whether raised by `sys.exit` or not."""
         if self._frame is None or self.is_running() or _is_interactive():
             return False
         return not self.has_returned() and self.uncaught() is None
 
     def uncaught(self) -> BaseException | None:
-        """Return the exception that ended it, also if another hook than ours was told of it."""
+        """Return the exception that ended it, even if another excepthook received it."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         trace = getattr(sys, "last_traceback", None)
         if trace is None or trace.tb_frame is not self._frame or self.is_running():
@@ -54,13 +54,13 @@ class MainProgram:
         return error if is_one else None
 
     def joins_threads(self) -> bool:
-        """Is it over, and are threads that it left waited for?"""
+        """Return whether it has ended and Python joins its remaining threads."""
         frame = _outermost()
         return frame is not None and frame.f_code.co_name == "_shutdown"  # of `threading`
 
     @property
     def place(self) -> str:
-        """Where it stands or ended: file:line (function), in its outermost frame."""
+        """Where it is or ended: file:line (function), in its outermost frame."""
         return "" if self._own is None else site_of(self._own, self._own.f_lineno)
 
 
@@ -77,5 +77,5 @@ def _outermost() -> FrameType | None:
 
 
 def _is_interactive() -> bool:
-    """A session goes on after an exception, and after the end of its script."""
+    """Return whether this is a session, which outlives exceptions and the end of its script."""
     return hasattr(sys, "ps1")

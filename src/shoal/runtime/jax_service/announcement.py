@@ -1,7 +1,7 @@
-"""A process tells its launcher that it joins a job of JAX, which shoal does not see.
+"""Notify the launcher that a script joins a job with JAX alone, which shoal does not see.
 
-`jax.distributed.initialize` speaks to JAX's service alone. The launcher learns here that the
-script did not forget to join.
+`jax.distributed.initialize` talks only to JAX's service. The notification tells the launcher that
+the script did not forget to join.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _ANSWER_S = 2.0
 
 
 def announce() -> None:
-    """Tell the meeting place of the launcher, if there is one; wait until it has heard.
+    """Notify the launcher's meeting place, if there is one; wait for its acknowledgement.
 
-    Nothing depends on it but a sentence of the launcher's: a meeting place that is gone or does
-    not answer is no error.
+    Only one message of the launcher depends on it, so a meeting place that is gone or does not
+    answer is no error.
     """
     address, process = settings.text("SHOAL_COORDINATOR"), settings.text("SHOAL_PROCESS_ID")
     if not (address and process.isdecimal()):

@@ -1,9 +1,9 @@
-"""JAX's own runtime: the only file of shoal that imports `jax._src` or `jaxlib`.
+"""JAX's runtime: the only module of shoal that imports `jax._src` or `jaxlib`.
 
 XLA connects devices through JAX's coordination service, so that service must exist and be joined.
-Nothing here ever *waits* upon it: its client cannot be interrupted, and what it calls an error
-ends the process in C++. Hence `recoverable` and heartbeats that never time out; who is alive is
-the meeting place's to know. JAX is imported inside functions only.
+Nothing here ever *waits* upon it: its client cannot be interrupted, and its errors end the process
+in C++. Hence `recoverable` and heartbeats that never time out; the meeting place is responsible
+for liveness. JAX is imported inside functions only.
 
 ``python -m shoal.runtime.jax_service.jax_runtime --processes N`` runs the service and prints its
 address.
@@ -19,22 +19,22 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from shoal.runtime.jax_service.process_numbers import checked
 from shoal.runtime.jax_service.service_link import ServiceLink
-from shoal.runtime.rules.process_numbers import checked
 from shoal.runtime.system.accelerators import count_accelerators
-from shoal.runtime.system.child_process import leave_signals_to_the_job
+from shoal.runtime.system.child_process import ignore_job_signals
 from shoal.runtime.system.cpu_devices import chosen_devices, cpu_threads, overruled, with_configured
 from shoal.runtime.wire.frames import address_text
 
-_NEVER_S = 10**6  # heartbeats and registration: JAX must never decide that somebody is dead
+_NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead
 _SHUTDOWN_S = 5
-_ANSWER_S = 2.0  # a service that does not answer a question within this is not waited for
-_PROCESS = "shoal/process"  # what a process is called in the job, by JAX's index of it
-_HERE = "shoal/here"  # a key that is there as long as JAX's service is
+_ANSWER_S = 2.0  # how long to wait for an answer of the service
+_PROCESS = "shoal/process"  # a process's index in the job, by its index in JAX
+_HERE = "shoal/here"  # a key that exists as long as JAX's service does
 
 
 class Attached(NamedTuple):
-    """A job that `jax.distributed.initialize` already joined."""
+    """A job already joined by `jax.distributed.initialize`."""
 
     process: int
     num_processes: int
@@ -44,13 +44,13 @@ class Attached(NamedTuple):
 class JaxService:
     """JAX's coordination service, run by this process from `start` until `close`.
 
-    gRPC binds with SO_REUSEPORT and does not report the port it chose. So a socket of ours that
-    never listens holds the port first: nobody else can be given it, and JAX's bind succeeds.
+    gRPC binds with SO_REUSEPORT and does not report the port it chose. So a socket that never
+    listens holds the port first: no other socket can get it, and JAX's bind succeeds.
     """
 
     def __init__(self) -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when jaxlib is loaded
-        from jaxlib import _jax  # most of the time that it takes to start
+        from jaxlib import _jax  # most of the start-up time
 
         self._jax = _jax
 
@@ -72,13 +72,13 @@ class JaxService:
         return address
 
     def close(self) -> None:
-        """Stop. Clients that are still connected abort: see to it that there are none."""
+        """Stop. Clients that are still connected abort; the caller ensures that there are none."""
         self._service.shutdown()
         self._holder.close()
 
 
 def attached() -> Attached | None:
-    """Return the job that this process joined through `jax.distributed`, if it did."""
+    """Return the job that this process joined through `jax.distributed`, or None."""
     distributed = sys.modules.get("jax._src.distributed")  # an import would take longer
     if distributed is None:
         return None
@@ -89,25 +89,25 @@ def attached() -> Attached | None:
 
 
 def backend_exists() -> bool:
-    """Has JAX created a backend, after which a process can join no job? Never waits for a start."""
+    """Return whether JAX has created a backend, after which no job can be joined. Never blocks."""
     return bool(getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", False))
 
 
 def is_starting() -> bool:
-    """Is a start of the devices under way in any thread? Then some platforms may be there."""
+    """Return whether any thread is starting the devices; some platforms may exist already."""
     bridge = sys.modules.get("jax._src.xla_bridge")
     return bridge is not None and bool(bridge._backend_lock.locked())
 
 
 def devices(platform: str | None) -> list[Any]:
-    """Return all devices of the job, of one platform or of the default one. Starts them."""
+    """Return all devices of the job, of one platform or the default one. Starts them."""
     import jax
 
     return list(jax.devices(platform))
 
 
 def platforms() -> str:
-    """Return which platforms JAX was told to use, "" for its own choice."""
+    """Return the platforms that JAX is configured to use, "" for its own choice."""
     return str(sys.modules["jax"].config.jax_platforms or "")
 
 
@@ -119,19 +119,19 @@ def tpu_hosts() -> tuple[Any, ...]:
 
 
 def virtual_devices() -> int:
-    """Return how many CPU devices this process has, 0 if JAX computes elsewhere."""
+    """Return the number of CPU devices of this process, 0 if JAX's default is another platform."""
     import jax
 
     return jax.local_device_count() if jax.default_backend() == "cpu" else 0
 
 
 def host_devices() -> int:
-    """Return how many CPU devices this process has, beside whatever else."""
+    """Return the number of CPU devices of this process, beside other platforms."""
     import jax
 
     try:
         return len(jax.local_devices(backend="cpu"))
-    except RuntimeError:  # JAX_PLATFORMS leaves them out
+    except RuntimeError:  # JAX_PLATFORMS excludes them
         return 0
 
 
@@ -142,11 +142,11 @@ def configure_devices(
 ) -> str:
     """Choose the devices of this process, before a backend exists.
 
-    Returns a line about what says otherwise than `virtual_devices`, or without it `host_devices`;
-    "" if nothing does.
+    Returns a line about settings that contradict `virtual_devices`, or without it `host_devices`;
+    "" if there are none.
 
-    Without both the CPU gets as many devices as this process has accelerators, so
-    that every accelerator has a twin to which a mesh of hosts can be mapped one to one.
+    Without both the CPU gets as many devices as this process has accelerators, so that a mesh of
+    accelerators maps one to one to a mesh of host devices.
     """
     import jax
     from jax._src import xla_bridge
@@ -181,7 +181,7 @@ def configure_devices(
 
 
 def _make_host_devices(count: int) -> str:
-    """Let JAX have CPU devices beside its accelerators."""
+    """Let JAX create CPU devices beside its accelerators."""
     import jax
     from jax._src import xla_bridge
 
@@ -213,9 +213,9 @@ def connect(address: str, process: int) -> Any:
 
 
 def disconnect(client: Any) -> None:
-    """Leave JAX's service, if it answers: else the call would end this process in C++, after 5 s.
+    """Leave JAX's service if it answers; otherwise the call would end this process after 5 s.
 
-    The one call that times out properly is a get; asked for what is there it comes back at once.
+    The one call that times out properly is a get; for an existing key it returns at once.
     """
     import jax
 
@@ -227,9 +227,9 @@ def disconnect(client: Any) -> None:
 
 
 def install(client: Any, address: str, process: int, num_processes: int) -> None:
-    """Make `client` the one that backends will use, as `jax.distributed.initialize` does.
+    """Make `client` the one that backends use, as `jax.distributed.initialize` does.
 
-    The preemption manager stays out: it would take SIGTERM away from the program.
+    The preemption manager is left out: it would take SIGTERM away from the program.
     """
     from jax._src import distributed
 
@@ -241,7 +241,7 @@ def install(client: Any, address: str, process: int, num_processes: int) -> None
 
 
 def is_idle() -> bool:
-    """Has every array that this process holds been computed? Never blocks."""
+    """Return whether all arrays of this process have been computed. Never blocks."""
     if not backend_exists():
         return True
     import jax
@@ -250,7 +250,7 @@ def is_idle() -> bool:
 
 
 def leave(*, process_ends: bool) -> None:
-    """Disconnect from JAX's service; at the process's end, after the backends are gone.
+    """Disconnect from JAX's service; at the end of the process, after the backends are gone.
 
     A backend that is being closed may still need the service, hence JAX's own order. A service
     that is dead or frozen delays this by two seconds.
@@ -270,7 +270,7 @@ def leave(*, process_ends: bool) -> None:
 
 
 class _Leaving:
-    """JAX's client, as JAX's own teardown sees it: its end is ours."""
+    """A stand-in for JAX's client, whose shutdown by JAX's teardown is `disconnect`."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -283,17 +283,17 @@ class _Leaving:
 
 
 def publish(key: str, value: str) -> None:
-    """Let the processes of an attached job look `value` up."""
+    """Publish `value` to the processes of an attached job."""
     from jax._src import distributed
 
     distributed.global_state.client.key_value_set(key, value, allow_overwrite=True)
 
 
 def look_up(key: str, *, timeout_s: float) -> str:
-    """Return what process 0 published: the one call of JAX's client that times out properly.
+    """Return the value that process 0 published: the one call of JAX's client that times out.
 
     Raises:
-      TimeoutError: nobody published it in time.
+      TimeoutError: no value was published in time.
     """
     import jax
     from jax._src import distributed
@@ -306,13 +306,14 @@ def look_up(key: str, *, timeout_s: float) -> str:
 
 
 def processes_of(owners: Iterable[int], process: int, *, timeout_s: float) -> dict[int, int]:
-    """Return the process of the job that JAX counts as each of `owners`; all of them ask.
+    """Return, for each of `owners` (indices in JAX), its index in the job; all of them call this.
 
     Args:
-      process: what this one is called in the job, told to the others.
+      process: this process's index in the job, published to the others.
 
     Raises:
-      TimeoutError, InitializeError: one did not tell in time; two have one index.
+      TimeoutError: one of them did not publish its index in time.
+      InitializeError: two processes have one index.
     """
     import jax
 
@@ -326,15 +327,15 @@ def serve_unmodified_scripts(on_initialize: Callable[[], None] = lambda: None) -
     """Let `jax.distributed.initialize()` without arguments find the job of `shoal run`.
 
     Must be called once `jax._src.clusters` is loaded and before the script initializes. JAX takes
-    count and index only from a `ClusterEnv`; ours goes first, else Slurm wins inside an
-    allocation. It names no local process, or JAX would pin one device to each.
+    count and index only from a `ClusterEnv`; this one goes first, otherwise Slurm wins inside an
+    allocation. It sets no local process, or JAX would pin one device to each.
 
     Process 0 of such a script always starts a service of its own, on the port of the address. The
     launcher's service has that port already; so if that address was chosen, JAX's goes to a decoy.
 
     Args:
-      on_initialize: called when the script calls `jax.distributed.initialize`, with arguments or
-        without.
+      on_initialize: called when the script calls `jax.distributed.initialize`, with or without
+        arguments.
     """
     from jax._src import clusters
 
@@ -376,9 +377,9 @@ _DECOY = "127.0.0.1:0"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run JAX's service until stdin closes; print its address first, as one line of JSON.
+    """Run JAX's service until stdin closes; first print its address, as one line of JSON.
 
-    A line on stdin, `{"meeting_place": "127.0.0.1:43211"}`, says who is to watch it.
+    A line on stdin, `{"meeting_place": "127.0.0.1:43211"}`, gives the meeting place to report to.
     """
     parser = argparse.ArgumentParser(prog="python -m shoal.runtime.jax_service.jax_runtime")
     parser.add_argument("--processes", type=int, required=True)
@@ -386,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--until-stdin-closes", action="store_true", required=True)
     options = parser.parse_args(arguments)
-    leave_signals_to_the_job()
+    ignore_job_signals()
     service = JaxService()
     address = service.start(options.processes, host=options.bind, port=options.port)
     print(json.dumps({"address": address}), flush=True)

@@ -1,15 +1,16 @@
-"""The keeper of a host: one small process that sees from outside what its processes cannot say.
+"""The keeper of a host: a small process that observes the host's processes from outside.
 
 ::
 
     python -P -m shoal.runtime.jax_service.keeper    reads its orders, one line of JSON, from stdin
 
-The lowest process of each host starts one. It tells the meeting place which processes of the host
-are stopped (a stopped process is as silent as a busy one), and it is the near end of JAX's service
-(`splice`): so it must outlive whoever started it, and no signal to the job ends it. It ends by
-itself: when all its processes have ended, or when the job is over and nobody uses the splice.
+The lowest process of each host starts one. It reports to the meeting place which processes of the
+host are stopped (a stopped process is as silent as a busy one), and it is the near end of JAX's
+service (`tcp_splice`): so it must outlive the process that started it, and no signal to the job
+ends it. It exits by itself: when all its processes have ended, or when the job is over and the
+splice is not in use.
 
-The meeting place may die before; the splice goes on, for JAX's clients abort without it.
+If the meeting place dies first, the splice goes on, because JAX's clients abort without it.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal.runtime.jax_service.tcp_splice import Splices, find
-from shoal.runtime.system.child_process import leave_signals_to_the_job
+from shoal.runtime.system.child_process import ignore_job_signals
 from shoal.runtime.system.process_status import ProcessStatus, status_of
 from shoal.runtime.wire.frames import number_field, pack_frame, split_address
 
-_LOOK_S = 2.0  # between two looks at the processes, at most
+_LOOK_S = 2.0  # maximum interval between checks of the processes
 _GONE = ProcessStatus("X", parent=0, session=0, started_ticks=0)
 
 
-class _Kept:
+class _HostProcesses:
     """The processes of this host, by their index in the job."""
 
     def __init__(self, pids: Mapping[int, int], selector: selectors.BaseSelector) -> None:
@@ -49,11 +50,11 @@ class _Kept:
 
     @property
     def all_ended(self) -> bool:
-        """Has everybody ended?"""
+        """Return whether all processes have ended."""
         return len(self.ended) == len(self._pids)
 
     def look(self) -> None:
-        """Look at all that have not ended."""
+        """Update the state of the processes that have not ended."""
         stopped = []
         before = (self.stopped, len(self.ended))
         for process, pid in self._pids.items():
@@ -67,7 +68,7 @@ class _Kept:
         self.has_news |= (self.stopped, len(self.ended)) != before
 
     def _await_end(self, pid: int) -> None:
-        """Be woken when it ends, where the kernel can do that (else the next look sees it)."""
+        """Wake up when it ends, where the kernel supports it (else the next check finds out)."""
         with contextlib.suppress(OSError, AttributeError):
             handle = os.pidfd_open(pid)
 
@@ -80,7 +81,7 @@ class _Kept:
 
 
 def _look(pid: int) -> ProcessStatus:
-    """Return the status of a process; its state is "X" if it is gone, "?" where none is known."""
+    """Return the status of a process; its state is "X" if it is gone, "?" if unknown."""
     if status := status_of(pid):
         return status
     if os.path.exists("/proc/self/stat"):
@@ -95,7 +96,7 @@ def _look(pid: int) -> ProcessStatus:
 
 
 class _Reports:
-    """What the meeting place is told: everything, again and again."""
+    """The reports to the meeting place: the full state, periodically."""
 
     def __init__(self, orders: Mapping[str, Any], limit: float, selector: Any) -> None:
         self._selector = selector
@@ -109,8 +110,8 @@ class _Reports:
         self.is_gone = False
         selector.register(self._socket, selectors.EVENT_READ, self._on_read)
 
-    def say(self, kept: _Kept) -> None:
-        """Say how the processes are, unless the last report is still on its way."""
+    def say(self, kept: _HostProcesses) -> None:
+        """Send the states of the processes, unless the last report is still being sent."""
         if self.is_gone:
             return
         states = {"do": "states", "stopped": kept.stopped, "ended": kept.ended}
@@ -141,13 +142,13 @@ _SHOWN = ("token", "process", "incarnation")
 
 
 class _Keeper:
-    """One host's keeper."""
+    """The keeper process of one host."""
 
     def __init__(self, orders: Mapping[str, Any]) -> None:
         limit = time.monotonic() + number_field(orders, "timeout_s")
         self._selector = selectors.DefaultSelector()
         kept = {int(process): pid for process, pid in orders["keeps"].items()}
-        self._kept = _Kept(kept, self._selector)
+        self._kept = _HostProcesses(kept, self._selector)
         self._look_s = min(number_field(orders, "heartbeat_s"), _LOOK_S)
         self._splices = self._reports = None
         if orders["jax_service"]:
@@ -158,13 +159,13 @@ class _Keeper:
 
     @property
     def address(self) -> str:
-        """Of the splice; empty without one."""
+        """The address of the splice; empty without one."""
         return self._splices.address if self._splices else ""
 
     def run(self) -> None:
-        """Keep, until there is nothing more to keep."""
+        """Run until no process and no splice needs the keeper."""
         due = -math.inf
-        while not (self._kept.all_ended or self._is_needless()):
+        while not (self._kept.all_ended or self._is_unneeded()):
             for key, mask in self._selector.select(max(0.0, due - time.monotonic())):
                 key.data(mask)
             now = time.monotonic()
@@ -176,8 +177,8 @@ class _Keeper:
             if now >= due:
                 due = now + self._look_s
 
-    def _is_needless(self) -> bool:
-        """Is the job over, though its processes live on?"""
+    def _is_unneeded(self) -> bool:
+        """Return whether the job is over and the splice unused, though processes live on."""
         splices, reports = self._splices, self._reports
         if splices is not None and not splices.is_idle:
             return False
@@ -187,24 +188,24 @@ class _Keeper:
 
 
 def main() -> int:
-    """Keep the host that the orders on stdin name."""
-    leave_signals_to_the_job()
+    """Run the keeper of the host given by the orders on stdin."""
+    ignore_job_signals()
     line = sys.stdin.buffer.readline()
     if not line:
-        return 0  # whoever started us is no leader after all, or has died
+        return 0  # the starter is not the leader after all, or has died
     try:
         keeper = _Keeper(json.loads(line))
     except OSError as error:
         print(error, file=sys.stderr)
         return 1
-    with contextlib.suppress(BrokenPipeError):  # it died; others may come
+    with contextlib.suppress(BrokenPipeError):  # the starter died; other processes may connect
         print(json.dumps({"address": keeper.address}), flush=True)
-    _let_go_of_the_starter()
+    _detach_from_parent()
     keeper.run()
     return 0
 
 
-def _let_go_of_the_starter() -> None:
+def _detach_from_parent() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1):
         os.dup2(nothing, standard)

@@ -1,4 +1,4 @@
-"""How the processes of each host come to their keeper, and learn where its splice is."""
+"""Start the keeper of each host, and tell its processes the address of the splice."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from shoal.runtime.system.child_process import Spawned
 _LOCAL_INDICES = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
-def leads_probably(process: int, environ: Mapping[str, str]) -> bool:
-    """Is this process likely to be the lowest of its host? What the meeting place says counts."""
+def is_likely_leader(process: int, environ: Mapping[str, str]) -> bool:
+    """Guess whether this process is the lowest of its host; the meeting place decides later."""
     return process == 0 or any(environ.get(name) == "0" for name in _LOCAL_INDICES)
 
 
-def past_the_proxy(host: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment in which JAX's client reaches `host` itself.
+def without_proxy(host: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which JAX's client connects to `host` without a proxy.
 
-    gRPC asks a web proxy even for the loopback, unless one of three variables names the host; the
+    gRPC uses a web proxy even for the loopback, unless one of three variables names the host; the
     first of them that is set counts.
     """
     names = ("no_grpc_proxy", "no_proxy", "NO_PROXY")
@@ -35,25 +35,25 @@ def past_the_proxy(host: str, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class HostKeeper:
-    """The keeper of this host, as its starter sees it.
+    """The keeper of this host, as seen by the process that starts it.
 
-    It may be started before it is known who is to start it: then it is ready when it is needed.
+    It may be started before it is known which process is to start it, so as to be ready in time.
     """
 
     def __init__(self) -> None:
         self._spawned: Spawned | None = None
 
     def start_early(self) -> None:
-        """Start it if that is possible. If not, that is said when it is needed."""
+        """Start it if possible. A failure is reported when the keeper is needed."""
         with contextlib.suppress(OSError):
             self._spawned = Spawned("shoal.runtime.jax_service.keeper")
 
     def begin(self, joined: TcpCoordinator, token: str, jax_service: str, limit: float) -> str:
-        """Give it its orders; return the address of its splice.
+        """Send its orders; return the address of its splice.
 
         Raises:
           OSError: it cannot be started, cannot reach JAX's service, or is late.
-          ProcessLostError, PeerFailedError: somebody is gone meanwhile.
+          ProcessLostError, PeerFailedError: a process is gone meanwhile.
         """
         spawned, self._spawned = self._spawned or Spawned("shoal.runtime.jax_service.keeper"), None
         welcome, left_s = joined.welcome, max(0.001, limit - time.monotonic())
@@ -63,7 +63,7 @@ class HostKeeper:
             "process": joined.process,
             "incarnation": welcome.incarnation,
             "heartbeat_s": None if welcome.heartbeat_s == math.inf else welcome.heartbeat_s,
-            # A process that does not know its host keeps itself, and has nothing to report.
+            # A process that does not know its host keeps only itself, with nothing to report.
             "keeps": dict(joined.keeps) or {joined.process: os.getpid()},
             "reports": bool(joined.keeps),
             "jax_service": jax_service,
@@ -72,18 +72,18 @@ class HostKeeper:
         with contextlib.suppress(BrokenPipeError):
             spawned.stdin.write(json.dumps(orders).encode() + b"\n")
             spawned.stdin.close()
-        # A service that has died meanwhile is waited for by the keeper, but need not be by us.
+        # The keeper waits for a service that has died meanwhile; this process need not.
         line = spawned.first_line(left_s + 1.0, check=joined.check)
         if not line:
             raise OSError(spawned.last_words())
-        spawned.let_go()
+        spawned.detach()
         return str(json.loads(line)["address"])
 
     def dismiss(self) -> None:
-        """It is not needed: it ends by itself."""
+        """Dismiss a keeper that is not needed: it ends by itself."""
         if self._spawned is not None:
             self._spawned.stdin.close()
-            self._spawned.let_go()
+            self._spawned.detach()
             self._spawned = None
 
 
@@ -95,16 +95,16 @@ def find_host_keeper(
     All processes of the job call it.
 
     Raises:
-      InitializeError: on all; a keeper cannot be started, or cannot reach JAX's service.
+      InitializeError: on all: a keeper cannot be started, or cannot reach JAX's service.
     """
-    told = {}
+    outcome = {}
     if joined.leader == joined.process:
         try:
-            told["address"] = keeper.begin(joined, token, jax_service, limit)
+            outcome["address"] = keeper.begin(joined, token, jax_service, limit)
         except OSError as error:
-            told["trouble"] = str(error)
+            outcome["trouble"] = str(error)
     point = Point("initialize", fingerprint="initialize: host keepers", site=callsite())
-    payload = json.dumps(told).encode() if told else b""
+    payload = json.dumps(outcome).encode() if outcome else b""
     answers = joined.arrive(point, payload, timeout_s=max(0.001, limit - time.monotonic()))
     heard = {process: json.loads(answer) for process, answer in answers.items() if answer}
     troubles = [

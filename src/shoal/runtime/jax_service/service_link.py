@@ -1,4 +1,4 @@
-"""How a service that all processes need lets the meeting place watch it."""
+"""Let the meeting place monitor a service that all processes need."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _BYE = pack_frame({"do": "bye"})
 
 
 class ServiceLink:
-    """A connection to the meeting place. Its end without a BYE is the end of the service.
+    """A connection to the meeting place. If it ends without a BYE, the service is lost.
 
-    One thread, which has nothing else to do: the one that waits for the service's own end.
+    Uses one thread, which has nothing else to do: the one that waits for the service's own end.
     """
 
     def __init__(self, name: str, token: str) -> None:
@@ -37,7 +37,7 @@ class ServiceLink:
         self._heartbeat_s = math.inf
 
     def open(self, meeting_place: str) -> None:
-        """Let the meeting place watch this service. A meeting place that is gone is none."""
+        """Register this service with the meeting place. A meeting place that is gone is ignored."""
         host, port = split_address(meeting_place)
         limit = time.monotonic() + _ANSWER_S
         with contextlib.suppress(OSError, FrameError):
@@ -64,17 +64,17 @@ class ServiceLink:
         }
 
     def stay(self, file: int) -> None:
-        """Stay until a pipe ends; a line on it, of JSON, says where the `meeting_place` is."""
-        told = b""
+        """Wait until a pipe closes; a line of JSON on it gives the `meeting_place` address."""
+        received = b""
         while self.wait(file) and (data := os.read(file, 4096)):
-            told += data
-            if told.endswith(b"\n"):
-                self.open(json.loads(told)["meeting_place"])
-                told = b""
+            received += data
+            if received.endswith(b"\n"):
+                self.open(json.loads(received)["meeting_place"])
+                received = b""
         self.close()
 
     def wait(self, *files: int) -> list[int]:
-        """Wait until one of `files` can be read or has ended; return those. Give signs of life."""
+        """Wait until any of `files` is readable or closed; return those. Send signs of life."""
         readable = select.poll()
         for file in files:
             readable.register(file, select.POLLIN)
@@ -86,7 +86,7 @@ class ServiceLink:
             self._beat()
 
     def _beat(self) -> None:
-        """Say that we run, and read the answers to what was said before."""
+        """Send a sign of life, and read the answers to earlier ones."""
         channel = self._channel
         if channel is None:
             return
@@ -100,7 +100,7 @@ class ServiceLink:
             channel.close()
 
     def close(self) -> None:
-        """Say that the service ends in order."""
+        """Report an orderly end of the service."""
         if self._channel is not None:
             with contextlib.suppress(OSError):
                 self._channel.send(_BYE, time.monotonic() + _SEND_S)
@@ -109,5 +109,5 @@ class ServiceLink:
 
 
 def _reachable(host: str) -> str:
-    """Return a host to connect to, for one that was bound to."""
+    """Return a host to connect to, given the one that was bound."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

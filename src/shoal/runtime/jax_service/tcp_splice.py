@@ -1,16 +1,16 @@
-"""A TCP splice: bytes pass between a near and a far end, and the near one outlives the far one.
+"""A TCP splice: a proxy whose near connection outlives its far one.
 
-JAX's client ends its process in C++ within a tenth of a second of its connection's end. Behind a
-splice on its own host it never sees that end: when JAX's service dies, or its host does, the near
+JAX's client ends its process in C++ within a tenth of a second of the end of its connection. Behind
+a splice on its own host it never sees that end: when JAX's service dies, or its host does, the near
 connection stays open and silent, and the loss becomes a Python exception (by the meeting place).
 
 ::
 
     JAX's client ──near──▶ splice (loopback) ──far──▶ JAX's service
 
-What is passed on: bytes both ways, no more than one chunk waiting in each; the near end's closing,
-half or whole; a far end that refuses, as long as none has accepted yet. What is not: the end of
-the far end, unless the near one has closed before.
+Forwarded: bytes both ways, with at most one chunk buffered in each direction; the near end's close,
+half or whole; a refusal by the far end, as long as none has accepted yet. Not forwarded: the close
+of the far end, unless the near end has closed before.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any
 from shoal.runtime.wire.frames import address_text
 
 _CHUNK_BYTES = 1 << 16
-_PAUSE_S = 0.05  # between two knocks at a far end that does not listen yet
+_PAUSE_S = 0.05  # between attempts while the far end does not listen yet
 
-Address = tuple[Any, ...]  # as sockets know it: two fields, or four with IPv6
+Address = tuple[Any, ...]  # as in `socket`: two fields, or four with IPv6
 
 
 def find(host: str, port: int, limit: float) -> tuple[socket.AddressFamily, Address]:
-    """Return the address behind a name that accepts connections.
+    """Return the first address of a name that accepts connections.
 
     Raises:
       OSError: none did by `limit`, on the monotonic clock.
@@ -47,9 +47,9 @@ def find(host: str, port: int, limit: float) -> tuple[socket.AddressFamily, Addr
 
 
 class Splices:
-    """All connections to one far address, in a selector that somebody else turns.
+    """All connections to one far address, in a selector that the caller drives.
 
-    Whoever turns it calls the `data` of each key that is ready, with its mask.
+    The caller calls the `data` of each key that is ready, with its mask.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Splices:
     ) -> None:
         self.selector = selector
         self.family, self.far = family, far
-        self.has_connected = False  # ever, to the far end
+        self.has_connected = False  # to the far end, at least once
         self.pairs: set[_Pair] = set()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
         self._listener.setblocking(False)
@@ -66,7 +66,7 @@ class Splices:
 
     @property
     def is_idle(self) -> bool:
-        """Is no near end open? One that closed may wait for a frozen far end to do so too."""
+        """Return whether no near end is open; a closed one may still wait for a frozen far end."""
         return all(pair.near_ended for pair in self.pairs)
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Splices:
         self._listener.close()
 
     def _accept(self, _mask: int) -> None:
-        with contextlib.suppress(OSError):  # whoever knocked has gone again, or files are short
+        with contextlib.suppress(OSError):  # the peer has gone, or no file descriptor is left
             near, _ = self._listener.accept()
             try:
                 far = socket.socket(self.family, socket.SOCK_STREAM)
@@ -88,19 +88,19 @@ class Splices:
 
 
 class _Pair:
-    """One connection, in two halves. `to_far` and `to_near` wait until they can be written."""
+    """One connection, in two halves. `to_far` and `to_near` buffer unsent bytes."""
 
     def __init__(self, splices: Splices, near: socket.socket, far: socket.socket) -> None:
         self._splices = splices
         self._near, self._far = near, far
         self._to_far = self._to_near = b""
-        self.near_ended = False  # nothing more comes from there
+        self.near_ended = False  # it sends nothing more
         self._far_ended = self._is_shut = False
         self._is_connecting = True
         for end in (near, far):
             end.setblocking(False)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        far.connect_ex(splices.far)  # what comes of it is known when it can be written to
+        far.connect_ex(splices.far)  # the outcome is known when it becomes writable
         self._watch()
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class _Pair:
 
     @property
     def _is_lost(self) -> bool:
-        """Is the far end gone?"""
+        """Return whether the far end is gone."""
         return self._far.fileno() < 0
 
     def _on_near(self, mask: int) -> None:
@@ -140,7 +140,7 @@ class _Pair:
                 self._to_near = data or b""
         except OSError:
             if not self._splices.has_connected:
-                self.close()  # it refuses, as it would without us
+                self.close()  # refused, as it would be without a splice
                 return
             self._lose()
         self._go_on()
@@ -158,10 +158,10 @@ class _Pair:
         self._far_ended, self._is_connecting, self._to_far = True, False, b""
 
     def _go_on(self) -> None:
-        """Pass on an end that is due, or wait for what can happen next."""
+        """Forward a pending close, or wait for the next event."""
         if self.near_ended and not (self._to_far or self._is_connecting or self._is_shut):
             self._is_shut = True
-            with contextlib.suppress(OSError):  # it is gone; that is read in its turn
+            with contextlib.suppress(OSError):  # it is gone, as the next read will show
                 self._far.shutdown(socket.SHUT_WR)
         if self.near_ended and self._far_ended and not self._to_near:
             self.close()
@@ -194,7 +194,7 @@ class _Pair:
 
 
 def _read(end: socket.socket) -> bytes | None:
-    """Return what came: b"" at the end, None if nothing did after all."""
+    """Return the bytes received: b"" at the end, None if there were none."""
     try:
         return end.recv(_CHUNK_BYTES)
     except BlockingIOError:
@@ -202,7 +202,7 @@ def _read(end: socket.socket) -> bytes | None:
 
 
 def _write(end: socket.socket, data: bytes) -> bytes:
-    """Return what could not be written yet."""
+    """Return the bytes that could not be written yet."""
     try:
         return data[end.send(data) :]
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Who says that this process must stop: signals, files, and what clouds say of their machines.
+"""Sources of preemption notices: signals, files, and cloud metadata.
 
 Knows the rules of stopping. Does not know the meeting place, nor how a process leaves its job.
 """

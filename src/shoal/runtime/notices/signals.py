@@ -1,8 +1,8 @@
-"""Signals, taken beside whatever handlers the program installs before and after.
+"""Watch signals without replacing the program's handlers, installed before or after.
 
-A signal is told in two ways. Python writes its number to a pipe (`signal.set_wakeup_fd`) whatever
-handler the program has, and a handler of ours writes it to the same pipe where somebody else, such
-as asyncio, has taken that place. A thread reads the pipe: no handler takes a lock.
+A signal is detected in two ways. Python writes its number to a pipe (`signal.set_wakeup_fd`)
+whichever handler the program has, and shoal's handler writes it to the same pipe where other code,
+such as asyncio, has taken that place. A thread reads the pipe, so no handler takes a lock.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-_OURS = 0x80  # in a byte of the pipe: our handler wrote it, not Python
-_END = 0  # no signal's number
+_OURS = 0x80  # in a byte of the pipe: written by shoal's handler, not by Python
+_END = 0  # not a signal number
 _JOIN_S = 1.0
 
 
@@ -25,9 +25,9 @@ class SignalWatch:
     """Watches signals; `watch` and `close` are for the main thread."""
 
     def __init__(self, take: Callable[[int], None]) -> None:
-        """`take` is called with the number of each signal that came, in a thread."""
+        """Call `take`, in a thread, with the number of each signal received."""
         self._take = take
-        self._before: dict[int, Any] = {}  # the handlers that stood when ours came
+        self._before: dict[int, Any] = {}  # the handlers before `watch`
         self._fd_before = -1
         self._is_closed = False
         self._masks = threading.local()
@@ -38,7 +38,7 @@ class SignalWatch:
         _keep_out_of_forked_children(self)
 
     def watch(self, numbers: Iterable[int]) -> None:
-        """Watch these too."""
+        """Add signals."""
         before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         if before != self._write_fd:
             self._fd_before = before
@@ -46,23 +46,23 @@ class SignalWatch:
             if number not in self._before:
                 self._before[number] = _handler_of_others(number)
                 signal.signal(number, self._handle)
-                if is_default(self._before[number]):  # else that one is to run soon
-                    signal.siginterrupt(number, False)  # libraries that read: read on
+                if is_default(self._before[number]):  # else that handler should run soon
+                    signal.siginterrupt(number, False)  # libraries resume interrupted reads
 
     def ends(self, number: int) -> bool:
-        """Would this signal have ended the program if it were not watched?"""
+        """Return whether this signal would have ended the program if it were not watched."""
         return is_default(self._before[number]) and signal.getsignal(number) == self._handle
 
     def close(self) -> None:
-        """Put back what was there, where nothing else has taken its place."""
+        """Restore the previous handlers, unless replaced since."""
         self._is_closed = True
         if threading.current_thread() is not threading.main_thread():
-            return  # our handler stays, and passes everything on
+            return  # the handler stays installed, and passes everything on
         self._restore()
         fd = signal.set_wakeup_fd(-1)
         if fd not in (-1, self._write_fd):
             signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
-            return  # somebody else's, who may put ours back: it must stay open
+            return  # another library's, which may restore this one: it must stay open
         if fd == self._write_fd and self._fd_before != -1:
             with contextlib.suppress(OSError, ValueError):  # closed meanwhile
                 signal.set_wakeup_fd(self._fd_before, warn_on_full_buffer=False)
@@ -84,7 +84,7 @@ class SignalWatch:
             signal.raise_signal(signal.Signals(number))
             return
         fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        if fd != self._write_fd:  # Python wrote to another, or to none
+        if fd != self._write_fd:  # Python wrote to another descriptor, or to none
             self._fd_before = -1
             if fd != -1:
                 signal.set_wakeup_fd(fd, warn_on_full_buffer=False)
@@ -108,7 +108,7 @@ class SignalWatch:
     # ---- forks: a child inherits handler and pipe, and its signals are not its parent's
 
     def _before_fork(self) -> None:
-        """A signal to the child may come before it has its own handlers: let it wait."""
+        """Block signals, so that the child does not run the parent's handlers."""
         self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
 
     def _after_fork_in_parent(self) -> None:
@@ -127,7 +127,7 @@ class SignalWatch:
 
 
 def _handler_of_others(number: int) -> Any:
-    """Return the handler that stands, or what stood before one that a closed watch left there."""
+    """Return the current handler, or the one below a handler left by a closed watch."""
     handler = signal.getsignal(number)
     watch = getattr(handler, "__self__", None)
     if isinstance(watch, SignalWatch) and watch._is_closed:
@@ -136,7 +136,7 @@ def _handler_of_others(number: int) -> Any:
 
 
 def is_default(handler: object) -> bool:
-    """Is this what a signal does in a program that cares for none?"""
+    """Return whether a handler is the default one of a Python program."""
     return handler in (None, signal.SIG_DFL, signal.default_int_handler)
 
 

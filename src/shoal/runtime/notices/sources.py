@@ -1,4 +1,4 @@
-"""What tells this process that it will be ended: signals, files, and functions that are asked."""
+"""The notice sources of this process: signals, files, and functions that are polled."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any
 from shoal.errors import UsageError, UsageTypeError, WrongType, raise_all
 from shoal.paths import local_path
 from shoal.runtime.notices.signals import SignalWatch
-from shoal.runtime.rules.stopping import Given
+from shoal.runtime.rules.stopping import ReceivedNotice
 
 _LOG = logging.getLogger("shoal")
-_WRITTEN_S = 0.05  # after which somebody who made a file has written his line
+_WRITTEN_S = 0.05  # a new file's first line is written within this
 _UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 
 Ask = Callable[[], object]
 
 
 class FileNotice:
-    """A notice while a file is there; asked again and again.
+    """A notice while a file exists; called periodically.
 
     >>> FileNotice("/no/such/file")() is None
     True
@@ -39,7 +39,7 @@ class FileNotice:
         self._reason: str | None = None
 
     def __call__(self) -> tuple[str, float | None] | None:
-        """Return the first line that it held when it appeared."""
+        """Return the first line that the file had when it appeared."""
         if not os.path.exists(self.path):
             self._reason = None
             return None
@@ -47,24 +47,27 @@ class FileNotice:
             self._reason = self._first_line()
             if not self._reason:
                 time.sleep(_WRITTEN_S)
-                self._reason = self._first_line() or "it is there"
+                self._reason = self._first_line() or "the file exists"
         return self._reason, self._grace_s
 
     def _first_line(self) -> str:
         try:
             with open(self.path, encoding="utf-8", errors="replace") as file:
                 return file.readline(1000).strip()
-        except OSError as error:  # a folder, or not ours to read: it is there all the same
-            return f"it is there ({error.strerror})"
+        except OSError as error:  # a folder, or unreadable: it exists all the same
+            return f"the file exists ({error.strerror})"
 
 
 class Sources:
-    """All of this process. Each that is asked has a thread of its own: a slow one delays itself."""
+    """The sources of this process. Each function has its own thread, so that none delays others."""
 
-    def __init__(self, give: Callable[[Given], bool], has_trouble: Callable[[], bool]) -> None:
-        """`give` takes a notice, and says whether it is new.
+    def __init__(
+        self, give: Callable[[ReceivedNotice], bool], has_trouble: Callable[[], bool]
+    ) -> None:
+        """Create an empty set of sources.
 
-        `has_trouble` says whether a process of the job is gone.
+        `give` takes a notice, and returns whether it is new; `has_trouble` returns whether a
+        process of the job is gone.
         """
         self.pid = os.getpid()
         self.is_set_up = False
@@ -83,20 +86,20 @@ class Sources:
         every_s: float,
         grace_s: float | None,
     ) -> None:
-        """Do what `watch_notices` does."""
+        """Implement `watch_notices`."""
         offences: list[str] = []
         numbers = [_number(one, offences) for one in _listed("signals", signals, offences)]
         paths = [_path(one, offences) for one in _listed("files", files, offences)]
-        asked = list(_listed("ask", ask, offences))
+        functions = list(_listed("ask", ask, offences))
         offences += [
-            WrongType(f"ask: {one!r} cannot be called") for one in asked if not callable(one)
+            WrongType(f"ask: {one!r} cannot be called") for one in functions if not callable(one)
         ]
         for name, value in (("every_s", every_s), ("grace_s", grace_s)):
             offences += _wrong_seconds(name, value)
         if numbers and threading.current_thread() is not threading.main_thread():
-            told = "signals can be watched from the main thread only; this is thread "
+            text = "signals can only be watched from the main thread; this is thread "
             offences.append(
-                f"{told}{threading.current_thread().name!r}: signals=() leaves them out"
+                f"{text}{threading.current_thread().name!r}: signals=() leaves them out"
             )
         raise_all("watch_notices", offences)
         self.is_set_up = True
@@ -105,13 +108,13 @@ class Sources:
         if numbers:
             self._signals = self._signals or SignalWatch(self._take)
             self._signals.watch(numbers)
-        for one in [*(FileNotice(path, grace_s) for path in paths), *asked]:
+        for one in [*(FileNotice(path, grace_s) for path in paths), *functions]:
             name = f"shoal notices: {_source_of(one)}"
             arguments = (one, every_s)
             threading.Thread(target=self._poll, args=arguments, name=name, daemon=True).start()
 
     def watch_by_default(self) -> None:
-        """Watch SIGTERM, unless somebody wants it ignored. Only the main thread can."""
+        """Watch SIGTERM, unless it is ignored. Only possible in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             if not self._has_warned:
                 self._has_warned = True
@@ -126,18 +129,18 @@ class Sources:
             self.watch([signal.SIGTERM], (), (), 1.0, None)
 
     def close(self) -> None:
-        """Watch no more, and put back the handlers that were there."""
+        """Stop watching, and restore the previous handlers."""
         self._is_closed.set()
         if self._signals is not None:
             self._signals.close()
 
     def _take(self, number: int) -> None:
-        """A signal came."""
+        """Handle a signal."""
         watch = self._signals
         if watch is not None and watch.ends(number) and self._has_trouble():
-            os._exit(128 + number)  # as without us, but for the word "signal" in the exit status
+            os._exit(128 + number)  # as if unwatched, except that the exit status names no signal
         reason = signal.strsignal(number) or f"signal {number}"
-        self._tell(Given(reason, signal.Signals(number).name, self._grace_s.get(number)))
+        self._tell(ReceivedNotice(reason, signal.Signals(number).name, self._grace_s.get(number)))
 
     def _poll(self, ask: Ask, every_s: float) -> None:
         source, last, has_failed = _source_of(ask), None, False
@@ -154,22 +157,22 @@ class Sources:
                 last = None if given is None else given.reason
             self._is_closed.wait(every_s)
 
-    def _tell(self, given: Given) -> None:
+    def _tell(self, given: ReceivedNotice) -> None:
         if self._is_closed.is_set():
             return
         try:
             is_new = self._give(given)
         except Exception:  # noqa: BLE001 - or the thread would end, and with it all that follows
-            _LOG.exception("notice from %s: it could not be told", given.source)
+            _LOG.exception("notice from %s: it could not be sent", given.source)
             return
-        with contextlib.suppress(Exception):  # what handlers and filters raise is not ours
-            left = "" if given.deadline_s is None else f"; {given.deadline_s:.0f} s are left"
+        with contextlib.suppress(Exception):  # handlers and filters may raise
+            left = "" if given.deadline_s is None else f"; {given.deadline_s:.0f} s left"
             if is_new:
                 _LOG.warning("notice from %s: %s%s", given.source, given.reason, left)
 
 
-def _given(answer: Any, source: str) -> Given | None:
-    """Return what a function answered."""
+def _given(answer: Any, source: str) -> ReceivedNotice | None:
+    """Parse a function's answer."""
     if answer is None:
         return None
     try:
@@ -179,7 +182,7 @@ def _given(answer: Any, source: str) -> Given | None:
         is_right = False
     if not is_right:
         raise UsageTypeError(f"{answer!r} is not None, text, or (text, seconds left)")
-    return Given(reason, source, None if deadline_s is None else float(deadline_s))
+    return ReceivedNotice(reason, source, None if deadline_s is None else float(deadline_s))
 
 
 def _source_of(ask: Any) -> str:
@@ -194,20 +197,20 @@ def _listed(name: str, given: Any, offences: list[str]) -> Iterable[Any]:
     return given
 
 
-def _number(asked: Any, offences: list[str]) -> int:
+def _number(given: Any, offences: list[str]) -> int:
     try:
-        number = signal.Signals[asked] if isinstance(asked, str) else signal.Signals(asked)
+        number = signal.Signals[given] if isinstance(given, str) else signal.Signals(given)
     except (KeyError, ValueError):
-        offences.append(f"signals: there is no signal {asked!r}; names are like 'SIGTERM'")
+        offences.append(f"signals: there is no signal {given!r}; names are like 'SIGTERM'")
         return 0
     if number in _UNCATCHABLE:
-        offences.append(f"signals: {number.name} cannot be watched, by anybody")
+        offences.append(f"signals: {number.name} cannot be watched by any program")
     return int(number)
 
 
-def _path(asked: Any, offences: list[str]) -> str:
+def _path(given: Any, offences: list[str]) -> str:
     try:
-        return os.path.abspath(local_path(asked, f"files: {asked!r}"))
+        return os.path.abspath(local_path(given, f"files: {given!r}"))
     except UsageError as error:
         is_typed = isinstance(error, UsageTypeError)
         offences.append(WrongType(error) if is_typed else str(error))

@@ -1,4 +1,4 @@
-"""What must be equal at a point, as one short text that all bring there."""
+"""The fingerprint of a call: everything that must be equal at a point, as one short text."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 from shoal.hashing import call_digest
 
-_SHOWN = 300  # characters of the lines that travel; of more, a digest
+_SHOWN = 300  # characters of the lines that are sent; longer ones become a digest
 
 
 class Fingerprint(NamedTuple):
-    """The parts of such a text."""
+    """The parts of a fingerprint."""
 
     operation: str
-    site: str  # where it is called; empty if a name declares all calls to be the same one
-    digest: str  # of all lines, with their number, if not all of them are in `lines`; else empty
+    site: str  # the call site; empty if a name declares all calls to be one
+    digest: str  # of all lines, with their number; empty if `lines` holds them all
     lines: tuple[str, ...]  # the last one may be cut if there is a digest
 
     @classmethod
@@ -28,11 +28,11 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Fingerprint | None:
-        """Undo `text`; None if it is not the text of such a fingerprint."""
+        """Parse a text; None if it is not a fingerprint."""
         operation, site, digest, *lines = [*text.split("\n"), "", ""]
         return cls(operation, site, digest, tuple(lines[:-2])) if "\n" in text else None
 
     @property
     def text(self) -> str:
-        """The text that travels."""
+        """The fingerprint as text."""
         return "\n".join([self.operation, self.site, self.digest, *self.lines])

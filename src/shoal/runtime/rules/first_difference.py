@@ -1,8 +1,8 @@
-"""Where versions of one long thing differ first, found without sending the things.
+"""Find where versions of a long sequence first differ, without sending the sequences.
 
-Those who speak for the versions cut them into the same pieces and bring a digest of each; the
-first piece that differs is cut again. A round brings at most 64 digests, so a thing of n items
-takes log64(n) rounds, whatever its size.
+One speaker for each version cuts its sequence into the same pieces and sends a digest of each; the
+first piece that differs is cut again. A round carries at most 64 digests, so a sequence of n items
+takes log64(n) rounds.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Protocol
 
 from shoal.hashing import SHORT_BYTES, short_digest
 
-MAX_SPEAKERS = 8  # so many versions are compared; who holds which is known without
+MAX_SPEAKERS = 8  # versions compared; which process holds which is known anyway
 _PIECES = 64
-_WIDTH = 160  # characters of a line that a message shows
+_WIDTH = 160  # characters of a line in a message
 ENDED = "(nothing: it ends before)"
 
-Meet = Callable[[bytes], Mapping[int, bytes]]  # one round: bring this, get everybody's
+Meet = Callable[[bytes], Mapping[int, bytes]]  # one round: send bytes, get those of all
 
 
 class ItemsInOrder(Protocol):
-    """A long thing, as items in order."""
+    """A long sequence of items."""
 
     def __len__(self) -> int:
-        """How many items there are."""
+        """The number of items."""
 
     def digest(self, low: int, high: int) -> bytes:
-        """Return SHORT_BYTES of the items low ≤ i < high; those beyond the end do not count."""
+        """Return SHORT_BYTES of the items low ≤ i < high; indices beyond the end are ignored."""
 
     def show(self, index: int) -> str:
-        """Return an item in words."""
+        """Return an item as text."""
 
 
 class TextLines:
@@ -44,18 +44,18 @@ class TextLines:
         return len(self._lines)
 
     def digest(self, low: int, high: int) -> bytes:
-        """See `Items.digest`."""
+        """See `ItemsInOrder.digest`."""
         lines = self._lines[low:high]
         text = "\n".join([str(len(lines)), *lines])
         return short_digest(_bytes(text))
 
     def show(self, index: int) -> str:
-        """See `Items.show`."""
+        """See `ItemsInOrder.show`."""
         return self._lines[index] if index < len(self._lines) else ""
 
 
 class Text:
-    """A line, character by character; what is shown is what stands around one. `ItemsInOrder`."""
+    """A line, character by character; a character is shown with its context. `ItemsInOrder`."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -64,16 +64,16 @@ class Text:
         return len(self._text)
 
     def digest(self, low: int, high: int) -> bytes:
-        """See `Items.digest`."""
+        """See `ItemsInOrder.digest`."""
         return short_digest(_bytes(self._text[low:high]))
 
     def show(self, index: int) -> str:
-        """See `Items.show`."""
+        """See `ItemsInOrder.show`."""
         return _around(self._text, index)
 
 
 def first_difference(versions: Iterable[Sequence[object]]) -> int | None:
-    """Return the first index at which not all have the same; where one has ended, it differs.
+    """Return the first index at which not all are equal; a version that has ended differs.
 
     >>> first_difference([["a", "b"], ["a", "c"], ["a"]])
     1
@@ -83,29 +83,29 @@ def first_difference(versions: Iterable[Sequence[object]]) -> int | None:
 
 
 def excerpts(lines: Sequence[str]) -> list[str]:
-    """Return what a message shows of lines that differ: around the first character that does."""
+    """Return excerpts of lines that differ, around the first character that does."""
     begin = first_difference(lines) or 0
     return [_around(line, begin) for line in lines]
 
 
 def find_first(meet: Meet, mine: ItemsInOrder | None, speakers: Sequence[int]) -> int | None:
-    """Return the first item that differs between what the speakers have.
+    """Return the first item that differs between the speakers.
 
-    All that meet call this together and return the same. None: nothing differs, not any more.
+    All members call this together and return the same. None: no difference was found.
 
     Args:
       meet: one round.
-      mine: what this process has; None if it is no speaker.
-      speakers: the processes that have something to compare.
+      mine: this process's items; None if it is not a speaker.
+      speakers: the processes whose items are compared.
     """
-    told = meet(b"" if mine is None else b"%d" % len(mine))
-    low, high = 0, max(int(told[process]) for process in speakers)
+    answers = meet(b"" if mine is None else b"%d" % len(mine))
+    low, high = 0, max(int(answers[process]) for process in speakers)
     while high - low > 1:
         pieces = min(_PIECES, high - low)
         cuts = [low + (high - low) * n // pieces for n in range(pieces + 1)]
         brought = b"" if mine is None else b"".join(mine.digest(*cut) for cut in pairwise(cuts))
-        told = meet(brought)
-        versions = [_digests(told[process]) for process in speakers]
+        answers = meet(brought)
+        versions = [_digests(answers[process]) for process in speakers]
         piece = first_difference(versions)
         if piece is None:
             return None
@@ -116,9 +116,9 @@ def find_first(meet: Meet, mine: ItemsInOrder | None, speakers: Sequence[int]) -
 def find_line(
     meet: Meet, mine: Sequence[str] | None, speakers: Sequence[int]
 ) -> tuple[int, dict[int, str]] | None:
-    """Return the first line that differs: its index, and what each speaker has there.
+    """Return the first line that differs: its index, and each speaker's line.
 
-    As `find_first`, which finds the line, and then the character in it.
+    `find_first` finds the line, and then the character in it.
     """
     index = find_first(meet, None if mine is None else TextLines(mine), speakers)
     if index is None:
@@ -128,13 +128,13 @@ def find_line(
     shown = ""
     if mine is not None and line is not None:
         shown = Text(line).show(character) if index < len(mine) else ENDED
-    told = meet(_bytes(shown))
-    return index, {process: told[process].decode(errors="replace") for process in speakers}
+    answers = meet(_bytes(shown))
+    return index, {process: answers[process].decode(errors="replace") for process in speakers}
 
 
 def _around(text: str, index: int) -> str:
-    """Return what stands around a character; where it begins depends on `index` alone, so that
-    texts that differ there are shown as different."""
+    """Return the text around a character. The start depends only on `index`, so that texts that
+    differ there have different excerpts."""
     begin = 0 if index < _WIDTH * 3 // 4 else index - _WIDTH // 3
     end = begin + _WIDTH
     return ("..." if begin else "") + text[begin:end] + ("..." if end < len(text) else "")

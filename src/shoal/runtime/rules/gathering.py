@@ -1,4 +1,4 @@
-"""One meeting of one line, and what can be told of it: the parts of `meeting.Meeting`."""
+"""One meeting of one line, and its answers: the parts of `meeting.Meeting`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from shoal.runtime.rules.first_difference import excerpts
 from shoal.runtime.rules.meeting_answers import (
     Answer,
     CallLeft,
-    CircleSide,
+    CycleSide,
     MeetingSide,
     Outcome,
     SidesDiffer,
     TrailsApart,
-    WaitInCircle,
+    WaitCycle,
 )
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import trail_versions, trails_differ
@@ -24,11 +24,11 @@ from shoal.runtime.rules.trail_marks import SharedMarks
 
 To = TypeVar("To", bound=Hashable)
 
-_TEXT = 1000  # characters of each text that an answer about sides carries; it goes to all of them
+_TEXT = 1000  # characters of each text in an answer about sides, which is sent to all members
 
 
 class Reply(NamedTuple, Generic[To]):
-    """An answer and where it must go: the `to` and `ticket` that came with the arrival."""
+    """An answer and its destination: the `to` and `ticket` of the arrival."""
 
     to: To
     ticket: int
@@ -36,7 +36,7 @@ class Reply(NamedTuple, Generic[To]):
 
 
 class WaitingProcess(NamedTuple, Generic[To]):
-    """One process that waits."""
+    """One waiting process."""
 
     to: To
     ticket: int
@@ -60,52 +60,52 @@ class Gathering(Generic[To]):
         "marks",
         "number",
         "opener",
-        "owing",
-        "question",
         "restarts",
+        "stack_request",
         "survivors",
+        "unanswered",
     )
 
     def __init__(self, line: Line[To], point: Point) -> None:
         self.line = line
-        self.survivors = point.survivors  # are those who are gone not waited for?
-        self.follows = point.follows  # is it a later point of a call?
-        self.restarts = point.survivors  # has a survivor come?
-        self.alike: list[Gathering[To]] = []  # all that ended together with it
-        # Who has come, and has left the call since: the reason, and the next gathering's number
+        self.survivors = point.survivors  # whether lost processes are not waited for
+        self.follows = point.follows  # whether it is a later point of a call
+        self.restarts = point.survivors  # whether a survivor has arrived
+        self.alike: list[Gathering[To]] = []  # all gatherings that ended together with it
+        # Members that arrived and have left the call since: the reason, and the next gathering's
         self.left: dict[int, tuple[Outcome, int]] = {}
-        self.number = 0  # in the order of their opening
+        self.number = 0  # in order of opening
         self.opener = -1  # the process for which it was opened
         self.arrived: dict[int, WaitingProcess[To]] = {}
         self.answer: Outcome | None = None
-        self.owing: set[int] = set()  # living members that must still be told
+        self.unanswered: set[int] = set()  # living members that have yet to be answered
         self.deadline = math.inf
-        self.limit = (-1, math.inf)  # whose deadline that is, and its time-out in seconds
-        self.marks = SharedMarks()  # what the trails of other lanes have in common
-        self.question: int | None = None  # past the deadline, where the others are is asked
+        self.limit = (-1, math.inf)  # the process with that deadline, and its time-out in seconds
+        self.marks = SharedMarks()  # the marks of the trails of other lanes
+        self.stack_request: int | None = None  # past the deadline: the ticket of the stack request
 
     def expects(self, process: int) -> bool:
-        """Is the next arrival of this process for this gathering?"""
-        return process in self.owing if self.answer else process not in self.arrived
+        """Return whether the next arrival of this process is for this gathering."""
+        return process in self.unanswered if self.answer else process not in self.arrived
 
     def missing(self, gone: Container[int]) -> list[int]:
-        """Return who is waited for."""
+        """Return the members that have not arrived."""
         away = [p for p in self.line.members if p not in self.arrived]
         return [p for p in away if p not in gone] if self.survivors else away
 
 
 class Line(Generic[To]):
-    """The gatherings of one group in one lane, oldest first, as long as somebody owes one."""
+    """The gatherings of one group in one lane, oldest first, as long as any is owed."""
 
     __slots__ = ("gatherings", "key", "lane", "members")
 
-    def __init__(self, key: tuple[tuple[int, ...] | None, str], everybody: range) -> None:
+    def __init__(self, key: tuple[tuple[int, ...] | None, str], all_processes: range) -> None:
         group, self.lane = self.key = key
-        self.members: Collection[int] = everybody if group is None else dict.fromkeys(group)
+        self.members: Collection[int] = all_processes if group is None else dict.fromkeys(group)
         self.gatherings: deque[Gathering[To]] = deque()
 
 
-def find_circle(
+def find_cycle(
     process: int,
     start: Gathering[To],
     waiting: Collection[Gathering[To]],
@@ -114,15 +114,15 @@ def find_circle(
 ) -> list[Gathering[To]]:
     """Return the gatherings of a lane that wait for each other since `process` came to `start`.
 
-    A lane is one line of execution: who waits at one gathering cannot come to another. So
-    gathering a waits for b if a member that a misses waits at b. A new circle must lead through
+    A lane is one line of execution: a process that waits at one gathering cannot arrive at another.
+    So gathering a waits for b if a member that a misses waits at b. A new cycle must lead through
     `process`: to some gathering that misses it.
 
     Args:
       waiting: all open gatherings of the lane.
-      waits_at: where a process waits in this lane.
+      waits_at: the gathering at which a process waits in this lane.
     """
-    # Two ways to see at once that there is none; small groups are many, large ones few.
+    # Two quick checks that there is none; small groups are many, large ones few.
     if len(start.line.members) < len(waiting) and not any(map(waits_at, start.missing(gone))):
         return []
     goals = {
@@ -157,32 +157,32 @@ def find_circle(
 
 
 def place_text(point: Point) -> str:
-    """Return where that is: the point, its lane if it is no main one, who calls it."""
+    """Return a point as text: its name, its lane unless it is the main one, its call site."""
     lane = "" if point.lane == "main" else f" in lane {point.lane!r}"
     return f"{point.name!r}{lane}" + (f" ({point.site})" if point.site else "")
 
 
-def what_of(point: Point) -> tuple[str, str, bool]:
-    """Return what must be equal."""
+def compared_fields(point: Point) -> tuple[str, str, bool]:
+    """Return the fields that must be equal."""
     return point.name, point.fingerprint, point.survivors
 
 
 def differ(one: Point, other: Point) -> bool:
-    """Say whether two that came to one gathering came for different things, or differently."""
-    return what_of(one) != what_of(other) or trails_differ(one.trail, other.trail)
+    """Return whether two arrivals at one gathering differ."""
+    return compared_fields(one) != compared_fields(other) or trails_differ(one.trail, other.trail)
 
 
 def divergence(gathering: Gathering[Any]) -> SidesDiffer | TrailsApart:
-    """Group who arrived by what they came for; the first to come speaks for its side.
+    """Group the arrivals by what they are for; the first arrival of each side represents it.
 
-    All are told at once of the first who differs, so there are two sides. Where trails differ,
-    that is what is told: the calls before are the cause.
+    The answer is sent at the first arrival that differs, so there are two sides. If trails differ,
+    the answer is about them: the earlier calls are the cause.
     """
     if found := trail_versions((p, wait.point) for p, wait in gathering.arrived.items()):
         return TrailsApart(found)
     sides: dict[tuple[str, str, bool], tuple[Point, list[int]]] = {}
     for process, wait in gathering.arrived.items():
-        sides.setdefault(what_of(wait.point), (wait.point, []))[1].append(process)
+        sides.setdefault(compared_fields(wait.point), (wait.point, []))[1].append(process)
     rows = sorted((sorted(processes), point) for point, processes in sides.values())
     names = excerpts([point.name for _, point in rows])
     return SidesDiffer([
@@ -191,16 +191,16 @@ def divergence(gathering: Gathering[Any]) -> SidesDiffer | TrailsApart:
     ])  # fmt: skip
 
 
-def circle_of(circle: list[Gathering[Any]], gone: Container[int]) -> WaitInCircle:
-    """Return who waits where for whom."""
+def cycle_of(cycle: list[Gathering[Any]], gone: Container[int]) -> WaitCycle:
+    """Return the sides of a cycle: which processes wait where, and for which."""
     sides = []
-    for gathering in circle:
+    for gathering in cycle:
         place = place_text(next(iter(gathering.arrived.values())).point)
         words = f"{'waits' if len(gathering.arrived) == 1 else 'wait'} at {place}"
-        sides.append(CircleSide(words, sorted(gathering.arrived), gathering.missing(gone)))
-    return WaitInCircle(sides)
+        sides.append(CycleSide(words, sorted(gathering.arrived), gathering.missing(gone)))
+    return WaitCycle(sides)
 
 
-def went_on(process: int, point: Point) -> CallLeft:
-    """Return what the members of a call get which a process has left for the one at `point`."""
+def abandoned_answer(process: int, point: Point) -> CallLeft:
+    """Return the answer to members of a call that a process has left for the one at `point`."""
     return CallLeft(process, f"it is at {place_text(point)} now")

@@ -1,8 +1,8 @@
-"""The rules of joining, as a pure state machine: all processes say HELLO before anybody goes on.
+"""The rules of joining, as a pure state machine: all processes send HELLO before any goes on.
 
-Whoever knows the token and says something wrong ends the joining for all, at once; whoever does
-not know it is refused alone, and mentioned if somebody is missing at the earliest deadline. A
-refusal stands for a while, or until that deadline, so that those who come later hear it too.
+A process that has the token and sends something wrong ends the joining for all, at once; one
+without the token is refused alone, and mentioned if a process is missing at the earliest deadline.
+A refusal stands for a while, or until that deadline, so that later processes receive it too.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from shoal.runtime.rules.point import Member
 from shoal.runtime.wire.frames import FrameError, number_field, text_field, whole_field
 
 PROTOCOL = 4
-_STANDS_S = 10.0  # a refusal is told to those who come within this time
+_STANDS_S = 10.0  # a refusal is sent to processes that connect within this time
 
 To = TypeVar("To", bound=Hashable)
 
 
 class Hello(NamedTuple):
-    """What a process says of itself, once. No later protocol may take a field away."""
+    """The identity that a process presents once. Later protocols must not remove a field."""
 
     protocol: int
     process: int
     num_processes: int
     host: str
     pid: int
-    incarnation: str  # a random text: tells this process from a restarted one
+    incarnation: str  # a random text: distinguishes this process from a restarted one
     versions: str  # of shoal and JAX, as text; all must be equal
     jax_service: str  # host:port of JAX's service, if this process knows it
     timeout_s: float
-    host_id: str = ""  # equal for processes that one process could watch; empty: not known
-    given_s: float = 0.0  # of which `timeout_s` is what was left after connecting; 0: not known
+    host_id: str = ""  # equal for processes that one keeper can watch; empty: unknown
+    given_s: float = 0.0  # of which `timeout_s` was left after connecting; 0: unknown
 
     def __str__(self) -> str:
         return f"process {self.process} ({self.host}, pid {self.pid})"
@@ -50,7 +50,7 @@ class JoinReply(NamedTuple, Generic[To]):
 
 
 def parse_hello(header: Mapping[str, Any]) -> Hello:
-    """Return the fields of a HELLO.
+    """Parse a HELLO.
 
     Raises:
       FrameError: a field is absent or has the wrong type.
@@ -75,7 +75,7 @@ def parse_hello(header: Mapping[str, Any]) -> Hello:
 
 
 class Joining(Generic[To]):
-    """Gathers `num_processes` HELLOs; then everybody is welcome."""
+    """Collects `num_processes` HELLOs, then welcomes all."""
 
     def __init__(self, num_processes: int, *, token: str = "", jax_service: str = "") -> None:
         self.num_processes = num_processes
@@ -94,7 +94,7 @@ class Joining(Generic[To]):
 
     @property
     def next_deadline(self) -> float:
-        """When `tick` must be called."""
+        """The time at which `tick` must be called."""
         return math.inf if self.is_complete or self.refusal else self.deadline
 
     @property
@@ -108,7 +108,7 @@ class Joining(Generic[To]):
         return [self._here[process].pid for process in range(self.num_processes)]
 
     def shared_hosts(self) -> dict[str, dict[int, int]]:
-        """Return process: pid for each host_id that is known, in order, once complete."""
+        """Return {process: pid} for each known host_id, in order, once complete."""
         shared: dict[str, dict[int, int]] = {}
         for process in range(self.num_processes):
             hello = self._here[process]
@@ -117,36 +117,36 @@ class Joining(Generic[To]):
         return shared
 
     def host_id(self, process: int) -> str:
-        """Return the host_id of a process that came, empty where it did not know."""
+        """Return the host_id of a process that joined, empty if it is unknown."""
         return self._here[process].host_id
 
     def members(self) -> tuple[Member, ...]:
-        """Return who came so far, and who did not."""
+        """Return the state of each process."""
         here = [self._here.get(process) for process in range(self.num_processes)]
         return tuple(
-            Member(process, hello.host, "here", "waits for all to come", pid=hello.pid)
+            Member(process, hello.host, "here", "waits for all to join", pid=hello.pid)
             if hello
-            else Member(process, "", "absent", "did not come yet")
+            else Member(process, "", "absent", "has not joined yet")
             for process, hello in enumerate(here)
         )
 
-    def is_spent(self, now: float) -> bool:
-        """Was the joining refused, and is nobody left who should still hear of it?"""
-        everybody = len(self._heard) >= self.num_processes
-        return self.refusal is not None and (everybody or now >= self.stands_until)
+    def is_finished(self, now: float) -> bool:
+        """Return whether the joining was refused, and no process has yet to receive the refusal."""
+        all_heard = len(self._heard) >= self.num_processes
+        return self.refusal is not None and (all_heard or now >= self.stands_until)
 
-    def has_told(self, process: int) -> bool:
-        """Was this process told of the refusal? If it comes again, that is another attempt."""
+    def was_refused(self, process: int) -> bool:
+        """Return whether this process received the refusal; its next HELLO is another attempt."""
         return self.refusal is not None and process in self._heard
 
     def knows(self, process: int, incarnation: str) -> bool:
-        """Is this a process that joined?"""
+        """Return whether this process joined."""
         hello = self._here.get(process)
         return hello is not None and hello.incarnation == incarnation
 
-    def stranger(self, header: Mapping[str, Any], origin: str) -> str | None:
-        """Return why somebody without the right token may not speak at all, or None."""
-        # Bytes, for compare_digest takes no other text than ASCII; surrogates must not raise.
+    def token_refusal(self, header: Mapping[str, Any], origin: str) -> str | None:
+        """Return why a connection without the right token is refused, or None."""
+        # Bytes, because compare_digest accepts only ASCII text; surrogates must not raise.
         token = text_field(header, "token").encode(errors="surrogatepass")
         if not self._token or hmac.compare_digest(token, self._token):
             return None
@@ -154,7 +154,7 @@ class Joining(Generic[To]):
         return "the token is wrong: SHOAL_TOKEN must be the one of this job"
 
     def hello(self, now: float, hello: Hello, to: To) -> list[JoinReply[To]]:
-        """Take a HELLO; return the replies now due: to nobody, to this one, or to all."""
+        """Take a HELLO; return the replies now due: to none, to this process, or to all."""
         if self.is_complete:
             return [JoinReply(to, self._why_complete(hello))]
         if 0 <= hello.process < self.num_processes:
@@ -175,36 +175,36 @@ class Joining(Generic[To]):
         return [JoinReply(to, None) for to in self._to.values()]
 
     def depart(self, now: float, process: int) -> list[JoinReply[To]]:
-        """A process died, or gave up, before all had come."""
+        """Handle a process that died or gave up before all had joined."""
         if self.is_complete or self.refusal is not None:
             return []
         gone = self._here[process]
         del self._to[process]
-        return self._refuse(now, f"{gone} died or gave up before all had come", (process,))
+        return self._refuse(now, f"{gone} died or gave up before all had joined", (process,))
 
     def abandon(
         self, now: float, reason: str = "the process that started the meeting place died or gave up"
     ) -> list[JoinReply[To]]:
-        """What no job can be without is gone."""
+        """End the joining, because what every job needs is gone."""
         if self.is_complete or self.refusal is not None:
             return []
-        told = f"{reason} before all had come; {listed(self.absent())} did not come"
-        return self._refuse(now, told, self.absent())
+        words = f"{reason} before all had joined; {listed(self.absent())} never joined"
+        return self._refuse(now, words, self.absent())
 
     def tick(self, now: float) -> list[JoinReply[To]]:
-        """End the joining at the earliest deadline of those who came."""
+        """End the joining at the earliest deadline of the waiting processes."""
         if now < self.next_deadline:
             return []
         missing = self.absent()
         by, timeout_s = self._limit
-        reason = f"{listed(missing)} of {self.num_processes} did not come within {timeout_s:g} s"
+        reason = f"{listed(missing)} of {self.num_processes} did not join within {timeout_s:g} s"
         reason += f" (the deadline of process {by}); here: {listed(self._here)}"
         if self._strangers:
             reason += f"; refused for a wrong token: {', '.join(self._strangers)}"
         return self._refuse(now, reason, missing)
 
     def absent(self) -> tuple[int, ...]:
-        """Return who has not come."""
+        """Return the processes that have not joined."""
         return tuple(p for p in range(self.num_processes) if p not in self._here)
 
     def _refuse(
@@ -219,7 +219,7 @@ class Joining(Generic[To]):
         return "the job is complete" + (f": {there} is process {hello.process}" if there else "")
 
     def _offences(self, hello: Hello) -> list[str]:
-        """All that is wrong with a HELLO, with both sides."""
+        """Return everything that is wrong with a HELLO, with both sides."""
         count = self.num_processes
         offences = []
         if hello.protocol != PROTOCOL:
@@ -243,7 +243,7 @@ class Joining(Generic[To]):
 
 
 def _claim(header: Mapping[str, Any]) -> str:
-    """Who a stranger says it is, if that can be said in a few letters."""
+    """Return the index that an untrusted connection claims, if it is a short number."""
     process = header.get("process")
     known = isinstance(process, int) and not isinstance(process, bool) and 0 <= process < 10**6
-    return f"process {process}" if known else "a process without a number"
+    return f"process {process}" if known else "a process without an index"

@@ -1,18 +1,18 @@
-"""The lines of a job, and which gathering of its line a process comes to next.
+"""The lines of a job, and the next gathering of a process in its line.
 
-A *line* is a group of processes in a lane; its gatherings stand in the order in which they were
-opened. One that failed stays until each living member has been answered: a process that comes
-late then gets the error that the others got, and its next call meets their next call.
+A *line* is a group of processes in a lane; its gatherings are kept in the order in which they were
+opened. One that failed stays until each living member has been answered: a late process then gets
+the error that the others got, and its next call meets their next call.
 
-Three rules keep that count right where calls do not pair up one by one:
+Three rules keep the count right where calls do not pair up one by one:
 
-* A call may be several points. One that a process left between two of them fails at the next
-  (`follows`): members that are still in the call get the error there, members that begin another
-  call have left it as well, and pass.
-* Gatherings that ended together, as one circle of waits, are one failure: a process that has had
-  the answer in one of them is not given it again in another (`alike`).
-* Survivors of a loss start again from wherever they are: they pass what failed before, but not a
-  failed point of survivors (`restarts`), for that one is theirs.
+* A call may consist of several points. One that a process left between two of them fails at the
+  next (`follows`): members that are still in the call get the error there, members that begin
+  another call have left it as well, and pass.
+* Gatherings that ended together, as one cycle of waits, are one failure: a process that was
+  answered in one of them is not answered again in another (`alike`).
+* Survivors of a loss start again from wherever they are: they pass earlier failures, but not a
+  failed point of survivors (`restarts`), because that one is theirs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ To = TypeVar("To", bound=Hashable)
 
 
 class OpenGatherings(Generic[To]):
-    """All gatherings that are open, or that failed and are still owed to a living process."""
+    """All gatherings that are open, or failed and still owed to a living process."""
 
     def __init__(self, processes: range) -> None:
         self._processes = processes
@@ -52,10 +52,10 @@ class OpenGatherings(Generic[To]):
         return [gathering for gatherings in self._open.values() for gathering in gatherings]
 
     def next_of(self, process: int, point: Point, *, after_loss: bool) -> Gathering[To] | None:
-        """Return the gathering that an arrival at `point` is for; None: it is the first there.
+        """Return the gathering that an arrival at `point` is for; None: a new one must be opened.
 
         Args:
-          after_loss: is a process or a service gone since this process last met survivors?
+          after_loss: whether a process or a service was lost since this process last met survivors.
         """
         line = self._lines.get((point.group, point.lane))
         for gathering in tuple(line.gatherings) if line is not None else ():
@@ -67,7 +67,7 @@ class OpenGatherings(Generic[To]):
         return None
 
     def open(self, process: int, point: Point) -> Gathering[To]:
-        """Add a gathering to the line of `point`, to which this process comes first."""
+        """Add a gathering to the line of `point`, opened by this process."""
         key = (point.group, point.lane)
         line = self._lines.get(key)
         if line is None:
@@ -83,8 +83,8 @@ class OpenGatherings(Generic[To]):
         """Yield the open gatherings that must fail because a process has left its call.
 
         Args:
-          point: the next point of that call, at which the process would have been: `follows` says
-            whether it has come to an earlier one.
+          point: the next point of that call, at which the process would have arrived: `follows`
+            tells whether it has arrived at an earlier one.
         """
         while True:
             gathering = self.next_of(process, point, after_loss=after_loss)
@@ -103,59 +103,59 @@ class OpenGatherings(Generic[To]):
         yield self.open(process, point)
 
     def fail_after(self, gathering: Gathering[To], gone: Container[int]) -> None:
-        """The next point of the call of a gathering fails: processes left the call in this one."""
+        """Fail the next point of a gathering's call, because processes left the call here."""
         line, left = gathering.line, gathering.left
         after = Gathering(line, Point("", follows=True))
         after.answer, _ = next(iter(left.values()))
-        after.owing = {p for p in line.members if p not in left and p not in gone}
+        after.unanswered = {p for p in line.members if p not in left and p not in gone}
         line.gatherings.insert(line.gatherings.index(gathering) + 1, after)
 
     def leave(self, process: int, gathering: Gathering[To], answer: Outcome) -> None:
-        """A process that has come to this gathering has left the call."""
+        """Record that a process that arrived at this gathering has left the call."""
         gathering.left[process] = (answer, self._count)
 
     def close(self, gathering: Gathering[To]) -> None:
-        """A gathering has its answer: no process waits there any more."""
+        """Close a gathering that has its answer: no process waits there any more."""
         self._open[gathering.line.lane].discard(gathering)
         self._forget(gathering.line)
 
     def join(self, gatherings: list[Gathering[To]], answered: Collection[int]) -> None:
-        """These have ended together, and `answered` is every process that waited in one of them."""
+        """Join gatherings that ended together; `answered` are the processes that waited in them."""
         for gathering in gatherings:
             gathering.alike = gatherings
-            gathering.owing.difference_update(answered)
+            gathering.unanswered.difference_update(answered)
             self._forget(gathering.line)
 
     def settle(self, process: int, gathering: Gathering[To]) -> None:
-        """A process has been answered, or passes: this failure is owed to it no more."""
+        """Record that a process was answered, or passes: the failure is no longer owed to it."""
         for each in gathering.alike or (gathering,):
-            each.owing.discard(process)
+            each.unanswered.discard(process)
             self._forget(each.line)
 
-    def forgive(self, process: int) -> None:
-        """A process is gone: nothing is owed to it."""
+    def drop_process(self, process: int) -> None:
+        """Drop everything owed to a process that is gone."""
         for line in self.of(process):
             for gathering in line.gatherings:
-                gathering.owing.discard(process)
+                gathering.unanswered.discard(process)
             self._forget(line)
 
     def restart(self, met: Gathering[To], members: Container[int]) -> None:
-        """Survivors have met: what failed before in their lane is owed to none of them.
+        """Drop what earlier failures in the lane of `met` owe to the survivors that met there.
 
-        Calls that one has left again since it came there were made after this one.
+        Calls that a survivor has left again since it arrived there were made later, and stay.
         """
         for line in [line for line in self._lines.values() if line.lane == met.line.lane]:
             if all(process in members for process in line.members):
                 for gathering in line.gatherings:
                     _, number = met.left.get(gathering.opener, (None, gathering.number + 1))
                     if gathering.number < number:
-                        gathering.owing.clear()
+                        gathering.unanswered.clear()
                 self._forget(line)
 
     def _forget(self, line: Line[To]) -> None:
-        """Forget the gatherings that are owed to no process any more, and a line without any."""
+        """Drop gatherings that are no longer owed to any process, and a line without any."""
         gatherings = line.gatherings
-        while gatherings and gatherings[0].answer is not None and not gatherings[0].owing:
+        while gatherings and gatherings[0].answer is not None and not gatherings[0].unanswered:
             gatherings.popleft()
         if not gatherings:
             self._lines.pop(line.key, None)
@@ -164,6 +164,6 @@ class OpenGatherings(Generic[To]):
 
 
 def _passes(gathering: Gathering[To], point: Point, after_loss: bool) -> bool:
-    """Is the failure of this gathering none of an arrival at `point`?"""
+    """Return whether an arrival at `point` passes this failed gathering."""
     has_left_the_call = gathering.follows and not point.follows
     return has_left_the_call or (after_loss and point.survivors and not gathering.restarts)

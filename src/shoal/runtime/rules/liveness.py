@@ -1,11 +1,11 @@
-"""The rules of who is alive, as a pure state machine: no socket, no thread, no clock of its own.
+"""The rules of liveness, as a pure state machine: no socket, no thread, no clock.
 
 Silence is not death: a process that holds the interpreter lock, or serializes six million objects,
 gives no sign of life for many seconds. So a process that was silent for `lost_after_s` is *silent*,
-and *lost* only if it is known to be stopped. Who is not, has `silent_lost_after_s`.
+and *lost* only if it is known to be stopped; otherwise it is lost after `silent_lost_after_s`.
 
-The time that is counted here is that during which the counter itself ran (`RunningClock`): a
-meeting place that was stopped, or whose laptop slept, must not find everybody dead.
+Silence is counted in the time during which the counting process itself ran (`RunningClock`): a
+meeting place that was stopped, or whose laptop slept, must not declare every process dead.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from shoal import settings
 
 Key = TypeVar("Key", bound=Hashable)
 
-_ENDED_S = 0.3  # until then the end of its connection says better how a process ended
+_ENDED_S = 0.3  # until then the end of its connection is a better report of how a process ended
 _LONGEST_TICK_S = 0.25
 
 
 class Limits(NamedTuple):
-    """How often signs of life are due, and what follows from silence. `inf` switches off."""
+    """Interval of signs of life, and the limits of silence. `inf` disables a limit."""
 
     heartbeat_s: float
     lost_after_s: float
@@ -31,10 +31,10 @@ class Limits(NamedTuple):
 
     @classmethod
     def of_settings(cls) -> Limits:
-        """Return what the environment says; a few signs of life always fit before a loss.
+        """Return the limits of the settings; several signs of life always fit before a loss.
 
         Raises:
-          UsageError: a variable is no positive number.
+          UsageError: a variable is not a positive number.
         """
         lost_after_s = settings.seconds("SHOAL_LOST_AFTER_S")
         silent_lost_after_s = settings.seconds("SHOAL_SILENT_LOST_AFTER_S")
@@ -44,18 +44,18 @@ class Limits(NamedTuple):
 
     @property
     def words(self) -> dict[str, float | None]:
-        """What those are told who must give signs of life: null stands for infinity."""
-        told = {"heartbeat_s": self.heartbeat_s, "lost_after_s": self.lost_after_s}
-        return {name: None if value == math.inf else value for name, value in told.items()}
+        """The limits as sent to processes and services: null stands for infinity."""
+        limits = {"heartbeat_s": self.heartbeat_s, "lost_after_s": self.lost_after_s}
+        return {name: None if value == math.inf else value for name, value in limits.items()}
 
     @property
     def tick_s(self) -> float:
-        """How often who counts silence must look at the clock."""
+        """The interval at which silence must be counted."""
         return min(_LONGEST_TICK_S, min(self.lost_after_s, self.silent_lost_after_s) / 4)
 
 
 class RunningClock:
-    """The time during which this process ran: what is much longer than a tick is no time.
+    """The time during which this process ran: intervals much longer than a tick do not count.
 
     >>> clock = RunningClock(100.0, tick_s=1.0)
     >>> clock.read(101.0), clock.read(3600.0), clock.read(3600.5)
@@ -68,14 +68,14 @@ class RunningClock:
         self._ran_s = 0.0
 
     def read(self, now: float) -> float:
-        """Return the seconds so far. To be called once a tick, or more often."""
+        """Return the seconds so far. Must be called at least once a tick."""
         self._ran_s += min(max(0.0, now - self._last), self._most_s)
         self._last = max(now, self._last)
         return self._ran_s
 
 
 class LivenessVerdict(NamedTuple, Generic[Key]):
-    """What has become of somebody."""
+    """The verdict on a silent process or service."""
 
     key: Key
     state: str  # "silent" | "lost"
@@ -83,43 +83,43 @@ class LivenessVerdict(NamedTuple, Generic[Key]):
     silent_s: float
 
 
-class _Quiet:
-    """Somebody who has given no sign of life for a while."""
+class _Silence:
+    """A process or service that has given no sign of life for a while."""
 
     __slots__ = ("is_named", "since")
 
     def __init__(self, since: float) -> None:
         self.since = since
-        self.is_named = False  # was it said that it is silent?
+        self.is_named = False  # whether its silence was reported
 
 
 class Liveness(Generic[Key]):
-    """Who gave a sign of life when. A sign costs the same however many are watched."""
+    """The time of the last sign of life by key. Taking one costs O(1)."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._quiet_after_s = min(limits.lost_after_s, limits.silent_lost_after_s)
-        self._beats: dict[Key, float] = {}  # the one silent longest is the first
-        self._quiet: dict[Key, _Quiet] = {}
+        self._beats: dict[Key, float] = {}  # the longest silent first
+        self._quiet: dict[Key, _Silence] = {}
         self._stopped: set[Key] = set()
         self._ended: dict[Key, float] = {}  # the process has ended; since when
 
     def watch(self, now: float, key: Key) -> None:
-        """Somebody is here."""
+        """Start watching a key."""
         self._beats[key] = now
 
     def forget(self, key: Key) -> None:
-        """Somebody has gone, for whatever reason."""
+        """Stop watching a key."""
         self._beats.pop(key, None)
         self._quiet.pop(key, None)
         self._stopped.discard(key)
         self._ended.pop(key, None)
 
     def beat(self, now: float, key: Key) -> bool:
-        """A sign of life. Return whether it was said to be silent, and is not any more."""
+        """Take a sign of life; return whether it ends a reported silence."""
         if key in self._beats:
             del self._beats[key]
-            self._beats[key] = now  # to the end
+            self._beats[key] = now  # moves to the end
             return False
         quiet = self._quiet.pop(key, None)
         if quiet is None:
@@ -130,7 +130,7 @@ class Liveness(Generic[Key]):
     def states(
         self, now: float, of: Collection[Key], *, stopped: Collection[Key], ended: Collection[Key]
     ) -> None:
-        """Somebody who can see the processes `of` says which are stopped or have ended."""
+        """Take a keeper's report on the processes `of`: those that are stopped or have ended."""
         for key in of:
             quiet = self._quiet.get(key)
             if quiet is None and key not in self._beats:
@@ -140,16 +140,16 @@ class Liveness(Generic[Key]):
             elif key in self._stopped:
                 self._stopped.discard(key)
                 if quiet is not None:
-                    quiet.since = now  # only now it can give a sign again
+                    quiet.since = now  # it can give a sign of life again only from now on
             if key in ended:
                 self._ended.setdefault(key, now)
 
     def is_quiet(self, key: Key) -> bool:
-        """Has it given no sign of life for long?"""
+        """Return whether it has given no sign of life for long."""
         return key in self._quiet
 
     def next_deadline(self) -> float:
-        """When `tick` must be called; never too late."""
+        """The time at which `tick` must be called; never too late."""
         due = math.inf
         for since in self._beats.values():
             due = since + self._quiet_after_s
@@ -161,19 +161,19 @@ class Liveness(Generic[Key]):
         return min(due, *(since + _ENDED_S for since in self._ended.values()), math.inf)
 
     def tick(self, now: float) -> list[LivenessVerdict[Key]]:
-        """Return who has become silent, or is lost; who is lost is forgotten."""
+        """Return new verdicts: silent or lost. Lost keys are forgotten."""
         while self._beats:
             key, since = next(iter(self._beats.items()))
             if now < since + self._quiet_after_s:
                 break
             del self._beats[key]
-            self._quiet[key] = _Quiet(since)
+            self._quiet[key] = _Silence(since)
         verdicts = [verdict for key in self._quiet if (verdict := self._judge(now, key))]
         for key, since in self._ended.items():
             if now >= since + _ENDED_S:
                 verdicts = [verdict for verdict in verdicts if verdict.key != key]
                 verdicts.append(
-                    LivenessVerdict(key, "lost", "its process ended without a word", 0.0)
+                    LivenessVerdict(key, "lost", "its process ended without leaving the job", 0.0)
                 )
         for verdict in verdicts:
             if verdict.state == "lost":
@@ -181,20 +181,20 @@ class Liveness(Generic[Key]):
         return verdicts
 
     def _limit_s(self, key: Key) -> float:
-        """How long somebody may be silent."""
+        """Return how long a key may be silent, seconds."""
         is_stopped = key in self._stopped
         return self._limits.lost_after_s if is_stopped else self._limits.silent_lost_after_s
 
     def _judge(self, now: float, key: Key) -> LivenessVerdict[Key] | None:
         quiet = self._quiet[key]
         silent_s = now - quiet.since
-        told = f"silent for {silent_s:.0f} s"
+        silence = f"silent for {silent_s:.0f} s"
         if now >= quiet.since + self._limit_s(key):
             is_stopped = key in self._stopped
-            words = f"stopped (SIGSTOP?), {told}" if is_stopped else told
+            words = f"stopped (SIGSTOP?), {silence}" if is_stopped else silence
             return LivenessVerdict(key, "lost", words, silent_s)
         if quiet.is_named or now < quiet.since + self._limits.lost_after_s:
             return None
         quiet.is_named = True
         how = "it is stopped" if key in self._stopped else "it may hold the interpreter lock"
-        return LivenessVerdict(key, "silent", f"{told}; {how}", silent_s)
+        return LivenessVerdict(key, "silent", f"{silence}; {how}", silent_s)

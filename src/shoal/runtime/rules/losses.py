@@ -1,4 +1,4 @@
-"""Who of a job is gone, and what those are told who need them."""
+"""The losses of a job, and the answers about them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shoal.runtime.system.failure_words import headline_of
 
 
 class Losses:
-    """The processes that are gone, in the order in which they went, and the lost services.
+    """The processes that are gone, in the order of their loss, and the lost services.
 
-    `words` is how a process went, in its own words.
+    `words` returns a process's own report of how it ended.
     """
 
     def __init__(self, words: Callable[[int], str]) -> None:
@@ -24,21 +24,21 @@ class Losses:
         self.services: list[tuple[str, str]] = []  # name, words
         self._words = words
 
-    def concern(self, members: Collection[int]) -> bool:
-        """Has anybody been lost or failed, or one of these gone in any way?"""
+    def affect(self, members: Collection[int]) -> bool:
+        """Return whether any process was lost or failed, or one of `members` is gone in any way."""
         lost = any(state != "left" or p in members for p, state in self.states.items())
         return lost or bool(self.services)
 
     def survivors(self, alive: Collection[int], members: Collection[int]) -> SurvivorsMet:
-        """Return what those that live are told of all members that are gone."""
+        """Return the answer to the living: each of `members` that is gone, and the services."""
         gone = [(p, state) for p, state in self.states.items() if p in members]
         rows = [(p, state, self._words(p)) for p, state in gone]
         return SurvivorsMet([*alive], rows, list(self.services))
 
     def answer(self, members: Collection[int], cause: int | None = None) -> ProcessesGone:
-        """Return what is told of those of them that are gone.
+        """Return the answer about those of `members` that are gone.
 
-        The first that did not leave in peace is the cause; its words are kept whole.
+        The first that did not leave in order is the cause; its report is not cut.
         """
         gone = [p for p in self.states if p in members]
         if cause is None:
@@ -50,11 +50,11 @@ class Losses:
         return ProcessesGone(kind, pairs)
 
     def service_answer(self) -> ServicesLost:
-        """Return what is told of services that are lost."""
+        """Return the answer about lost services."""
         return ServicesLost(list(self.services))
 
     def any_answer(self, members: Collection[int]) -> Loss:
-        """Return what is told of whoever is gone; of these first."""
+        """Return the answer about any loss; about `members` first."""
         if not self.states:
             return self.service_answer()
         return self.answer(members if any(p in members for p in self.states) else self.states)

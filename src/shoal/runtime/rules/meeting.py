@@ -1,15 +1,15 @@
-"""The rules of meeting, as a pure state machine: no socket, no thread, no clock of its own.
+"""The rules of meeting, as a pure state machine: no socket, no thread, no clock.
 
-`meeting_place` drives it from a socket loop and `coordinator_local` under a lock, so both obey
-one set of rules. Every method takes the time and returns the replies that are now due.
+`meeting_place` drives it from a socket loop and `in_process` under a lock, so both obey one set of
+rules. Every method takes the time and returns the replies that are now due.
 
 The n-th arrival of each process in a *line* (a group and a lane) is one *gathering*. Arrivals are
-counted here and not by who arrives, so the count cannot drift apart: a gathering that failed stays
-in its line until every living member came and was told. One answer object is given to all, hence
-all or none.
+counted here and not by the processes, so the counts cannot drift apart: a gathering that failed
+stays in its line until every living member has arrived and was answered. One answer object is given
+to all, hence all or none.
 
-A point of *survivors* does not wait for who is gone. It is where those who are left start again
-after a loss, each from another place of the program: what they still owed counts no more.
+A point of *survivors* does not wait for lost processes. There the remaining processes start again
+after a loss, each from another place of the program: earlier failures are no longer owed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from shoal.runtime.rules.gathering import (
     Gathering,
     Reply,
     WaitingProcess,
-    circle_of,
+    abandoned_answer,
+    cycle_of,
     differ,
     divergence,
-    find_circle,
+    find_cycle,
     place_text,
-    went_on,
 )
 from shoal.runtime.rules.lines import OpenGatherings
 from shoal.runtime.rules.meeting_answers import (
@@ -46,20 +46,20 @@ from shoal.runtime.rules.member_record import Record
 from shoal.runtime.rules.messages import Abandoned
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.roster import Roster
-from shoal.runtime.rules.stack_requests import Asking, Question
+from shoal.runtime.rules.stack_requests import StackRequest, StackRequests
 
 To = TypeVar("To", bound=Hashable)
 
-_WORDS = 64  # an answer quotes the last words of this many processes; it goes to all of them
-_ASKED = 16  # so many of those who are late are asked for their stacks
-_STACK_CHARACTERS = 8 << 10  # of each that an answer shows
+_WORDS = 64  # an answer quotes the last words of this many processes; it is sent to all members
+_MOST_STACKS = 16  # late processes whose stacks are requested
+_STACK_CHARACTERS = 8 << 10  # of each stack in an answer
 
 
 class Meeting(Roster[To]):
-    """All points of a job whose processes are all here; `to` is any address for the answers.
+    """All points of a job, once all processes have joined; `to` is any address for the answers.
 
-    `stack_grace_s` is how long those who are late may take to say where they are: whoever drives
-    the meeting sends `take_questions` to them and brings what they say to `hear_stacks`.
+    `stack_grace_s` is how long late processes may take to send their stacks: the driver of the
+    meeting sends `take_stack_requests` to them and passes their answers to `hear_stacks`.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Meeting(Roster[To]):
         stack_grace_s: float = 0.0,
     ) -> None:
         super().__init__(hosts, now, pids)
-        self._everybody = range(len(hosts))
-        self._lines: OpenGatherings[To] = OpenGatherings(self._everybody)
+        self._all_processes = range(len(hosts))
+        self._lines: OpenGatherings[To] = OpenGatherings(self._all_processes)
         self._stack_grace_s = stack_grace_s
-        # About a gathering that is late, or about whoever asked: (to, ticket).
-        self._asking: Asking[Gathering[To] | tuple[To, int]] = Asking()
+        # About a gathering that is late, or for a query: (to, ticket).
+        self._stack_requests: StackRequests[Gathering[To] | tuple[To, int]] = StackRequests()
         self._next = math.inf
 
     @property
     def next_deadline(self) -> float:
-        """When `tick` must be called; never too late, at times too early."""
+        """The time at which `tick` must be called; never too late, perhaps too early."""
         return self._next
 
     def arrive(
@@ -95,11 +95,11 @@ class Meeting(Roster[To]):
         ticket: int,
         step: int | None = None,
     ) -> list[Reply[To]]:
-        """Take an arrival; return the answers that it settles (for nobody: everybody waits)."""
+        """Take an arrival; return the answers that are now due, if any."""
         record = self._records[process]
         record.come(point, step)
         if process in self._gone:
-            return [Reply(to, ticket, self._losses.answer(self._everybody, process))]
+            return [Reply(to, ticket, self._losses.answer(self._all_processes, process))]
         gathering, answer, replies = self._come(now, process, point)
         line = gathering.line
         if answer is not None:
@@ -108,21 +108,21 @@ class Meeting(Roster[To]):
         gathering.arrived[process] = WaitingProcess(to, ticket, point, payload, now)
         gathering.restarts |= point.survivors
         record.blocked[line.lane] = gathering
-        if now + timeout_s < gathering.deadline and gathering.question is None:
+        if now + timeout_s < gathering.deadline and gathering.stack_request is None:
             gathering.deadline, gathering.limit = now + timeout_s, (process, timeout_s)
             self._next = min(self._next, gathering.deadline)
         return replies + self._judge(now, process, gathering)
 
     def abandon(self, now: float, process: int, left: Abandoned) -> list[Reply[To]]:
-        """A process has left a call by an exception: the call fails for all members.
+        """Record that a process left a call by an exception: the call fails for all members.
 
-        Where it has come, it has come: the call fails at the next point that it would have come to.
-        An arrival that the process sent and that has not come, will not be taken any more.
+        Its past arrivals stand: the call fails at the next point at which it would have arrived.
+        An arrival that the process sent and that is still on its way will not be taken.
         """
         record = self._records[process]
         if left.number <= record.abandoned.get(left.point.lane, 0):
             return []
-        if process in self._gone:  # its next arrival comes after this all the same
+        if process in self._gone:  # the count of its next arrival includes this one all the same
             record.abandoned[left.point.lane] = left.number
             return []
         point = record.abandon(now, left)
@@ -138,24 +138,26 @@ class Meeting(Roster[To]):
         return replies
 
     def tick(self, now: float) -> list[Reply[To]]:
-        """End every wait whose earliest deadline has passed, and every question."""
+        """End every wait whose earliest deadline has passed, and every stack request."""
         if now < self._next:
             return []
         waiting = self._lines.all_open()
         late = [g for g in waiting if g.deadline <= now and not self._ask_late(now, g)]
-        answers = [(g, self._late_answer(now, g, self._asking.take(g.question))) for g in late]
+        answers = [
+            (g, self._late_answer(now, g, self._stack_requests.take(g.stack_request))) for g in late
+        ]
         replies = [r for g, answer in answers for r in self._finish(now, g, answer)]
-        for question in self._asking.tick(now):
-            replies += self._answered(now, question)
+        for stack_request in self._stack_requests.tick(now):
+            replies += self._answered(now, stack_request)
         deadlines = [g.deadline for g in waiting if g.answer is None]
-        self._next = min(*deadlines, math.inf, self._asking.next_deadline)
+        self._next = min(*deadlines, math.inf, self._stack_requests.next_deadline)
         return replies
 
     def depart(self, now: float, process: int, state: str, words: str) -> list[Reply[To]]:
-        """A process is gone: "left", "failed" or "lost". Only the first such word counts.
+        """Record that a process is gone: "left", "failed" or "lost". Only the first report counts.
 
-        Who is lost or failed ends every gathering of its groups, who left in peace only those to
-        which it had not come. Survivors wait for it no more.
+        A lost or failed process ends every gathering of its groups; one that left in order ends
+        only those at which it had not arrived. Survivors no longer wait for it.
         """
         if process in self._gone:
             return []
@@ -163,7 +165,7 @@ class Meeting(Roster[To]):
         self._records[process].leave(now, state, words)
         self._lose()
         replies: list[Reply[To]] = []
-        self._lines.forgive(process)
+        self._lines.drop_process(process)
         for line in self._lines.of(process):
             for gathering in list(line.gatherings):
                 came = process in gathering.arrived
@@ -173,14 +175,14 @@ class Meeting(Roster[To]):
                     replies += self._do_without(now, process, gathering)
                 elif not (state == "left" and came):
                     replies += self._finish(now, gathering, self._losses.answer(line.members))
-        for question in self._asking.forget(process):
-            replies += self._answered(now, question)
+        for stack_request in self._stack_requests.forget(process):
+            replies += self._answered(now, stack_request)
         return replies
 
     def lose_service(self, now: float, name: str, words: str) -> list[Reply[To]]:
-        """Something that all processes need is gone: every wait ends but those of survivors.
+        """Record the loss of a service: every wait ends but those of survivors.
 
-        It is an error of everybody until the survivors have met.
+        It is an error on all processes until the survivors have met.
         """
         self._losses.services.append((name, words))
         self._lose()
@@ -189,7 +191,7 @@ class Meeting(Roster[To]):
         return [reply for g in ended for reply in self._finish(now, g, answer)]
 
     def waiting_for(self, now: float, process: int, lane: str) -> StillMissing | None:
-        """Return who is missing where `process` waits, or None if it does not wait."""
+        """Return the members missing where `process` waits, or None if it does not wait."""
         gathering = self._records[process].blocked.get(lane)
         return self._missing(gathering, now) if gathering else None
 
@@ -201,34 +203,34 @@ class Meeting(Roster[To]):
     def ask_stacks(
         self, now: float, processes: Iterable[int], limit_s: float, to: To, ticket: int
     ) -> list[Reply[To]]:
-        """Ask processes for their stacks; "stacks" goes to `to` when all said them, or late."""
-        asked = [p for p in processes if p not in self._gone]
-        if not asked:
+        """Request stacks; "stacks" is sent to `to` when all have answered, or at the limit."""
+        targets = [p for p in processes if p not in self._gone]
+        if not targets:
             return [Reply(to, ticket, StacksHeard({}))]
-        self._asking.ask((to, ticket), asked, now + limit_s)
+        self._stack_requests.ask((to, ticket), targets, now + limit_s)
         self._next = min(self._next, now + limit_s)
         return []
 
-    def take_questions(self) -> list[tuple[int, int]]:
-        """Return (ticket, process) of each question that must be sent now."""
-        questions, self._asking.to_send = self._asking.to_send, []
+    def take_stack_requests(self) -> list[tuple[int, int]]:
+        """Return (ticket, process) of each stack request to be sent now."""
+        questions, self._stack_requests.to_send = self._stack_requests.to_send, []
         return questions
 
     def hear_stacks(self, now: float, process: int, ticket: int, text: str) -> list[Reply[To]]:
-        """Take an answer to a question.
+        """Take an answer to a stack request.
 
         Raises:
-          FrameError: that was never asked.
+          FrameError: there was no such request.
         """
-        question = self._asking.hear(process, ticket, text)
-        return [] if question is None else self._answered(now, question)
+        stack_request = self._stack_requests.hear(process, ticket, text)
+        return [] if stack_request is None else self._answered(now, stack_request)
 
     def _come(
         self, now: float, process: int, point: Point
     ) -> tuple[Gathering[To], Outcome | None, list[Reply[To]]]:
-        """Return the gathering that a process comes to, or the answer that it gets at once.
+        """Return the gathering of an arrival, or the answer that it gets at once.
 
-        Others may still be in what it has left: they are answered on the way.
+        Gatherings that the process has left on the way there are answered for their members.
         """
         answer: Outcome
         replies: list[Reply[To]] = []
@@ -242,22 +244,22 @@ class Meeting(Roster[To]):
                     self._lines.settle(process, gathering)
                 return gathering, gathering.answer, replies
             members = gathering.line.members
-            if gathering.survivors != point.survivors and self._losses.concern(members):
+            if gathering.survivors != point.survivors and self._losses.affect(members):
                 answer = self._losses.any_answer(members)  # some start again, some have yet to hear
                 if not point.survivors:  # the others know of the loss
                     return gathering, answer, replies
             elif gathering.follows != point.follows and gathering.arrived:
                 if point.follows:
                     other, wait = next(iter(gathering.arrived.items()))
-                    return gathering, went_on(other, wait.point), replies
-                answer = went_on(process, point)
+                    return gathering, abandoned_answer(other, wait.point), replies
+                answer = abandoned_answer(process, point)
             else:
                 return gathering, None, replies
             replies += self._finish(now, gathering, answer)
 
     def _cause(self, record: Record[To], point: Point, left: Abandoned) -> Loss | CallLeft:
-        """Return why a call fails that a process has left: perhaps for a loss that it knew of."""
-        members = point.group or self._everybody
+        """Return why a call fails that a process has left: perhaps a loss that it knew of."""
+        members = point.group or self._all_processes
         if record.acknowledged < len(self._losses.services):
             return self._losses.service_answer()
         if any(process in self._gone for process in members):
@@ -269,7 +271,7 @@ class Meeting(Roster[To]):
         first = next(iter(arrived.values())).point
         mine = arrived[process].point
         if not gathering.survivors:
-            # First what all need: of it the others may have died.
+            # Services first: processes may have died of their loss.
             if self._records[process].acknowledged < len(self._losses.services):
                 return self._finish(now, gathering, self._losses.service_answer())
             if self._gone and len(arrived) == 1 and any(p in line.members for p in self._gone):
@@ -281,26 +283,26 @@ class Meeting(Roster[To]):
         if self._is_complete(gathering):
             return self._complete(now, gathering)
         waiting = self._lines.open_in(line.lane)
-        if len(waiting) == 1:  # nearly always
+        if len(waiting) == 1:  # the common case
             return []
 
         def waits_at(other: int) -> Gathering[To] | None:
             return self._records[other].blocked.get(line.lane)
 
-        circle = find_circle(process, gathering, waiting, waits_at, self._gone)
-        return self._break(now, circle) if circle else []
+        cycle = find_cycle(process, gathering, waiting, waits_at, self._gone)
+        return self._break(now, cycle) if cycle else []
 
-    def _break(self, now: float, circle: list[Gathering[To]]) -> list[Reply[To]]:
-        """End a circle. Who waits for survivors that start again after a loss, learns of that."""
-        ordinary = [g for g in circle if not g.survivors]
+    def _break(self, now: float, cycle: list[Gathering[To]]) -> list[Reply[To]]:
+        """End a cycle. Members that wait for survivors that start again get that loss."""
+        ordinary = [g for g in cycle if not g.survivors]
         answer: Outcome
-        if ordinary and len(ordinary) < len(circle) and self._losses.concern(()):
-            circle, answer = ordinary, self._losses.any_answer(())
+        if ordinary and len(ordinary) < len(cycle) and self._losses.affect(()):
+            cycle, answer = ordinary, self._losses.any_answer(())
         else:
-            answer = circle_of(circle, self._gone)
-        answered = {process for g in circle for process in g.arrived}
-        replies = [reply for g in circle for reply in self._finish(now, g, answer)]
-        self._lines.join(circle, answered)
+            answer = cycle_of(cycle, self._gone)
+        answered = {process for g in cycle for process in g.arrived}
+        replies = [reply for g in cycle for reply in self._finish(now, g, answer)]
+        self._lines.join(cycle, answered)
         return replies
 
     def _is_complete(self, gathering: Gathering[To]) -> bool:
@@ -310,7 +312,7 @@ class Meeting(Roster[To]):
         return not missing
 
     def _complete(self, now: float, gathering: Gathering[To]) -> list[Reply[To]]:
-        """All have come."""
+        """Complete a gathering at which all have arrived."""
         line, arrived = gathering.line, gathering.arrived
         if not gathering.survivors:
             payloads = {p: arrived[p].payload for p in line.members}
@@ -321,14 +323,14 @@ class Meeting(Roster[To]):
         return replies
 
     def _start_again(self, met: Gathering[To], alive: Collection[int]) -> None:
-        """All of these stand at one point: in this lane none owes another anything any more."""
+        """Settle the lane: all survivors are at one point, so earlier failures are not owed."""
         for process in alive:
             self._records[process].acknowledged = len(self._losses.services)
             self._records[process].has_lost = False
         self._lines.restart(met, {*alive, *self._gone})
 
     def _do_without(self, now: float, process: int, gathering: Gathering[To]) -> list[Reply[To]]:
-        """Survivors wait for one less, who may be one of those that wait."""
+        """Let survivors go on without a process, which may be one of the waiting ones."""
         replies: list[Reply[To]] = []
         wait = gathering.arrived.pop(process, None)
         if wait is not None:
@@ -341,14 +343,14 @@ class Meeting(Roster[To]):
         return replies
 
     def _finish(self, now: float, gathering: Gathering[To], answer: Outcome) -> list[Reply[To]]:
-        """Give the one answer to all that wait; keep it for the living that did not come yet."""
+        """Answer all waiting members; keep the answer for living ones that have yet to arrive."""
         line = gathering.line
         gathering.answer = answer
-        if gathering.question is not None:
-            self._asking.take(gathering.question)
+        if gathering.stack_request is not None:
+            self._stack_requests.take(gathering.stack_request)
         if not answer.is_success:
             missing = gathering.missing(self._gone)
-            gathering.owing = {p for p in missing if p not in self._gone}
+            gathering.unanswered = {p for p in missing if p not in self._gone}
         elif gathering.left:
             self._lines.fail_after(gathering, self._gone)
         for process, wait in gathering.arrived.items():
@@ -363,24 +365,24 @@ class Meeting(Roster[To]):
         return replies
 
     def _ask_late(self, now: float, gathering: Gathering[To]) -> bool:
-        """Ask those who are late where they are; return whether there is anybody to wait for."""
-        if gathering.question is not None or self._stack_grace_s <= 0:
+        """Request the stacks of late processes; return whether there is any answer to wait for."""
+        if gathering.stack_request is not None or self._stack_grace_s <= 0:
             return False
-        asked = [p for p in gathering.missing(self._gone) if p not in self._gone][:_ASKED]
-        if not asked:
+        targets = [p for p in gathering.missing(self._gone) if p not in self._gone][:_MOST_STACKS]
+        if not targets:
             return False
         gathering.deadline = now + self._stack_grace_s
-        gathering.question = self._asking.ask(gathering, asked, gathering.deadline)
+        gathering.stack_request = self._stack_requests.ask(gathering, targets, gathering.deadline)
         return True
 
     def _answered(
-        self, now: float, question: Question[Gathering[To] | tuple[To, int]]
+        self, now: float, stack_request: StackRequest[Gathering[To] | tuple[To, int]]
     ) -> list[Reply[To]]:
-        """A question is over, answered or not."""
-        about = question.about
+        """Finish a stack request, answered or not."""
+        about = stack_request.about
         if isinstance(about, tuple):
-            return [Reply(*about, StacksHeard(question.stacks))]
-        return self._finish(now, about, self._late_answer(now, about, question.stacks))
+            return [Reply(*about, StacksHeard(stack_request.stacks))]
+        return self._finish(now, about, self._late_answer(now, about, stack_request.stacks))
 
     def _late_answer(
         self, now: float, gathering: Gathering[To], stacks: Mapping[int, str]

@@ -1,7 +1,7 @@
-"""What the meeting answers: one type for each answer, and how each travels.
+"""The answers of the meeting, one type each, and their form on the wire.
 
-All that wait at one gathering are given one answer object, hence all or none. On the wire an answer
-is its `kind` and, as JSON, its `facts`; the payloads of those that met have a form of their own.
+All members that wait at one gathering get one answer object, hence all or none. On the wire an
+answer is its `kind` and, as JSON, its `facts`; payloads have a binary form of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Facts: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AllMet:
-    """All have come."""
+    """All members arrived."""
 
     payloads: Mapping[int, bytes]
 
@@ -29,11 +29,11 @@ class AllMet:
 
 @dataclass(frozen=True, slots=True)
 class SurvivorsMet:
-    """All have come that live."""
+    """All living members arrived."""
 
     alive: Sequence[int] = ()
     gone: Sequence[tuple[int, str, str]] = ()  # process, state, words
-    services: Sequence[tuple[str, str]] = ()  # name, words; of those that are lost
+    services: Sequence[tuple[str, str]] = ()  # name and words of each lost service
 
     kind: ClassVar[str] = "live"
     is_success: ClassVar[bool] = True
@@ -46,7 +46,7 @@ class SurvivorsMet:
 
 
 class MeetingSide(NamedTuple):
-    """What some processes came for."""
+    """The processes that arrived with one point."""
 
     name: str
     fingerprint: str
@@ -56,7 +56,7 @@ class MeetingSide(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SidesDiffer:
-    """Processes came for different things."""
+    """Processes arrived with different points."""
 
     sides: Sequence[MeetingSide]
 
@@ -71,7 +71,7 @@ class SidesDiffer:
 
 @dataclass(frozen=True, slots=True)
 class TrailsApart:
-    """Processes made different calls before, of those that send nothing."""
+    """Processes differ in earlier calls, which sent nothing."""
 
     found: TrailVersions
 
@@ -85,8 +85,8 @@ class TrailsApart:
         return {"trails": _rows(self.found.versions), **lane}
 
 
-class CircleSide(NamedTuple):
-    """Processes that wait at one gathering of a circle."""
+class CycleSide(NamedTuple):
+    """The processes that wait at one gathering of a cycle."""
 
     words: str  # "wait at 'epoch' (train.py:31)"
     processes: Sequence[int]
@@ -94,10 +94,10 @@ class CircleSide(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class WaitInCircle:
+class WaitCycle:
     """Processes wait for each other, each at another point."""
 
-    sides: Sequence[CircleSide]
+    sides: Sequence[CycleSide]
 
     kind: ClassVar[str] = "diverged"
     is_success: ClassVar[bool] = False
@@ -110,7 +110,7 @@ class WaitInCircle:
 
 @dataclass(frozen=True, slots=True)
 class StillMissing:
-    """Who is missing where a process waits: what it may ask while it does."""
+    """The members missing where a process waits, which it may query meanwhile."""
 
     missing: Sequence[int]
     words: Sequence[tuple[int, str]]  # of the first of them: process, its last words
@@ -133,10 +133,10 @@ class TooLate:
     """The earliest deadline of those that waited has passed."""
 
     waiting: StillMissing
-    by: int  # whose deadline it was
+    by: int  # the process with that deadline
     timeout_s: float
-    at: str = ""  # where those waited that had come
-    stacks: Sequence[tuple[int, str]] = ()  # of those that were late: process, text
+    at: str = ""  # where the members waited that had arrived
+    stacks: Sequence[tuple[int, str]] = ()  # process and text of each late member
 
     kind: ClassVar[str] = "deadline"
     is_success: ClassVar[bool] = False
@@ -150,7 +150,7 @@ class TooLate:
 
 @dataclass(frozen=True, slots=True)
 class ProcessesGone:
-    """Processes that are needed are gone, the cause first."""
+    """Required processes are gone; the cause comes first."""
 
     kind: str  # "lost" | "failed"
     gone: Sequence[tuple[int, str]]  # process, words
@@ -165,7 +165,7 @@ class ProcessesGone:
 
 @dataclass(frozen=True, slots=True)
 class ServicesLost:
-    """Something that all processes need is lost."""
+    """A service that all processes need is lost."""
 
     services: Sequence[tuple[str, str]]  # name, words
 
@@ -196,7 +196,7 @@ class CallLeft:
 
 @dataclass(frozen=True, slots=True)
 class MembersKnown:
-    """What is known of every process, and of the services."""
+    """The state of every process and of the services."""
 
     members: Sequence[Member]
     services: Sequence[Sequence[str]]
@@ -211,7 +211,7 @@ class MembersKnown:
 
 @dataclass(frozen=True, slots=True)
 class StacksHeard:
-    """Where the threads of processes are, of those that said it in time."""
+    """The stacks of the processes that sent them in time."""
 
     stacks: Mapping[int, str]
 
@@ -225,7 +225,7 @@ class StacksHeard:
 
 @dataclass(frozen=True, slots=True)
 class StepsAwaited:
-    """Who has not said yet where it stands, since a notice is open."""
+    """The processes that have not reported their step since a notice was opened."""
 
     processes: Sequence[int]
 
@@ -239,17 +239,17 @@ class StepsAwaited:
 
 Success: TypeAlias = AllMet | SurvivorsMet
 Loss: TypeAlias = ProcessesGone | ServicesLost
-Divergence: TypeAlias = SidesDiffer | TrailsApart | WaitInCircle
+Divergence: TypeAlias = SidesDiffer | TrailsApart | WaitCycle
 Failure: TypeAlias = Divergence | TooLate | Loss | CallLeft
 Outcome: TypeAlias = Success | Failure  # of a gathering
 Answer: TypeAlias = Outcome | StillMissing | MembersKnown | StacksHeard | StepsAwaited
 
 
 def outcome_of(kind: str, facts: Mapping[str, Any]) -> SurvivorsMet | Failure:
-    """Return the outcome that travelled as these.
+    """Return the outcome with this kind and these facts.
 
     Raises:
-      FrameError: there is none of this kind.
+      FrameError: the kind is unknown.
     """
     match kind:
         case "live":
@@ -274,7 +274,7 @@ def _divergence_of(facts: Mapping[str, Any]) -> Divergence:
         versions = [TrailVersion(*row) for row in facts["trails"]]
         return TrailsApart(TrailVersions(versions, facts.get("lane")))
     if "circle" in facts:
-        return WaitInCircle([CircleSide(*row) for row in facts["circle"]])
+        return WaitCycle([CycleSide(*row) for row in facts["circle"]])
     return SidesDiffer([MeetingSide(*row) for row in facts["sides"]])
 
 

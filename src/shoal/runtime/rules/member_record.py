@@ -1,4 +1,4 @@
-"""What a meeting knows of one process, and how that is said."""
+"""A meeting's record of one process, and its description in messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Record(Generic[To]):
         "beat",
         "beat_came",
         "blocked",
-        "epitaph",
+        "departure_reason",
         "has_lost",
         "host",
         "index",
@@ -42,33 +42,33 @@ class Record(Generic[To]):
         self.pid = pid
         self.state = "here"
         self.words = "joined"
-        self.point: Point | None = None  # completes the words: put together only when asked for
+        self.point: Point | None = None  # completes the words, on demand
         self.when = now
         self.step: int | None = None
         self.beat: Beat | None = None
-        self.beat_came = now  # when it came to the place that its beat tells
+        self.beat_came = now  # when it reached the place in its last beat
         self.silent_since: float | None = None
-        self.stopped_since: float | None = None  # its host's keeper says that it is stopped
-        self.epitaph = ""  # why it is gone, and where it was last
-        self.has_lost = False  # is a process or a service gone since it last met survivors?
-        self.acknowledged = 0  # so many lost services are none of its errors any more
-        self.blocked: dict[str, Gathering[To]] = {}  # where it waits, by lane
-        self.arrivals: dict[str, int] = {}  # at points so far, by lane
-        self.abandoned: dict[str, int] = {}  # calls so far, by lane
+        self.stopped_since: float | None = None  # since the keeper reported it as stopped
+        self.departure_reason = ""  # why it is gone, and its last place
+        self.has_lost = False  # whether there was a loss since it last met survivors
+        self.acknowledged = 0  # number of lost services that it has acknowledged
+        self.blocked: dict[str, Gathering[To]] = {}  # the gathering at which it waits, by lane
+        self.arrivals: dict[str, int] = {}  # number of arrivals, by lane
+        self.abandoned: dict[str, int] = {}  # number of abandoned calls, by lane
 
     def note(self, now: float, words: str, point: Point | None = None) -> None:
-        """Remember words, and the point that they are about."""
+        """Record words, and the point that they are about."""
         self.words, self.point, self.when = words, point, now
 
     def come(self, point: Point, step: int | None) -> None:
-        """It has come to a point, in this step if it says so."""
+        """Record an arrival at a point, and its step if given."""
         self.arrivals[point.lane] = self.arrivals.get(point.lane, 0) + 1
         self.step = self.step if step is None else step
 
     def abandon(self, now: float, left: Abandoned) -> Point:
-        """It has left a call; return the point of that call at which it would have been next.
+        """Record that it left a call; return the next point of that call.
 
-        If the last arrival that it sent has not come, that one is not a part of the call.
+        If the last arrival that it sent has not been taken, that one is not a part of the call.
         """
         lane = left.point.lane
         missed = left.sent - self.arrivals.get(lane, 0)
@@ -77,21 +77,21 @@ class Record(Generic[To]):
         return left.point._replace(follows=left.arrivals > missed)
 
     def hear(self, now: float, beat: Beat) -> None:
-        """Remember what a beat says."""
+        """Record a sign of life."""
         self.beat, self.beat_came = beat, now - beat.since_s
         self.step = self.step if beat.step is None else beat.step
 
     def stop(self, now: float, *, is_stopped: bool) -> None:
-        """A signal has stopped it, or it goes on."""
+        """Record that a signal has stopped it, or that it was continued."""
         if not is_stopped:
             self.stopped_since = None
         elif self.stopped_since is None:
             self.stopped_since = now
 
     def leave(self, now: float, state: str, words: str) -> None:
-        """It is gone."""
-        is_trace = "\n" in words.strip()  # which says where
-        self.epitaph = words if is_trace else words + self._last_seen(now)
+        """Record that it is gone."""
+        is_trace = "\n" in words.strip()  # a traceback says where
+        self.departure_reason = words if is_trace else words + self._last_seen(now)
         self.state, self.silent_since, self.stopped_since = state, None, None
         self.note(now, words)
 
@@ -112,29 +112,29 @@ class Record(Generic[To]):
         waits = self._waits()
         _, place, since = self._last()
         if waits:
-            told = f"waited at {place_text(waits[0].point)} for {now - waits[0].since:.1f} s"
+            text = f"waited at {place_text(waits[0].point)} for {now - waits[0].since:.1f} s"
         elif place:
-            told = f"last at {place}, {now - since:.1f} s before"
+            text = f"last at {place}, {now - since:.1f} s before"
         else:
             return ""
-        return "; " + ("" if self.step is None else f"step {self.step}, ") + told
+        return "; " + ("" if self.step is None else f"step {self.step}, ") + text
 
     def _where(self, now: float) -> str:
         step = "" if self.step is None else f"step {self.step}, "
         waits = "; ".join(
-            f"waits at {place_text(wait.point)} since {now - wait.since:.1f} s"
+            f"waits at {place_text(wait.point)} for {now - wait.since:.1f} s"
             for wait in self._waits()
         )
         if waits:
             return step + waits
         words, place, since = self._last()
-        told = f"{words} {place}".strip()
-        if told.startswith(step.removesuffix(", ")):
+        text = f"{words} {place}".strip()
+        if text.startswith(step.removesuffix(", ")):
             step = ""  # they are words of its own about the step
-        return f"{step}{told}, {now - since:.1f} s ago"
+        return f"{step}{text}, {now - since:.1f} s ago"
 
     def member(self, now: float) -> Member:
-        """Return all that is known."""
+        """Return its state."""
         waits = self._waits()
         _, place, since = self._last()
         if waits:
@@ -157,14 +157,14 @@ class Record(Generic[To]):
         )
 
     def _waits(self) -> list[WaitingProcess[To]]:
-        """Return where it waits, the main line first."""
+        """Return its waits, the main lane first."""
         lanes = sorted(self.blocked, key=lambda lane: lane != "main")
         return [self.blocked[lane].arrived[self.index] for lane in lanes]
 
     def _last(self) -> tuple[str, str, float]:
         """Return what it did last, where, and when: the newer one of arrivals and beats.
 
-        A beat that comes after an arrival may tell of it again: it names the same place.
+        A beat after an arrival may report the same arrival: it then names the same place.
         """
         beat, place = self.beat, place_text(self.point) if self.point else ""
         if beat and beat.place and beat.place != place and self.beat_came > self.when:

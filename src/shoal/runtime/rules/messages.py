@@ -1,4 +1,4 @@
-"""What members may say to the meeting place: each message from its frame, or a FrameError."""
+"""Messages of members to the meeting place: parse each from its frame, or raise FrameError."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.point import Point
-from shoal.runtime.rules.stopping import Given, Settled, Told
+from shoal.runtime.rules.stopping import ReceivedNotice, StopAgreement, StopReport
 from shoal.runtime.rules.trail_marks import TrailMarks
 from shoal.runtime.wire.frames import Frame, FrameError, number_field, text_field, whole_field
 
@@ -16,18 +16,18 @@ _MOST_TEXT = 1000  # characters of a place
 
 
 class Beat(NamedTuple):
-    """A sign of life, and what the process says of itself with it."""
+    """A sign of life, with the state of the process."""
 
     step: int | None
     place: str  # its last call of shoal
     since_s: float  # seconds since then
     step_s: float | None  # median time of its last steps
     memory_bytes: int  # resident
-    wait_s: float = 0.0  # how much of `step_s` it waited for others
+    wait_s: float = 0.0  # the part of `step_s` spent waiting for other processes
 
 
 def beat_of(header: Mapping[str, Any]) -> Beat:
-    """Return the fields of a beat."""
+    """Parse a sign of life."""
     step_s = None if header.get("step_s") is None else number_field(header, "step_s")
     since_s = number_field(header, "since_s")
     wait_s = number_field(header, "wait_s") if "wait_s" in header else 0.0
@@ -42,49 +42,49 @@ def beat_of(header: Mapping[str, Any]) -> Beat:
 
 
 def _step_of(header: Mapping[str, Any]) -> int | None:
-    """Return the step that a process says it is in; None: in none yet."""
+    """Parse the step of a process; None: in none yet."""
     return None if header.get("step") is None else whole_field(header, "step")
 
 
 def trails_of(header: Mapping[str, Any], process: int, count: int) -> list[TrailMarks]:
-    """Return what a sign of life of `process`, in a job of `count`, tells of its trails."""
+    """Parse the trails in a sign of life of `process`, in a job of `count`."""
     rows = header.get("trails", [])
     if not isinstance(rows, list):
-        raise FrameError("field 'trails' is no list")
-    told = []
+        raise FrameError("field 'trails' is not a list")
+    found = []
     for row in rows:
         if not isinstance(row, list) or len(row) != len(TrailMarks._fields):
-            raise FrameError("field 'trails' holds what is no trail")
+            raise FrameError("field 'trails' holds an invalid trail")
         group, *texts = row
         if not all(type(text) is str for text in texts):
-            raise FrameError("field 'trails' has no text where it must")
+            raise FrameError("field 'trails' lacks a required text")
         members = None if group is None else _group(group, process, count)
-        told.append(TrailMarks(members, *texts))
-    return told
+        found.append(TrailMarks(members, *texts))
+    return found
 
 
 class Arrival(NamedTuple):
-    """A process has come to a point; what it brings there is the body of the frame."""
+    """An arrival at a point; its payload is the body of the frame."""
 
     point: Point
     timeout_s: float
     step: int | None
     ticket: int  # 0: the answer carries none
-    after: int = 0  # so many calls the process had abandoned in this lane before
+    after: int = 0  # number of calls abandoned in this lane before
 
 
 class Abandoned(NamedTuple):
-    """A process has left a call by an exception; the others must not wait for it there."""
+    """A call that a process left by an exception; the others must not wait for it there."""
 
-    point: Point  # where it was last in this call; or what the call is, if it came to none
-    arrivals: int  # at points of this call
+    point: Point  # its last point in this call; or the call itself, if there was none
+    arrivals: int  # in this call
     sent: int  # arrivals in this lane, in all
-    number: int  # how many calls it has abandoned in this lane, this one included
+    number: int  # of calls it has abandoned in this lane, this one included
     words: str  # the exception, in a line
 
 
 def arrival_of(header: Mapping[str, Any], process: int, count: int) -> Arrival:
-    """Return an arrival of `process`, in a job of `count`."""
+    """Parse an arrival of `process`, in a job of `count`."""
     ticket = whole_field(header, "ticket") if "ticket" in header else 0
     after = whole_field(header, "after") if "after" in header else 0
     point = _point_of(header, process, count)
@@ -94,14 +94,14 @@ def arrival_of(header: Mapping[str, Any], process: int, count: int) -> Arrival:
     return Arrival(point, timeout_s, _step_of(header), ticket, after)
 
 
-def abandoned_words(left: Abandoned) -> dict[str, Any]:
+def abandoned_header(left: Abandoned) -> dict[str, Any]:
     """Return the header of an abandoned call; its `words` are the body."""
     counts = {"arrivals": left.arrivals, "sent": left.sent, "number": left.number}
     return {"do": "abandon", "point": left.point, **counts}
 
 
 def abandoned_of(frame: Frame, process: int, count: int) -> Abandoned:
-    """Return what a process says of a call that it has left, in a job of `count`."""
+    """Parse an abandoned call, in a job of `count`."""
     point = _point_of(frame.header, process, count)
     arrivals, sent, number = (
         whole_field(frame.header, name) for name in ("arrivals", "sent", "number")
@@ -115,38 +115,38 @@ def abandoned_of(frame: Frame, process: int, count: int) -> Abandoned:
 def _point_of(header: Mapping[str, Any], process: int, count: int) -> Point:
     row = header.get("point")
     if not isinstance(row, list) or len(row) != len(Point._fields):
-        raise FrameError("field 'point' is no point")
+        raise FrameError("field 'point' is not a point")
     point = Point(*row)
     for text in (point.name, point.lane, point.fingerprint, point.site, point.trail):
         if type(text) is not str:
-            raise FrameError("field 'point' has no text where it must")
+            raise FrameError("field 'point' lacks a required text")
     if type(point.survivors) is not bool or type(point.follows) is not bool:
-        raise FrameError("field 'point' says neither yes nor no where it must")
+        raise FrameError("field 'point' lacks a required boolean")
     return point if point.group is None else point._replace(group=_group(row[1], process, count))
 
 
 def _group(members: object, process: int, count: int) -> tuple[int, ...] | None:
-    """Return a group: sorted, without repetition, of this job, with the one who names it."""
+    """Parse a group: sorted, without repetition, of this job, including its sender."""
     if not isinstance(members, list) or not all(type(member) is int for member in members):
-        raise FrameError("a group is no list of processes")
+        raise FrameError("a group is not a list of processes")
     group = sorted(set(members))
     if process not in members or group[0] < 0 or group[-1] >= count:
-        raise FrameError("a group names others than this job's, or not its sender")
+        raise FrameError("a group has processes outside the job, or lacks its sender")
     return None if len(group) == count else tuple(group)
 
 
 def processes_of(header: Mapping[str, Any], name: str, allowed: Collection[int]) -> list[int]:
-    """Return a field that lists processes, each among those that are allowed, each once."""
+    """Parse a field that lists processes, each of `allowed` at most once."""
     listed = header.get(name)
     if not isinstance(listed, list) or not all(type(process) is int for process in listed):
-        raise FrameError(f"field {name!r} is no list of processes")
+        raise FrameError(f"field {name!r} is not a list of processes")
     if not all(process in allowed for process in listed):
-        raise FrameError(f"field {name!r} names processes that are not its sender's to name")
+        raise FrameError(f"field {name!r} names processes that its sender must not name")
     return sorted(set(listed))
 
 
-def given_words(given: Given) -> dict[str, Any]:
-    """Return the fields of a notice."""
+def notice_header(given: ReceivedNotice) -> dict[str, Any]:
+    """Return the header fields of a notice."""
     deadline_s = given.deadline_s
     return {
         "reason": given.reason[:_MOST_TEXT],
@@ -155,35 +155,35 @@ def given_words(given: Given) -> dict[str, Any]:
     }
 
 
-def given_of(header: Mapping[str, Any]) -> Given:
-    """Return a notice."""
+def notice_of(header: Mapping[str, Any]) -> ReceivedNotice:
+    """Parse a notice."""
     deadline_s = number_field(header, "deadline_s")
-    return Given(
+    return ReceivedNotice(
         text_field(header, "reason")[:_MOST_TEXT],
         text_field(header, "source")[:_MOST_TEXT],
         None if deadline_s == math.inf else max(0.0, deadline_s),
     )
 
 
-def told_words(told: Told) -> dict[str, Any]:
-    """Return the header of what a process says of itself; `step_text` of its step is the body."""
-    knows = told.highest is not None
-    return {"do": "stop", "round": told.round, "knows": knows, "saved": told.has_saved}
+def stop_report_header(report: StopReport) -> dict[str, Any]:
+    """Return the header of an answer about stopping; the body is `step_text` of its step."""
+    knows = report.highest is not None
+    return {"do": "stop", "round": report.round, "knows": knows, "saved": report.has_saved}
 
 
-def told_of(frame: Frame) -> Told:
-    """Return what a process says of itself."""
+def stop_report_of(frame: Frame) -> StopReport:
+    """Parse an answer about stopping."""
     highest = _step_in(frame.body) if frame.header.get("knows") else None
-    return Told(whole_field(frame.header, "round"), highest, bool(frame.header.get("saved")))
+    return StopReport(whole_field(frame.header, "round"), highest, bool(frame.header.get("saved")))
 
 
-def settled_of(frame: Frame) -> Settled:
-    """Return what all have agreed on."""
-    return Settled(whole_field(frame.header, "round"), _step_in(frame.body))
+def stop_agreement_of(frame: Frame) -> StopAgreement:
+    """Parse an agreement on the step."""
+    return StopAgreement(whole_field(frame.header, "round"), _step_in(frame.body))
 
 
 def step_text(step: int | None) -> bytes:
-    """Return a step as it travels. It may have any size, and JSON's numbers may not."""
+    """Return the encoding of a step. It may have any size, which JSON numbers may not."""
     return b"" if step is None else b"%x" % step
 
 
@@ -191,4 +191,4 @@ def _step_in(body: bytes) -> int:
     try:
         return int(body, 16)
     except ValueError:
-        raise FrameError("the body is no step") from None
+        raise FrameError("the body is not a step") from None

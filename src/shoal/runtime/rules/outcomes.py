@@ -1,7 +1,7 @@
-"""From what the meeting place answered to the exception that says it in words.
+"""Turn answers of the meeting place into exceptions.
 
-Both coordinators raise through this file, so a message
-reads the same however the words travelled.
+The answers are those of `meeting_answers`; both coordinators raise through this module, so a
+message reads the same over TCP and in one process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.runtime.rules.fingerprints import Fingerprint
 from shoal.runtime.rules.first_difference import ENDED, excerpts, first_difference
 from shoal.runtime.rules.meeting_answers import (
     CallLeft,
-    CircleSide,
+    CycleSide,
     Failure,
     MeetingSide,
     ProcessesGone,
@@ -29,7 +29,7 @@ from shoal.runtime.rules.meeting_answers import (
     StillMissing,
     TooLate,
     TrailsApart,
-    WaitInCircle,
+    WaitCycle,
 )
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import TrailsDiffer
@@ -37,13 +37,13 @@ from shoal.runtime.system.failure_words import fate_of, one_line, particulars_of
 from shoal.runtime.system.stacks import innermost
 
 _NAME_HINT = "if these are one call made at several places, give each of them the same name="
-_PATIENCE_HINT = "\nif they are only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S"
+_PATIENCE_HINT = "\nif they are merely slow, raise timeout_s= or SHOAL_TIMEOUT_S"
 _MOST_WORDS = 2000  # characters of a reason
-_LINES = 8  # a message spells out this many processes; the attributes hold all
+_LINES = 8  # processes listed in a message; the attributes hold all
 
 
 class ThisProcess(NamedTuple):
-    """Who speaks: this process, among the hosts of all."""
+    """The name of this process in messages, and those of the others."""
 
     process: int
     hosts: Sequence[str]
@@ -52,23 +52,23 @@ class ThisProcess(NamedTuple):
         return f"process {self.process} of {len(self.hosts)} ({self.hosts[self.process]})"
 
     def name(self, process: int) -> str:
-        """Return another process with its host."""
+        """Return the name of another process, with its host."""
         return f"process {process} ({self.hosts[process]})"
 
 
 class HiddenDifference(DivergenceError):
-    """All make the same call at the same place; what differs is in a long specification of which
-    only a digest travelled. `calls` holds (what is called where, processes) of each side."""
+    """All make the same call at the same place; the difference is in a long specification of which
+    only a digest was sent. `calls` holds (call and call site, processes) of each side."""
 
     def __init__(
         self, heading: str, calls: Sequence[tuple[str, Sequence[int]]], digests: Sequence[str]
     ) -> None:
         self.heading, self.calls, self.digests = heading, calls, digests
-        told = self.explained({})
-        super().__init__(str(told), sides=told.sides)
+        plain = self.explained({})
+        super().__init__(str(plain), sides=plain.sides)
 
     def explained(self, lines: Mapping[int, str], advice: str = "") -> DivergenceError:
-        """Return the error with the line of each side's first process, where they are known."""
+        """Return the error with the line of each side's first process, if known."""
         shown = [
             (f"{call}: {lines.get(processes[0], digest)}", processes)
             for (call, processes), digest in zip(self.calls, self.digests, strict=True)
@@ -79,15 +79,15 @@ class HiddenDifference(DivergenceError):
 def disagreement(
     heading: str, sides: Iterable[tuple[str, Sequence[int]]], advice: str = ""
 ) -> DivergenceError:
-    """Return the error that shows each side, in words, and the processes that are on it."""
-    rows = [(told, tuple(processes)) for told, processes in sides]
-    lines = [heading, *(f"{listed(processes)}: {told}" for told, processes in rows)]
+    """Return the error that shows each side, as text, and its processes."""
+    rows = [(side, tuple(processes)) for side, processes in sides]
+    lines = [heading, *(f"{listed(processes)}: {side}" for side, processes in rows)]
     text = "\n  ".join(lines) + (f"\n{advice}" if advice else "")
     return DivergenceError(text, sides=dict(rows))
 
 
 def error_of(answer: Failure, me: ThisProcess, point: Point, waited_s: float) -> ShoalError:
-    """Return the exception of an answer that is no success."""
+    """Return the exception for an answer that is not a success."""
     what = f"{me}: {point.place} cannot complete"
     match answer:
         case TooLate():
@@ -101,39 +101,39 @@ def error_of(answer: Failure, me: ThisProcess, point: Point, waited_s: float) ->
             return gone_error(kind, dict(gone), me, what)
         case SidesDiffer(sides):
             return _sides_error(_heading(sides, me, point), sides)
-        case WaitInCircle(sides):
-            return _circle_error(sides, me, point)
+        case WaitCycle(sides):
+            return _cycle_error(sides, me, point)
         case TrailsApart(found):
             return TrailsDiffer(*found)
 
 
 def service_error(services: Iterable[Sequence[str]], what: str) -> ProcessLostError:
-    """Return the exception about things that all need and that are lost; `what` cannot be."""
-    told = "; ".join(f"{name} is lost: {words}" for name, words in services)
-    return ProcessLostError(f"{what}: {told}")
+    """Return the exception about lost services; `what` is the operation that failed."""
+    text = "; ".join(f"{name} is lost: {words}" for name, words in services)
+    return ProcessLostError(f"{what}: {text}")
 
 
 def gone_error(kind: str, gone: Mapping[int, str], me: ThisProcess, what: str) -> ShoalError:
-    """Return the exception about who is "lost" or "failed", the cause first; `what` cannot be."""
+    """Return the exception about "lost" or "failed" processes, the cause first."""
     cause, words = next(iter(gone.items()))
     others = f" (also gone: {listed(p for p in gone if p != cause)})" if len(gone) > 1 else ""
     if kind == "lost":
-        told = f"{me.name(cause)} is lost: {one_line(words, _MOST_WORDS)}{others}"
-        return ProcessLostError(f"{what}: {told}", lost=gone)
-    told = f"{me.name(cause)} {fate_of(words)}{others}"
+        text = f"{me.name(cause)} is lost: {one_line(words, _MOST_WORDS)}{others}"
+        return ProcessLostError(f"{what}: {text}", lost=gone)
+    text = f"{me.name(cause)} {fate_of(words)}{others}"
     more = particulars_of(words)
-    return PeerFailedError(f"{what}: {told}" + (f"\n{indented(more)}" if more else ""), failed=gone)
+    return PeerFailedError(f"{what}: {text}" + (f"\n{indented(more)}" if more else ""), failed=gone)
 
 
 def waiting_line(waiting: StillMissing, me: ThisProcess, point: Point, waited_s: float) -> str:
-    """Return the one line that a process logs when it has waited long."""
-    told = "; ".join([*_told(waiting, me), *filter(None, [_more(waiting)])])
+    """Return the log line of a long wait."""
+    text = "; ".join([*_last_words(waiting, me), *filter(None, [_more(waiting)])])
     missing = listed(waiting.missing)
-    return f"{me}: {point.place} has waited {waited_s:.0f} s for {missing} [{told}]"
+    return f"{me}: {point.place} has waited {waited_s:.0f} s for {missing} [{text}]"
 
 
 def listed(processes: Iterable[int]) -> str:
-    """Return `process 3`, or `processes 0-2, 5`: a run of neighbours is written once."""
+    """Return `process 3`, or `processes 0-2, 5`: consecutive indices become a range."""
     numbers = sorted(processes)
     runs: list[list[int]] = []
     for number in numbers:
@@ -150,16 +150,16 @@ def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: floa
     whose = "its deadline" if late.by == me.process else f"the deadline of process {late.by}"
     if me.process in missing:
         ended = f"the wait at {late.at} had ended after {late.timeout_s:g} s"
-        told = f"came too late: {ended} ({whose})"
+        summary = f"arrived too late: {ended} ({whose})"
         if also := [process for process in missing if process != me.process]:
-            told += f"; {listed(also)} did not come in time either"
+            summary += f"; {listed(also)} did not arrive in time either"
     else:
-        told = f"waited {waited_s:.1f} s until {whose} ({late.timeout_s:g} s)"
-        told += f"; {listed(missing)} did not come in time"
-    lines = [f"{me}: {point.place} {told}"]
+        summary = f"waited {waited_s:.1f} s until {whose} ({late.timeout_s:g} s)"
+        summary += f"; {listed(missing)} did not arrive in time"
+    lines = [f"{me}: {point.place} {summary}"]
     stacks = dict(late.stacks)
-    for (process, _), told in zip(waiting.words, _told(waiting, me), strict=False):
-        lines.append(told)
+    for (process, _), line in zip(waiting.words, _last_words(waiting, me), strict=False):
+        lines.append(line)
         lines += [f"  {frame}" for frame in innermost(stacks.get(process, ""))]
     if more := _more(waiting):
         lines.append(more)
@@ -174,9 +174,9 @@ def _deadline_error(late: TooLate, me: ThisProcess, point: Point, waited_s: floa
 
 
 def _heading(sides: Sequence[MeetingSide], me: ThisProcess, point: Point) -> str:
-    heading = f"{me}: processes disagree on what comes next{_lane(point)}"
+    heading = f"{me}: processes disagree on the next call{_lane(point)}"
     if not any(me.process in side.processes for side in sides):
-        heading += f"; {point.place} came too late"
+        heading += f"; {point.place} arrived too late"
     return heading
 
 
@@ -184,15 +184,15 @@ def _lane(point: Point) -> str:
     return "" if point.lane == "main" else f" (lane {point.lane!r})"
 
 
-def _circle_error(sides: Sequence[CircleSide], me: ThisProcess, point: Point) -> DivergenceError:
-    heading = f"{me}: {point.place}: processes wait for each other in a circle{_lane(point)}"
+def _cycle_error(sides: Sequence[CycleSide], me: ThisProcess, point: Point) -> DivergenceError:
+    heading = f"{me}: {point.place}: processes wait for each other in a cycle{_lane(point)}"
     lines = [f"{listed(s.processes)} {s.words} for {listed(s.awaited)}" for s in sides]
-    told = {side.words: tuple(side.processes) for side in sides}
-    return DivergenceError("\n  ".join([heading, *lines]), sides=told)
+    by_text = {side.words: tuple(side.processes) for side in sides}
+    return DivergenceError("\n  ".join([heading, *lines]), sides=by_text)
 
 
 def _sides_error(heading: str, sides: Sequence[MeetingSide]) -> DivergenceError:
-    """Say what differs, and no more: operation or name, else the place, else the first line."""
+    """Show only the first difference: operation or name, else the place, else the first line."""
     prints = [Fingerprint.parse(side.fingerprint) for side in sides]
     calls = _calls(sides, prints)
     known = [fingerprint for fingerprint in prints if fingerprint is not None]
@@ -204,8 +204,8 @@ def _sides_error(heading: str, sides: Sequence[MeetingSide]) -> DivergenceError:
     is_hidden = len({fingerprint.digest for fingerprint in known}) > 1
     if index is not None and all(index < len(f.lines) or not f.digest for f in known):
         lines = [f.lines[index] if index < len(f.lines) else ENDED for f in known]
-        told = zip(calls, excerpts(lines), strict=True)
-        return disagreement(heading, [(f"{call}: {line}", who) for (call, who), line in told])
+        rows = zip(calls, excerpts(lines), strict=True)
+        return disagreement(heading, [(f"{call}: {line}", who) for (call, who), line in rows])
     if is_hidden and not are_elsewhere:
         return HiddenDifference(heading, calls, [fingerprint.digest for fingerprint in known])
     return disagreement(heading, calls, "" if is_hidden else _NAME_HINT)
@@ -214,7 +214,7 @@ def _sides_error(heading: str, sides: Sequence[MeetingSide]) -> DivergenceError:
 def _calls(
     sides: Sequence[MeetingSide], prints: Sequence[Fingerprint | None]
 ) -> list[tuple[str, Sequence[int]]]:
-    """Return what each side calls where, in words, and who is on it."""
+    """Return each side's call and call site, as text, and its processes."""
     names = excerpts([side.name for side in sides])
     fingerprints = excerpts([side.fingerprint for side in sides])
     same_name = len({side.name for side in sides}) == 1
@@ -222,16 +222,16 @@ def _calls(
     calls = []
     for side, parts, name, fingerprint in zip(sides, prints, names, fingerprints, strict=True):
         if parts is None:
-            told = f"{name!r}" + (f" [{fingerprint}]" if same_name else "")
+            call = f"{name!r}" + (f" [{fingerprint}]" if same_name else "")
         else:
-            is_told = side.name != parts.operation or (some_unnamed and not parts.site)
-            told = parts.operation + (f" {name!r}" if is_told else "")
-        calls.append((told + (f" at {side.site[:200]}" if side.site else ""), side.processes))
+            is_named = side.name != parts.operation or (some_unnamed and not parts.site)
+            call = parts.operation + (f" {name!r}" if is_named else "")
+        calls.append((call + (f" at {side.site[:200]}" if side.site else ""), side.processes))
     return calls
 
 
-def _told(waiting: StillMissing, me: ThisProcess) -> list[str]:
-    """Return the last words of the first who are missing."""
+def _last_words(waiting: StillMissing, me: ThisProcess) -> list[str]:
+    """Return the last words of the first missing processes."""
     return [f"{me.name(process)}: {words}" for process, words in waiting.words[:_LINES]]
 
 
@@ -241,6 +241,6 @@ def _more(waiting: StillMissing) -> str:
 
 
 def indented(text: str) -> str:
-    """Return a text that another process wrote, with a bar before each of its printable lines."""
+    """Return another process's text, with a bar before each of its printable lines."""
     lines = (one_line(line.expandtabs(), len(line) * 8) for line in text.strip("\n").splitlines())
     return "\n".join(f"  | {line}" for line in lines)

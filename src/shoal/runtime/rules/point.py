@@ -1,4 +1,4 @@
-"""A point where processes meet, and what is known of each of them: values, and one check."""
+"""Points where processes meet, and members: plain values and their validation."""
 
 from __future__ import annotations
 
@@ -16,64 +16,64 @@ _MAX_TEXT = 32_768  # characters of all texts of a point
 class Point(NamedTuple):
     """One point where processes meet, as one of them sees it.
 
-    The points of a group in a lane are counted, for each process, and processes meet by that
-    count: the n-th arrival of each is one meeting. `name` and `fingerprint` must then be equal, or
-    all of them are told that they diverged. A lane is one line of execution: "main", or a name of
-    its own for a background thread.
+    The points of a group in a lane are counted, for each process, and processes meet by that count:
+    the n-th arrival of each is one meeting. `name` and `fingerprint` must then be equal, or all of
+    them get a DivergenceError. A lane is one line of execution: "main", or a name of its own for a
+    background thread.
     """
 
     name: str
     group: tuple[int, ...] | None = None  # the processes that meet here; None: all of the job
     lane: str = "main"
-    fingerprint: str = ""  # whatever else must be equal: operation, shapes, dtypes, options
-    site: str = ""  # where the caller stands, "train.py:31 (main)"; shown, never compared
-    survivors: bool = False  # who is gone is not waited for; else their loss is everybody's error
-    follows: bool = False  # a later point of the call that the process is in; else it begins one
+    fingerprint: str = ""  # what else must be equal: operation, shapes, dtypes, options
+    site: str = ""  # the call site, "train.py:31 (main)"; shown, never compared
+    survivors: bool = False  # lost processes are not waited for; else a loss is an error
+    follows: bool = False  # a later point of the process's current call; else it begins one
     trail: str = ""  # of the calls before it, see `trail`; filled in by coordinators
 
     @property
     def place(self) -> str:
-        """What it is called and where the caller stands: `'epoch' (train.py:31 (main))`."""
+        """Its name and call site: `'epoch' (train.py:31 (main))`."""
         return f"{self.name!r} ({self.site})" if self.site else repr(self.name)
 
 
 class Member(NamedTuple):
-    """What is known of one process of the job."""
+    """The state of one process of the job."""
 
     process: int
     host: str
-    state: str  # "here" | "silent" (it runs, but says nothing) | "left" | "lost" | "failed"
+    state: str  # "here" | "silent" (runs, no sign of life) | "left" | "lost" | "failed"
     said: str  # its last words: where it waits or what it last did; or why it is gone
     step: int | None = None  # the last `step` that it began
     place: str = ""  # its last call of shoal: what, and file:line (function)
     since_s: float = 0.0  # seconds since it came there, or since it went
-    is_waiting: bool = False  # does it wait for others there?
+    is_waiting: bool = False  # whether it waits for others there
     step_s: float | None = None  # median time of its last steps, seconds
     memory_bytes: int = 0  # resident
     pid: int = 0
-    wait_s: float = 0.0  # how much of `step_s` it waited for others in calls of shoal
+    wait_s: float = 0.0  # the part of `step_s` spent waiting for others in calls of shoal
 
     @property
     def own_s(self) -> float | None:
-        """The time of a step without its waits for others, seconds: by it the slow are known."""
+        """The compute time of a step: `step_s` without waits for others, seconds."""
         return None if self.step_s is None else self.step_s - self.wait_s
 
 
 def checked(
     point: Point, payload: bytes, timeout_s: float, *, process: int, num_processes: int
 ) -> Point:
-    """Return `point` as coordinators compare it: its group sorted, and None if that is everybody.
+    """Return `point` in canonical form: its group sorted, or None if it is all processes.
 
     Raises:
-      UsageError: a process of the group does not exist, comes twice, or the caller is not in it;
-        `timeout_s` is not positive; a text or the payload is too long. All offences at once.
+      UsageError: a process of the group does not exist or is given twice, or the caller is not in
+        it; `timeout_s` is not positive; a text or the payload is too long. All offences at once.
     """
     offences = []
     name, group, lane, fingerprint, site = point[:5]
     if len(name) + len(lane) + len(fingerprint) + len(site) > _MAX_TEXT:
         lengths = f"name {len(name)}, lane {len(lane)}, fingerprint {len(fingerprint)}"
-        told = f"{lengths}, site {len(site)} characters; {_MAX_TEXT} together are allowed"
-        offences.append(told)
+        text = f"{lengths}, site {len(site)} characters; {_MAX_TEXT} in total are allowed"
+        offences.append(text)
     if not timeout_s > 0:
         offences.append(f"timeout_s={timeout_s!r} must be a positive number of seconds")
     if len(payload) > MAX_PAYLOAD_BYTES:
@@ -88,24 +88,24 @@ def checked(
     return point._replace(group=None if len(group) == num_processes else group)
 
 
-def group_of(asked: str, processes: Iterable[int] | None) -> tuple[int, ...] | None:
-    """Return the processes that a caller names; their numbers are `checked` later.
+def group_of(caller: str, processes: Iterable[int] | None) -> tuple[int, ...] | None:
+    """Return the processes that a caller names; the indices are `checked` later.
 
     Raises:
-      UsageTypeError: it is one number, or nothing that lists processes.
+      UsageTypeError: it is a single number, or not a list of processes.
     """
     if processes is None:
         return None
     if isinstance(processes, str) or not isinstance(processes, Iterable):
-        told = "must list indices of processes, as in [0, 1]"
-        raise UsageTypeError(f"{asked}: processes={processes!r} {told}")
+        expected = "must be a list of process indices, such as [0, 1]"
+        raise UsageTypeError(f"{caller}: processes={processes!r} {expected}")
     return tuple(processes)
 
 
 def checked_processes(
-    asked: str, processes: Iterable[int] | None, num_processes: int
+    caller: str, processes: Iterable[int] | None, num_processes: int
 ) -> tuple[int, ...]:
-    """Return the processes that a question is about, sorted; None: all of the job.
+    """Return the processes that a query is about, sorted; None: all of the job.
 
     Raises:
       UsageError: one does not exist.
@@ -114,24 +114,24 @@ def checked_processes(
         return tuple(range(num_processes))
     group = tuple(sorted({index_of(member) for member in processes}))
     if outside := [member for member in group if not 0 <= member < num_processes]:
-        raise UsageError(f"{asked}: the job has processes 0..{num_processes - 1}, not {outside}")
+        raise UsageError(f"{caller}: the job has processes 0..{num_processes - 1}, not {outside}")
     return group
 
 
 def index_of(member: object) -> int:
-    """Return the number of a process.
+    """Return the index of a process.
 
     Raises:
-      UsageTypeError: it is no whole number.
+      UsageTypeError: it is not an integer.
     """
     try:
         return operator.index(member)  # type: ignore[arg-type]
     except TypeError:
-        raise UsageTypeError(f"processes are whole numbers, not {member!r}") from None
+        raise UsageTypeError(f"process indices are integers, not {member!r}") from None
 
 
 def group_offences(group: tuple[int, ...], process: int, num_processes: int) -> list[str]:
-    """Return why these processes can be no group of `process`; nothing if they can."""
+    """Return why these processes cannot be a group of `process`; empty if they can."""
     offences = []
     if outside := [member for member in group if not 0 <= member < num_processes]:
         offences.append(f"the job has processes 0..{num_processes - 1}, not {outside}")

@@ -1,4 +1,4 @@
-"""Questions to processes, "where are your threads?", that are under way. Pure rules."""
+"""Stack requests under way: which processes have yet to answer. Pure rules."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shoal.runtime.wire.frames import FrameError
 About = TypeVar("About")
 
 _MOST_CHARACTERS = 64 << 10  # of one answer
-_MOST_TOGETHER = 64 << 20  # of all answers to one question
+_MOST_TOGETHER = 64 << 20  # of all answers to one request
 
 
-class Question(Generic[About]):
-    """One question: who has yet to answer, and what the others said."""
+class StackRequest(Generic[About]):
+    """One stack request: the processes that have yet to answer, and the answers so far."""
 
     def __init__(self, about: About, processes: list[int], limit: float) -> None:
         self.about = about
@@ -31,54 +31,54 @@ class Question(Generic[About]):
             self.stacks[process] = text[: self._most]
 
 
-class Asking(Generic[About]):
-    """All questions under way, by ticket."""
+class StackRequests(Generic[About]):
+    """All stack requests under way, by ticket."""
 
     def __init__(self) -> None:
-        self._open: dict[int, Question[About]] = {}
+        self._open: dict[int, StackRequest[About]] = {}
         self._tickets = 0
-        self.to_send: list[tuple[int, int]] = []  # (ticket, process); who sends them empties it
+        self.to_send: list[tuple[int, int]] = []  # (ticket, process); the sender clears it
 
     @property
     def next_deadline(self) -> float:
-        """When `tick` must be called."""
-        return min((question.limit for question in self._open.values()), default=math.inf)
+        """The time at which `tick` must be called."""
+        return min((request.limit for request in self._open.values()), default=math.inf)
 
     def ask(self, about: About, processes: Iterable[int], limit: float) -> int:
-        """Ask; return the ticket of the question."""
-        asked = list(processes)
+        """Add a request; return its ticket."""
+        targets = list(processes)
         self._tickets += 1
-        self._open[self._tickets] = Question(about, asked, limit)
-        self.to_send += [(self._tickets, process) for process in asked]
+        self._open[self._tickets] = StackRequest(about, targets, limit)
+        self.to_send += [(self._tickets, process) for process in targets]
         return self._tickets
 
     def take(self, ticket: int | None) -> dict[int, str]:
-        """End a question, if there is one; return what was answered so far."""
-        question = None if ticket is None else self._open.pop(ticket, None)
-        return question.stacks if question else {}
+        """End a request, if it is under way; return the answers so far."""
+        request = None if ticket is None else self._open.pop(ticket, None)
+        return request.stacks if request else {}
 
-    def hear(self, process: int, ticket: int, text: str) -> Question[About] | None:
-        """Take an answer; return the question if that was the last one, which ends it.
+    def hear(self, process: int, ticket: int, text: str) -> StackRequest[About] | None:
+        """Take an answer; return the request if it was the last one, which ends it.
 
         Raises:
-          FrameError: that was never asked.
+          FrameError: there was no such request.
         """
         if not 1 <= ticket <= self._tickets:
-            raise FrameError(f"an answer to question {ticket}, which was never asked")
-        question = self._open.get(ticket)
-        if question is None:
-            return None  # the question is over
-        question.take(process, text)
-        return None if question.awaited else self._open.pop(ticket)
+            raise FrameError(f"an answer to request {ticket}, which was never sent")
+        request = self._open.get(ticket)
+        if request is None:
+            return None  # the request is over
+        request.take(process, text)
+        return None if request.awaited else self._open.pop(ticket)
 
-    def forget(self, process: int) -> list[Question[About]]:
-        """A process will not answer any more; return the questions that ends."""
-        for question in self._open.values():
-            question.awaited.discard(process)
-        done = [ticket for ticket, question in self._open.items() if not question.awaited]
+    def forget(self, process: int) -> list[StackRequest[About]]:
+        """Expect no more answers of a process; return the requests that this ends."""
+        for request in self._open.values():
+            request.awaited.discard(process)
+        done = [ticket for ticket, request in self._open.items() if not request.awaited]
         return [self._open.pop(ticket) for ticket in done]
 
-    def tick(self, now: float) -> list[Question[About]]:
-        """Return the questions whose time is over."""
-        done = [ticket for ticket, question in self._open.items() if question.limit <= now]
+    def tick(self, now: float) -> list[StackRequest[About]]:
+        """Return the requests whose time is over."""
+        done = [ticket for ticket, request in self._open.items() if request.limit <= now]
         return [self._open.pop(ticket) for ticket in done]

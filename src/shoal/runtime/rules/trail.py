@@ -1,11 +1,11 @@
-"""What the calls that send nothing said must be equal: compared where processes meet anyway.
+"""The trail: what must be equal about calls that send nothing, compared where processes meet.
 
 `put` and `pack` are called by all processes with equal arguments, and send nothing. Each such call
-leaves an `TrailEntry` in the trail of its processes and its lane; the entries are chained into one
-digest, which rides along with the next arrival of that group in that lane. Entries are numbered
-from the beginning and the chain is never cut at a meeting, so a process whose wait was interrupted
-still says the same as the others. Only after a difference that all know of, and after survivors
-of a loss have met, a trail starts anew.
+leaves a `TrailEntry` in the trail of its processes and its lane; the entries are chained into one
+digest, which is part of the next arrival of that group in that lane. Entries are numbered from the
+beginning and the chain is never cut at a meeting, so a process whose wait was interrupted still
+reports the same as the others. Only after a difference that all processes know of, and after
+survivors of a loss have met, a trail starts anew.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ from shoal.runtime.rules.trail_marks import (
 )
 
 _LOG = logging.getLogger("shoal")
-_MOST_ENTRIES = 1024  # of a trail are kept, so that the first difference can be named
-_MOST_BYTES = 1 << 20  # the same, of all their texts
-_UNKNOWN = "?"  # the text of a trail that cannot be compared any more
-_MOST_TOLD = 8  # trails of which one sign of life tells
-_TEXT = 1000  # characters of a name and of a call site that an answer carries
-_SPEC_LINES = 50  # a specification is short up to here
+_MOST_ENTRIES = 1024  # kept of a trail, so that the first difference can be named
+_MOST_BYTES = 1 << 20  # the same limit, of all their texts
+_UNKNOWN = "?"  # the text of a trail that can no longer be compared
+_MOST_REPORTED = 8  # trails in one sign of life
+_TEXT = 1000  # characters of a name and of a call site in an answer
+_SPEC_LINES = 50  # a specification of more lines is long
 
 Group = tuple[int, ...] | None  # sorted; None: all processes
 
 
 class TrailEntry(NamedTuple):
-    """One call: what must be equal of it."""
+    """One call, by what must be equal."""
 
     operation: str  # "put"
-    site: str  # where the caller stands
+    site: str  # call site
     spec: tuple[str, ...]  # options, then a line for each leaf
-    values: str = ""  # a line for each leaf, for the last lines of `spec`: a digest, or empty
+    values: str = ""  # a digest, or nothing, for each leaf: the last lines of `spec`
 
     @property
     def place(self) -> str:
-        """What is called and where: `put at train.py:12 (main)`."""
+        """The call and its call site: `put at train.py:12 (main)`."""
         return f"{self.operation} at {self.site}" if self.site else self.operation
 
     @property
     def lines(self) -> list[str]:
-        """The specification, with what is known of the values."""
+        """The specification, with digests of values where known."""
         values = self.values.split("\n") if self.values else []
         first = len(self.spec) - len(values)
-        told = [f": values {value}" if value else "" for value in values]
-        leaves = zip(self.spec[first:], told, strict=True)
+        digests = [f": values {value}" if value else "" for value in values]
+        leaves = zip(self.spec[first:], digests, strict=True)
         return [*self.spec[:first], *(f"{line}{value}" for line, value in leaves)]
 
     def chained(self, before: bytes) -> bytes:
-        """Return the digest of all calls so far, if `before` is that of all before this one."""
+        """Return the digest of the chain up to this call, given that before it."""
         parts = (self.operation, self.site, _spec_of(self.spec).digest, self.values)
         data = [part.encode(errors="surrogatepass") for part in parts]
         return call_digest(before + b"".join([b"%d:" % len(one) + one for one in data]))
@@ -93,18 +93,18 @@ class Trail:
     """The calls of one group in one lane, by number, from 0; the last of them are kept."""
 
     def __init__(self, base: str = "") -> None:
-        self.base = base  # which first call it is that it counts from
+        self.base = base  # identifies the call from which it counts
         self.count = 0
         self.digest = b""  # of all calls so far
         self.marks = Marks()
         self.is_unknown = False  # processes may have counted from different calls
-        self._before = b""  # the digest of all calls before those that are kept
+        self._before = b""  # digest of all calls before those that are kept
         self._kept: deque[tuple[TrailEntry, bytes, int]] = deque()  # entry, digest so far, size
         self._kept_bytes = 0
 
     @property
     def text(self) -> str:
-        """What an arrival says of it; empty if there was no call."""
+        """The trail as sent with an arrival; empty if there was no call."""
         if self.is_unknown:
             return _UNKNOWN
         return f"{self.count}:{self.digest.hex()}" if self.count else ""
@@ -115,7 +115,7 @@ class Trail:
         return self.count - len(self._kept)
 
     def add(self, entry: TrailEntry) -> None:
-        """Take a call."""
+        """Add a call."""
         self.digest = entry.chained(self.digest)
         self.count += 1
         self.marks.add(self.count, self.digest)
@@ -128,12 +128,12 @@ class Trail:
             self._forget_oldest()
 
     def forget(self, count: int) -> None:
-        """All have agreed on the first `count` calls."""
+        """Drop the first `count` calls, on which all have agreed."""
         while self._kept and self.first_kept < count:
             self._forget_oldest()
 
     def first(self, count: int) -> Trail:
-        """Return the trail of the first calls alone, of which `count` were made."""
+        """Return the trail of the first `count` calls."""
         trail = Trail(self.base)
         trail._before, trail.count = self._before, count
         trail._kept = deque(list(self._kept)[: max(0, count - self.first_kept)])
@@ -145,8 +145,8 @@ class Trail:
         return self._kept[number - self.first_kept][0] if number < self.count else None
 
     def digest_of(self, count: int) -> bytes:
-        """Return the digest of the first `count` calls, of which the last is kept or goes before
-        the first that is."""
+        """Return the digest of the first `count` calls, the last of which must be kept or directly
+        precede the first that is kept."""
         first = self.first_kept
         return self._before if count <= first else self._kept[count - first - 1][1]
 
@@ -159,7 +159,7 @@ class Trail:
 
 
 class Trails:
-    """All trails of a process. Safe to call from several threads."""
+    """All trails of a process. Thread-safe."""
 
     def __init__(self, process: int, num_processes: int) -> None:
         self._process = process
@@ -167,25 +167,25 @@ class Trails:
         self._lock = threading.Lock()
         self._trails: dict[tuple[Group, str], Trail] = {}
         self._here = threading.local()
-        self._main_line = object()  # the mark of the thread that runs the main line
+        self._main_line = object()  # marks the thread that runs the main line
         self._here.mark = self._main_line
         self._has_warned = False
         self._base = ""  # of trails that begin now
-        self._told: dict[tuple[Group, str], int] = {}  # of so many calls signs of life have told
-        self.found: Found | None = None  # what was found by signs of life, until it is raised
+        self._told: dict[tuple[Group, str], int] = {}  # calls already reported by signs of life
+        self.found: Found | None = None  # a difference found by signs of life, until raised
 
     def record(
         self, entry: TrailEntry, *, group: Iterable[int] | None, lane: str | None = None
     ) -> str:
-        """Take a call that all of `group` make; nothing if this process is alone or not of them.
+        """Record a call that all of `group` make, unless this process is alone or not a member.
 
-        Return a name for this very call, the same on all processes that have made the same calls;
-        empty if it was not taken.
+        Return an id of this call, the same on all processes that have made the same calls; empty if
+        it was not recorded.
 
         Args:
           group: the processes; None: all of the job.
-          lane: the line of execution; None: the one in which this thread meets others. A thread
-            that never did so makes calls that cannot be compared.
+          lane: the line of execution; None: the one in which this thread meets other processes. A
+            thread that has never done so makes calls that cannot be compared.
         """
         key = self._group(group)
         if self._num_processes == 1 or (
@@ -204,13 +204,13 @@ class Trails:
 
     @property
     def lane(self) -> str | None:
-        """The line of execution of this thread: "main", or the lane in which it last met others."""
+        """The lane of this thread: "main", or the one in which it last met other processes."""
         if getattr(self._here, "mark", None) is self._main_line:
             return "main"
         return getattr(self._here, "lane", None)
 
     def come(self, point: Point) -> Point:
-        """Return a point with what this process says of its calls before it."""
+        """Return a point with this process's trail before it."""
         self._note(point.lane)
         if not self._trails or point.survivors:
             return point
@@ -223,7 +223,7 @@ class Trails:
         return point._replace(trail=text) if text else point
 
     def agree(self, point: Point, members: Iterable[int]) -> None:
-        """These have met at this point, as `come` returned it: their calls before it were equal."""
+        """Record that members met at a point of `come`: their calls before it were equal."""
         group = point.group or range(self._num_processes)
         if not point.trail and not (point.survivors and len({*members}) < len(group)):
             return  # no process is gone: survivors are in step, as after any other call
@@ -237,7 +237,7 @@ class Trails:
                 trail.forget(_count_of(point.trail))
 
     def start_anew(self, point: Point, base: str) -> Trail:
-        """All know that the trail of this point differs: begin another; return the old one."""
+        """Begin a new trail after a difference known to all; return the old one."""
         key = (self._group(point.group), point.lane)
         with self._lock:
             old = self._trails.get(key, Trail())
@@ -246,15 +246,15 @@ class Trails:
             return old
 
     def stop_comparing(self, point: Point, lane: str, count: int) -> Trail:
-        """All know that another lane differs in its first calls. It cannot begin anew on all
-        processes at once: return these calls."""
+        """Stop comparing another lane, whose first calls differ, as all know. It cannot begin anew
+        on all processes at once: return these calls."""
         with self._lock:
             trail = self._trails.setdefault((self._group(point.group), lane), Trail())
             trail.is_unknown = True
             return trail.first(min(count, trail.count))
 
     def beat(self) -> list[TrailMarks]:
-        """Return what a sign of life tells: of the trails that have grown since the last."""
+        """Return the trails for a sign of life: those that have grown since the last."""
         if not self._trails:
             return []
         with self._lock:
@@ -262,19 +262,19 @@ class Trails:
                 (key, trail)
                 for key, trail in self._trails.items()
                 if trail.count != self._told.get(key, 0) and not trail.is_unknown
-            ][:_MOST_TOLD]
+            ][:_MOST_REPORTED]
             self._told.update({key: trail.count for key, trail in grown})
             return [TrailMarks(*key, trail.base, trail.marks.text) for key, trail in grown]
 
     def hear(self, found: Found) -> None:
-        """Signs of life have shown a difference: it is raised where the main line looks next."""
+        """Store a difference found by signs of life; the main thread's next check raises it."""
         with self._lock:
             trail = self._trails.get((found.group, found.lane))
             if trail is not None and trail.base == found.base and not trail.is_unknown:
                 self.found = found
 
     def take_found(self) -> Found | None:
-        """Return what was found, once, unless a meeting has told it meanwhile."""
+        """Return the stored difference, once, unless a meeting has reported it meanwhile."""
         found, self.found = self.found, None
         with self._lock:
             trail = None if found is None else self._trails.get((found.group, found.lane))
@@ -282,7 +282,7 @@ class Trails:
             return found if is_new and trail is not None and not trail.is_unknown else None
 
     def _beside(self, group: Group) -> list[LaneTrail]:
-        """Return what is to be told of the group's lanes beside the main line."""
+        """Return the trails of the group's other lanes."""
         return [
             LaneTrail(name, trail.base, trail.marks.text)
             for (members, name), trail in self._trails.items()
@@ -290,8 +290,8 @@ class Trails:
         ]
 
     def _start_again(self, group: Group, lane: str) -> None:
-        """The survivors of a group stand at one point of this lane: it starts there. Where they
-        are in other lanes is not known: calls made there cannot be compared any more."""
+        """Start the trail of this lane anew: the survivors of a group are at one point of it. Their
+        positions in other lanes are unknown: calls there can no longer be compared."""
         for key, trail in list(self._trails.items()):
             if group is not None and (key[0] is None or not set(key[0]) <= set(group)):
                 continue
@@ -302,14 +302,14 @@ class Trails:
                 trail.is_unknown = True
 
     def _note(self, lane: str) -> None:
-        """This thread meets others in a lane. In that lane's own "lane: ..." it only clears up."""
+        """Note the lane of this thread. Its sub-lanes "lane: ..." only explain differences."""
         if lane == "main":
             self._here.mark = self._main_line = getattr(self._here, "mark", None) or object()
         if not lane.startswith(f"{getattr(self._here, 'lane', '')}: "):
             self._here.lane = lane
 
     def _group(self, group: Iterable[int] | None) -> Group:
-        """Return a group as the key of a trail; of what is none, which is refused later, ()."""
+        """Return a group as the key of a trail; () for an invalid one, which is refused later."""
         if group is None:
             return None
         try:
@@ -329,9 +329,9 @@ class Trails:
 
 
 class TrailsDiffer(DivergenceError):
-    """The trails of those that met differ; where they do, is not known yet.
+    """The trails of the members differ; the first different call is not known yet.
 
-    `lane` names the one beside the main line that it is about; None: that of the point.
+    `lane` is the lane concerned, if it is not that of the point.
     """
 
     def __init__(self, versions: Sequence[TrailVersion], lane: str | None = None) -> None:
@@ -340,15 +340,15 @@ class TrailsDiffer(DivergenceError):
 
 
 def trails_differ(one: str, other: str) -> bool:
-    """Say whether two trails, as arrivals tell them, show that calls differed."""
-    if one == other:  # nearly always
+    """Return whether two trails, as sent with arrivals, show that calls differed."""
+    if one == other:  # the common case
         return False
     one, other = exact_of(one), exact_of(other)
     return one != other and _UNKNOWN not in (one, other)
 
 
 def trail_versions(points: Iterable[tuple[int, Point]]) -> TrailVersions | None:
-    """Group who arrived by trail; None: the trails do not differ."""
+    """Group arrivals by trail; None: the trails do not differ."""
     sides: dict[str, tuple[Point, list[int]]] = {}
     for process, point in points:
         text = exact_of(point.trail)

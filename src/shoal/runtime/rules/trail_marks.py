@@ -1,9 +1,9 @@
-"""Trails that are not at one point: compared as far as both have come.
+"""Compare trails of different lengths, as far as both go.
 
-Beside the main line, threads make their calls at their own pace, so two processes rarely have the
-same number of them when their main lines meet. Each brings digests of its first n calls for a few
-n, its *marks*, chosen so that two processes always share one. Marks of all trails ride in signs of
-life, too, so that processes are compared that never meet.
+Beside the main line, threads make their calls at their own pace, so two processes rarely have made
+the same number when their main lines meet. Each sends digests of its first n calls for a few n, its
+*marks*, chosen so that two processes always share one. Signs of life carry marks of all trails,
+too, so that processes that never meet are compared.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from shoal.hashing import SHORT_BYTES
 
-_MOST_LANES = 8  # of which an arrival tells
-_MOST_TEXT = 1000  # characters of the name of a lane; a lane of a longer one is not compared
+_MOST_LANES = 8  # in an arrival
+_MOST_TEXT = 1000  # characters of a lane's name; lanes with longer names are not compared
 
 
 Key = tuple[tuple[int, ...] | None, str, str]  # group, lane, base
@@ -25,7 +25,7 @@ class Marks:
     """The marks of one trail: every power of two, and the last two multiples of each.
 
     Two trails of a ≥ b calls share a mark that is at least the largest power of two ≤ b, and more
-    than b - 2(a - b): with 1,000 and 993 calls they share that of 992.
+    than b - 2(a - b): for 1,000 and 993 calls, that of 992.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Marks:
         self._levels: list[tuple[tuple[int, str], ...]] = []  # [n]: multiples of 2^n, ascending
 
     def add(self, count: int, digest: bytes) -> None:
-        """The first `count` calls have this digest; every count comes once, in order, from 1."""
+        """Add the digest of the first `count` calls; counts are given in order, from 1."""
         mark = (count, digest[:SHORT_BYTES].hex())
         level = 0
         while count % (1 << level) == 0:
@@ -51,20 +51,20 @@ class Marks:
 
 
 class LaneTrail(NamedTuple):
-    """The trail of one lane beside the main line, as an arrival in the main line tells of it."""
+    """The trail of another lane, as sent with an arrival in the main lane."""
 
     name: str
-    base: str  # the calls are counted from there: only trails of one base can be compared
+    base: str  # identifies the first call: only trails of one base can be compared
     marks: str
 
     @property
     def text(self) -> str:
-        """A line: the name as JSON, which has neither line breaks nor tabs, base, marks."""
+        """One line: the name as JSON, without line breaks or tabs, base, marks."""
         return f"{json.dumps(self.name)}\t{self.base}\t{self.marks}"
 
 
 class TrailMarks(NamedTuple):
-    """The trail of one group in one lane, as a sign of life tells of it."""
+    """The trail of one group in one lane, as sent with a sign of life."""
 
     group: tuple[int, ...] | None
     lane: str
@@ -89,7 +89,7 @@ class TrailVersions(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A difference that signs of life have shown."""
+    """A difference found by signs of life."""
 
     group: tuple[int, ...] | None
     lane: str
@@ -98,25 +98,24 @@ class Found(NamedTuple):
 
 
 def lanes_of(lanes: list[LaneTrail]) -> str:
-    """Return what an arrival says of them, after what it says of its own lane."""
-    told = [lane for lane in lanes if len(lane.name) <= _MOST_TEXT][-_MOST_LANES:]
-    return "".join(f"\n{lane.text}" for lane in told)
+    """Return the part of an arrival about other lanes, after that about its own."""
+    kept = [lane for lane in lanes if len(lane.name) <= _MOST_TEXT][-_MOST_LANES:]
+    return "".join(f"\n{lane.text}" for lane in kept)
 
 
 def exact_of(text: str) -> str:
-    """Return what an arrival says of the calls of its own lane: they must be equal."""
+    """Return the part of an arrival about its own lane, which must be equal on all."""
     return text.partition("\n")[0]
 
 
 class SharedMarks:
-    """The marks that those have brought who have come to one gathering."""
+    """The marks of all arrivals at one gathering."""
 
     def __init__(self) -> None:
         self._versions: dict[tuple[str, str, int], dict[str, list[int]]] = {}
 
     def add(self, process: int, text: str) -> TrailVersions | None:
-        """Take what a process brings; return where it differs from what others brought, if it
-        does."""
+        """Add the marks of an arrival; return the first difference from earlier arrivals."""
         for lane, base, count, digest in _marks_in(text):
             versions = self._versions.setdefault((lane, base, count), {})
             versions.setdefault(digest, []).append(process)
@@ -127,20 +126,20 @@ class SharedMarks:
 
 
 class LatestMarks:
-    """The marks that the last sign of life of each process told, and what is wrong with them."""
+    """The marks in the last sign of life of each process, and their differences."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[Any, str, int], tuple[Key, list[tuple[int, str]]]] = {}
         self._holders: dict[Key, dict[int, dict[str, set[int]]]] = {}  # count → digest → processes
-        self._found: set[Key] = set()  # is told once
+        self._found: set[Key] = set()  # reported once
 
-    def hear(self, process: int, told: TrailMarks) -> Found | None:
-        """Take what a process tells; return the first difference that it shows, once."""
-        key, marks = told[:3], sorted({*_marks(told.marks)})
-        self._forget(process, told)
+    def hear(self, process: int, trail: TrailMarks) -> Found | None:
+        """Take the marks of a process; return the first difference that they show, once."""
+        key, marks = trail[:3], sorted({*_marks(trail.marks)})
+        self._forget(process, trail)
         if key in self._found:
             return None
-        self._last[told.group, told.lane, process] = key, marks
+        self._last[trail.group, trail.lane, process] = key, marks
         holders = self._holders.setdefault(key, {})
         for count, digest in marks:
             holders.setdefault(count, {}).setdefault(digest, set()).add(process)
@@ -152,9 +151,9 @@ class LatestMarks:
                 return Found(*key, at)
         return None
 
-    def _forget(self, process: int, told: TrailMarks) -> None:
-        """What a process told before of this trail, or of the one that it had before, is over."""
-        key, marks = self._last.pop((told.group, told.lane, process), ((None, "", ""), []))
+    def _forget(self, process: int, trail: TrailMarks) -> None:
+        """Drop earlier marks of a process for this trail, or for the one it replaces."""
+        key, marks = self._last.pop((trail.group, trail.lane, process), ((None, "", ""), []))
         holders = self._holders.get(key, {})
         for count, digest in marks:
             holders[count][digest].discard(process)
@@ -167,7 +166,7 @@ class LatestMarks:
 
 
 def _marks(text: str) -> Iterator[tuple[int, str]]:
-    """Yield count and digest of each mark; what is none is passed over."""
+    """Yield count and digest of each mark; skip malformed ones."""
     for mark in text.split(" "):
         count, colon, digest = mark.partition(":")
         if colon and count.isdecimal() and len(count) < 20:
@@ -175,7 +174,7 @@ def _marks(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _marks_in(text: str) -> Iterator[tuple[str, str, int, str]]:
-    """Yield lane, base, count and digest of each mark; what is none is passed over."""
+    """Yield lane, base, count and digest of each mark; skip malformed ones."""
     for line in text.split("\n")[1:][:_MOST_LANES]:
         name, _, rest = line.partition("\t")
         base, _, marks = rest.partition("\t")

@@ -1,12 +1,12 @@
-"""Who speaks on a connection of the meeting place, and what it may say.
+"""The callers of the meeting place: each kind of connection, and the verbs it may use.
 
 ::
 
     Process   a process of a job, one way in each direction: its end is the end of the process
-    Lane      calls of a process that wait for an answer; its end means nothing
-    Observer  looks in from outside; its end means nothing
-    Keeper    watches the processes of one host from outside of them
-    Service   something that all processes need, and that wants to be watched
+    Lane      calls of a process that wait for an answer; its end has no meaning
+    Observer  queries from outside the job; its end has no meaning
+    Keeper    watches the processes of one host from outside
+    Service   a service that all processes need, which wants to be monitored
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from shoal.runtime.rules.messages import (
     abandoned_of,
     arrival_of,
     beat_of,
-    given_of,
+    notice_of,
     processes_of,
-    told_of,
+    stop_report_of,
     trails_of,
 )
 from shoal.runtime.server.job import ServedJob
@@ -47,7 +47,7 @@ _MAX_WORDS = 1000
 
 
 class ProcessCaller:
-    """A process that said HELLO, one way in each direction."""
+    """A process that sent HELLO, one way in each direction."""
 
     max_body_bytes = 1 << 20  # a traceback, or stacks
 
@@ -56,16 +56,16 @@ class ProcessCaller:
         self._life = life
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         verb, meeting = text_field(frame.header, "do"), self._job.meeting
         if verb == "who":
-            self._tell_absent()
+            self._answer_absent()
         elif meeting is None:
-            raise FrameError(f"{verb[:40]!r} before everybody had joined")
+            raise FrameError(f"{verb[:40]!r} before all processes had joined")
         else:
             _known(self.VERBS, verb)(self, meeting, frame)
 
-    def _tell_absent(self) -> None:
+    def _answer_absent(self) -> None:
         if self._job.meeting is None:
             absent = json.dumps(self._job.joining.absent()).encode()
             self._job.mail.send(self._life.connection, pack_frame({"is": "waiting"}, absent))
@@ -97,10 +97,10 @@ class ProcessCaller:
         meeting.say(self._job.now(), self._life.process, words)
 
     def _notice(self, _meeting: Meeting[Connection], frame: Frame) -> None:
-        self._job.leaving.give_notice(self._life.process, given_of(frame.header))
+        self._job.leaving.give_notice(self._life.process, notice_of(frame.header))
 
     def _stop(self, _meeting: Meeting[Connection], frame: Frame) -> None:
-        self._job.leaving.hear_stop(self._life.process, told_of(frame))
+        self._job.leaving.hear_stop(self._life.process, stop_report_of(frame))
 
     def _failed(self, _meeting: Meeting[Connection], frame: Frame) -> None:
         self._job.depart(self._life.process, "failed", frame.body.decode(errors="replace"))
@@ -110,34 +110,34 @@ class ProcessCaller:
         self._job.depart(self._life.process, "left", words or "left the job")
 
     def on_end(self, connection: Connection, reason: str) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         self._job.end_life(self._life, reason)
 
-    # What a process may say once all have joined; before, it may ask "who".
+    # The verbs of a process once all have joined; before, "who" alone.
     VERBS: ClassVar[Mapping[str, Callable[[ProcessCaller, Meeting[Connection], Frame], None]]] = {
         "beat": _beat,  # a sign of life, with what it is doing
-        "stacks": _stacks,  # where its threads are: it was asked
+        "stacks": _stacks,  # of its threads, as requested
         "abandon": _abandon,  # it left a call by an exception
         "end lane": _end_lane,
-        "doing": _doing,  # words for those who wait for it
-        "notice": _notice,  # it will be ended
-        "stop": _stop,  # which step it answered, or that it has saved
+        "doing": _doing,  # text for the processes that wait for it
+        "notice": _notice,  # of preemption
+        "stop": _stop,  # the step it answered, or that it has saved
         "failed": _failed,  # with a traceback
         "bye": _bye,
     }
 
 
 class LaneCaller:
-    """One connection for the calls of a process."""
+    """A connection for the calls of a process."""
 
     def __init__(self, job: ServedJob, life: Life) -> None:
         self._job = job
         self._life = life
         self._count = job.num_processes
-        self._last: tuple[Mapping[str, Any], Arrival] | None = None  # a header, and what it says
+        self._last: tuple[Mapping[str, Any], Arrival] | None = None  # a header, parsed
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         header, job, process = frame.header, self._job, self._life.process
         meeting = job.meeting
         if self._last and header is self._last[0] and meeting is not None:
@@ -145,7 +145,7 @@ class LaneCaller:
             return
         verb = text_field(header, "do")
         if meeting is None:
-            raise FrameError(f"{verb[:40]!r} before everybody had joined")
+            raise FrameError(f"{verb[:40]!r} before all processes had joined")
         if verb == "arrive":
             arrival = arrival_of(header, process, self._count)
             self._last = header, arrival
@@ -156,19 +156,19 @@ class LaneCaller:
                 ticket = whole_field(header, "ticket")
                 job.mail.answer([Reply(connection, ticket, waiting)])
         else:
-            _known(_QUESTIONS, verb)(job, connection, header)
+            _known(_QUERIES, verb)(job, connection, header)
 
     def _arrive(
         self, meeting: Meeting[Connection], connection: Connection, arrival: Arrival, body: bytes
     ) -> None:
-        """Take an arrival after what the process abandoned before it sent it, and not later."""
+        """Take an arrival in sending order: after the calls abandoned before it, not later."""
         job, lane = self._job, arrival.point.lane
         abandoned = meeting.abandoned(self._life.process, lane)
-        if arrival.after < abandoned:  # it was interrupted meanwhile, and does not wait
+        if arrival.after < abandoned:  # interrupted meanwhile: it does not wait
             return
         if arrival.after > abandoned:
             if connection in self._life.held:
-                raise FrameError("an arrival before the one before it was answered")
+                raise FrameError("an arrival before the previous one was answered")
             again = partial(self._arrive, meeting, connection, arrival, body)
             self._life.held[connection] = lane, again
             return
@@ -186,28 +186,28 @@ class LaneCaller:
             job.mail.answer(replies)
 
     def on_end(self, connection: Connection, reason: str) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         self._life.lanes.discard(connection)
         self._life.held.pop(connection, None)
 
 
 def _members(job: ServedJob, connection: Connection, header: Mapping[str, Any]) -> None:
-    job.tell_members(connection, whole_field(header, "ticket"))
+    job.answer_members(connection, whole_field(header, "ticket"))
 
 
 def _others_stacks(job: ServedJob, connection: Connection, header: Mapping[str, Any]) -> None:
-    everybody = range(job.num_processes)
-    asked = everybody if header.get("processes") is None else None
-    processes = asked or processes_of(header, "processes", everybody)
+    all_processes = range(job.num_processes)
+    requested = all_processes if header.get("processes") is None else None
+    processes = requested or processes_of(header, "processes", all_processes)
     job.ask_stacks(processes, connection, whole_field(header, "ticket"))
 
 
 def _awaited(job: ServedJob, connection: Connection, header: Mapping[str, Any]) -> None:
-    job.leaving.tell_awaited(connection, whole_field(header, "ticket"))
+    job.leaving.answer_awaited(connection, whole_field(header, "ticket"))
 
 
-# What members and observers may ask.
-_QUESTIONS: Mapping[str, Callable[[ServedJob, Connection, Mapping[str, Any]], None]] = {
+# The queries that members and observers share.
+_QUERIES: Mapping[str, Callable[[ServedJob, Connection, Mapping[str, Any]], None]] = {
     "members": _members,
     "stacks": _others_stacks,
     "awaited": _awaited,
@@ -215,7 +215,7 @@ _QUESTIONS: Mapping[str, Callable[[ServedJob, Connection, Mapping[str, Any]], No
 
 
 def _known(verbs: Mapping[str, _Verb], verb: str) -> _Verb:
-    """Return what a verb does.
+    """Return the function of a verb.
 
     Raises:
       FrameError: it is none of these.
@@ -226,22 +226,22 @@ def _known(verbs: Mapping[str, _Verb], verb: str) -> _Verb:
 
 
 class ObserverCaller:
-    """Somebody outside of the job who looks at the newest one."""
+    """A client outside the job that queries the newest one."""
 
     def __init__(self, newest_job: Callable[[], ServedJob]) -> None:
         self._newest_job = newest_job
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         verb, header = text_field(frame.header, "do"), frame.header
-        _known(_QUESTIONS, verb)(self._newest_job(), connection, header)
+        _known(_QUERIES, verb)(self._newest_job(), connection, header)
 
     def on_end(self, connection: Connection, reason: str) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
 
 
 class KeeperCaller:
-    """Who watches the processes of one host."""
+    """The keeper of one host."""
 
     def __init__(self, job: ServedJob, host_id: str, processes: Collection[int]) -> None:
         self._job = job
@@ -249,7 +249,7 @@ class KeeperCaller:
         self._processes = processes
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         verb = text_field(frame.header, "do")
         if verb != "states":
             raise FrameError(f"unknown verb {verb[:40]!r}")
@@ -258,12 +258,12 @@ class KeeperCaller:
         self._job.hear_states(self._processes, stopped, ended)
 
     def on_end(self, connection: Connection, reason: str) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         self._job.end_keeper(self._host_id, connection)
 
 
 class ServiceCaller:
-    """Something that all processes need: JAX's service."""
+    """A service that all processes need: JAX's."""
 
     def __init__(
         self,
@@ -284,11 +284,11 @@ class ServiceCaller:
 
     @property
     def row(self) -> list[str]:
-        """What observers are told."""
+        """The row for observers."""
         return [self.name, self.host, self.state, self.words]
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         verb = text_field(frame.header, "do")
         if verb == "beat":
             self._on_beat(self)
@@ -298,5 +298,5 @@ class ServiceCaller:
             raise FrameError(f"unknown verb {verb[:40]!r}")
 
     def on_end(self, connection: Connection, reason: str) -> None:
-        """See `connections.Listener`."""
+        """See `server_sockets.Listener`."""
         self._on_gone(self, "lost", reason)

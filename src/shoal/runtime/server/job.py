@@ -1,6 +1,6 @@
-"""One job at a meeting place: its joining, its meeting, who of it is alive and connected.
+"""One job at a meeting place: its joining, its meeting, its liveness and its connections.
 
-It carries the words between the sockets and the rules, and tells everybody who is gone.
+It connects the sockets to the rules, and notifies all processes of losses.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from shoal.runtime.server.mail import JobMail, Life
 from shoal.runtime.wire.frames import pack_frame
 from shoal.runtime.wire.server_sockets import Connection, Connections
 
-_STACKS_GRACE_S = 0.5  # how long those who are late may take to say where they are
-_STACKS_S = 2.0  # the same, when somebody asks
+_STACKS_GRACE_S = 0.5  # how long late processes may take to send their stacks
+_STACKS_S = 2.0  # the same, for a query
 
 
 class ServedJob:
-    """One joining, what followed from it, and who of it is still connected."""
+    """A job being served: its joining, its meeting, and the processes still connected."""
 
     def __init__(
         self,
@@ -44,37 +44,37 @@ class ServedJob:
         self.now = clock
         self._limits = limits
         self._liveness: Liveness[int] = Liveness(limits)
-        self._running = running  # the time that silence is counted in
+        self._running = running  # the clock by which silence is counted
         self._keepers = KeeperConnections(connections)
         self._marks = LatestMarks()
-        self.near = ""  # see `near.listen_near`
+        self.near = ""  # see `unix_socket`
         self.service_rows: Callable[[], list[list[str]]] = list
         self.on_news: Callable[..., None] = lambda **_news: None  # see `meeting_place.MeetingPlace`
 
     @property
     def num_processes(self) -> int:
-        """How many processes it has."""
+        """The number of processes."""
         return self.joining.num_processes
 
     @property
     def next_deadline(self) -> float:
-        """When `on_time` must be called, but for silence."""
+        """The time at which `on_time` must be called, except for silence."""
         return self.meeting.next_deadline if self.meeting else self.joining.next_deadline
 
     def is_over(self, now: float) -> bool:
-        """Is nobody left who is part of it?"""
-        return not self.mail.lives and (self.meeting is not None or self.joining.is_spent(now))
+        """Return whether no process is left in it."""
+        return not self.mail.lives and (self.meeting is not None or self.joining.is_finished(now))
 
     def ended_for(self, process: int, now: float) -> bool:
-        """Does a HELLO of this process belong to another job than this one?"""
+        """Return whether a HELLO of this process belongs to another job than this one."""
         left = self.meeting is not None and self.meeting.has_gone(process)
-        return left or self.joining.has_told(process) or self.joining.is_spent(now)
+        return left or self.joining.was_refused(process) or self.joining.is_finished(now)
 
     def _is_member(self, process: int) -> bool:
         return self.meeting is not None and not self.meeting.has_gone(process)
 
     def hello(self, connection: Connection, hello: Hello) -> Life | None:
-        """Somebody wants to join; return its life, or None if it is refused."""
+        """Take a HELLO; return the process's life, or None if it is refused."""
         replies = self.joining.hello(self.now(), hello, connection)
         life = None
         if not any(reply.to is connection and reply.refusal for reply in replies):
@@ -84,7 +84,7 @@ class ServedJob:
         return life
 
     def answer_joining(self, replies: list[JoinReply[Connection]]) -> None:
-        """Tell those who come what becomes of it."""
+        """Send welcome or refusal to joining processes."""
         if self.joining.is_complete and self.meeting is None:
             self._begin()
         refused: set[Connection] = set()
@@ -94,7 +94,7 @@ class ServedJob:
                 is_welcome = True  # and so are all
                 continue
             refused.add(to)
-            words = refusal.encode(errors="replace")  # JSON may carry half a surrogate pair
+            words = refusal.encode(errors="replace")  # JSON may contain half a surrogate pair
             frame = pack_frame({"is": "refused", "missing": missing}, words)
             self.mail.send_last(to, frame)
         lives = self.mail.lives
@@ -112,17 +112,17 @@ class ServedJob:
             self._liveness.watch(self._running.read(now), process)
 
     def beat(self, process: int, beat: Beat) -> None:
-        """A process gave a sign of life."""
+        """Take a sign of life of a process."""
         if self.meeting is not None:
             now = self.now()
             self.meeting.beat(now, process, beat)
             if self._liveness.beat(self._running.read(now), process):
-                self.meeting.hush(process, None)
+                self.meeting.mark_silent(process, None)
 
     def hear_trails(self, process: int, trails: Iterable[TrailMarks]) -> None:
-        """A process says how far its calls have come: all are told where they differ."""
-        for told in trails:
-            found = self._marks.hear(process, told)
+        """Take the trails of a process; notify all processes of a difference."""
+        for marks in trails:
+            found = self._marks.hear(process, marks)
             if found is not None:
                 header = {"is": "trail", "group": found.group, "lane": found.lane}
                 frame = pack_frame(
@@ -131,7 +131,7 @@ class ServedJob:
                 self.mail.push(found.group or range(self.num_processes), frame)
 
     def depart(self, process: int, state: str, words: str) -> None:
-        """A process is gone: "left", "failed" or "lost". Only the first such word counts."""
+        """Record that a process is "left", "failed" or "lost". Only the first report counts."""
         meeting = self.meeting
         if meeting is None or meeting.has_gone(process):
             return
@@ -140,11 +140,11 @@ class ServedJob:
         self.mail.answer(meeting.depart(self.now(), process, state, words))
         if state != "left":
             name = f"process {process} ({self.joining.hosts[process]})"
-            self.mail.push_gone(process, name, state, meeting.epitaph(process))
+            self.mail.push_gone(process, name, state, meeting.departure_reason(process))
         self.leaving.depart(process)
 
     def end_life(self, life: Life, reason: str) -> None:
-        """The connection that lived as long as a process has ended."""
+        """Handle the end of a process's lifetime connection."""
         self.mail.forget(life)
         if self.meeting is None:
             self.answer_joining(self.joining.depart(self.now(), life.process))
@@ -154,11 +154,11 @@ class ServedJob:
             self._keepers.release()
 
     def life_of(self, process: int, incarnation: str) -> Life | None:
-        """Return the life of a process of this job, if it is the one it says it is."""
+        """Return the life of a process of this job, if the incarnation is right."""
         return self.mail.lives.get(process) if self.joining.knows(process, incarnation) else None
 
     def lose_service(self, name: str, words: str) -> None:
-        """Something that all processes need is gone."""
+        """Record the loss of a service."""
         if self.meeting is None:
             reason = f"{name} is lost ({words})"
             self.answer_joining(self.joining.abandon(self.now(), reason))
@@ -169,7 +169,7 @@ class ServedJob:
     def keep(
         self, connection: Connection, process: int, incarnation: str
     ) -> tuple[str, Collection[int]] | None:
-        """Return the host_id and the processes of whom the leader of a host started a keeper."""
+        """Return the host_id and the processes of a keeper that the leader of a host started."""
         if self.meeting is None or not self.joining.knows(process, incarnation):
             return None
         host_id = self.joining.host_id(process)
@@ -182,52 +182,52 @@ class ServedJob:
     def hear_states(
         self, of: Collection[int], stopped: Collection[int], ended: Collection[int]
     ) -> None:
-        """A keeper says which of its processes are stopped or have ended."""
+        """Take a keeper's report: its processes that are stopped or have ended."""
         now = self.now()
         self._liveness.states(self._running.read(now), of, stopped=stopped, ended=ended)
         if self.meeting is not None:
             self.meeting.stop(now, of, stopped)
 
     def end_keeper(self, host_id: str, connection: Connection) -> None:
-        """A keeper has gone: what it said is not known any more."""
+        """Handle the end of a keeper: what it reported is no longer known."""
         if self._keepers.discard(host_id, connection):
             self.on_news(keeper_gone=host_id, at_s=self.now())
             self.hear_states(self.joining.shared_hosts()[host_id], (), ())
 
-    def tell_members(self, to: Connection, ticket: int) -> None:
-        """Answer who is here."""
+    def answer_members(self, to: Connection, ticket: int) -> None:
+        """Answer a query for the members."""
         meeting = self.meeting
         rows = meeting.members(self.now()) if meeting else self.joining.members()
         self.mail.answer([Reply(to, ticket, MembersKnown(rows, self.service_rows()))])
 
     def ask_stacks(self, processes: Iterable[int], to: Connection, ticket: int) -> None:
-        """Ask processes where their threads are; answer `to` when they have said it."""
+        """Request stacks of processes; send them to `to` when they have arrived."""
         if self.meeting is None:
             self.mail.answer([Reply(to, ticket, StacksHeard({}))])
         else:
             now, limit_s = self.now(), _STACKS_S
             self.mail.answer(self.meeting.ask_stacks(now, processes, limit_s, to, ticket))
-            self.mail.ask_stacks(self.meeting.take_questions())
+            self.mail.ask_stacks(self.meeting.take_stack_requests())
 
     def hear_stacks(self, process: int, ticket: int, text: str, beat: Beat) -> None:
-        """A process says where its threads are."""
+        """Take the stacks of a process."""
         self.beat(process, beat)
         if self.meeting is not None:
             self.mail.answer(self.meeting.hear_stacks(self.now(), process, ticket, text))
 
     def on_time(self, now: float) -> None:
-        """End what has lasted too long."""
+        """End waits and requests that are past their deadline."""
         self.answer_joining(self.joining.tick(now))
         if self.meeting is not None:
             self.mail.answer(self.meeting.tick(now))
-            self.mail.ask_stacks(self.meeting.take_questions())
+            self.mail.ask_stacks(self.meeting.take_stack_requests())
 
     def is_silence_due(self, now: float) -> bool:
-        """Is somebody to be judged for silence?"""
+        """Return whether any silence is due to be judged."""
         return self._liveness.next_deadline() <= self._running.read(now)
 
     def judge_silence(self, now: float) -> None:
-        """Say who is silent; end who is lost. What came before now must have been read."""
+        """Report silent processes, drop lost ones. Bytes received by now must have been read."""
         meeting = self.meeting
         if meeting is None:
             return
@@ -235,15 +235,15 @@ class ServedJob:
             if state == "lost":
                 self._dismiss(process, words)
                 continue
-            meeting.hush(process, now - silent_s)
+            meeting.mark_silent(process, now - silent_s)
             awake = (p for p in self.mail.lives if not self._liveness.is_quiet(p))
             lowest = min((p for p in awake if not meeting.has_gone(p)), default=process)
-            told = meeting.waiters_for(process) | {lowest}
+            targets = meeting.waiters_for(process) | {lowest}
             header = {"is": "silent", "process": process}
-            self.mail.push(told - {process}, pack_frame(header, words.encode()))
+            self.mail.push(targets - {process}, pack_frame(header, words.encode()))
 
     def _dismiss(self, process: int, words: str) -> None:
-        """A process is lost, though its connection is not: it must learn that when it wakes."""
+        """Tell a lost process, whose connection stands, that it is lost, for when it wakes."""
         self.on_news(dismissed=process)
         self.depart(process, "lost", words)
         life = self.mail.lives.get(process)

@@ -1,4 +1,4 @@
-"""Notices and saves of one job, carried between its processes and the rules of stopping."""
+"""Preemption notices of one job, passed between its processes and the rules of stopping."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from shoal.runtime.rules.gathering import Reply
 from shoal.runtime.rules.meeting_answers import StepsAwaited
-from shoal.runtime.rules.messages import given_words, step_text
-from shoal.runtime.rules.stopping import Given, Rounds, Settled, Told
+from shoal.runtime.rules.messages import notice_header, step_text
+from shoal.runtime.rules.stopping import ReceivedNotice, Rounds, StopAgreement, StopReport
 from shoal.runtime.server.mail import JobMail
 from shoal.runtime.wire.frames import pack_frame
 from shoal.runtime.wire.server_sockets import Connection
@@ -21,27 +21,27 @@ class Leaving:
         self.on_change: Callable[[], None] = lambda: None  # `rounds` has changed
         self._mail = mail
 
-    def give_notice(self, process: int, given: Given) -> None:
-        """A process was told that it will be ended: tell all."""
+    def give_notice(self, process: int, given: ReceivedNotice) -> None:
+        """Push a preemption notice of one process to all."""
         number = self.rounds.give()
-        header = {"is": "notice", "number": number, "process": process, **given_words(given)}
+        header = {"is": "notice", "number": number, "process": process, **notice_header(given)}
         self._mail.push(self._mail.lives, pack_frame(header))
         self.on_change()
 
-    def hear_stop(self, process: int, told: Told) -> None:
-        """A process says what it has answered, or that it has saved."""
-        self._push_stop(self.rounds.hear(process, told))
+    def hear_stop(self, process: int, report: StopReport) -> None:
+        """Take a process's answer about stopping, or its report of a save."""
+        self._push_stop(self.rounds.hear(process, report))
         self.on_change()
 
     def depart(self, process: int) -> None:
-        """A process is gone: it is not waited for."""
+        """Record that a process is gone and is not waited for."""
         self._push_stop(self.rounds.depart(process))
 
-    def tell_awaited(self, to: Connection, ticket: int) -> None:
-        """Answer who has not said yet where it stands, since a notice is open."""
+    def answer_awaited(self, to: Connection, ticket: int) -> None:
+        """Answer a query for the processes that have not answered the open notice."""
         self._mail.answer([Reply(to, ticket, StepsAwaited(self.rounds.awaited))])
 
-    def _push_stop(self, settled: Settled | None) -> None:
+    def _push_stop(self, settled: StopAgreement | None) -> None:
         if settled is not None:
             header = {"is": "stop", "round": settled.round}
             self._mail.push(self._mail.lives, pack_frame(header, step_text(settled.step)))

@@ -1,16 +1,16 @@
-"""The meeting place: the server that the processes of a job meet at.
+"""The meeting place: the server at which the processes of a job meet.
 
 ::
 
     python -m shoal.runtime.server.meeting_place --processes 4 --until-empty
 
-prints one line, `{"address": "127.0.0.1:43211"}`, when it listens. The token is taken from
+prints one line, `{"address": "127.0.0.1:43211"}`, once it listens. The token is read from
 SHOAL_TOKEN. It is one selectors loop that moves frames between sockets and two state machines,
 `joining` and `meeting`, which hold all the rules.
 
-A process keeps one connection open for its life: when that one ends without a BYE the process is
-dead, and known to be so as soon as the kernel says it. Each lane has a connection of its own,
-whose end means nothing.
+A process keeps one connection open for its life: if it ends without a BYE the process is dead, as
+is known as soon as the kernel reports it. Each lane has a connection of its own, whose end has no
+meaning.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from shoal.runtime.server.callers import (
     ServiceCaller,
 )
 from shoal.runtime.server.job import ServedJob
-from shoal.runtime.system.child_process import leave_signals_to_the_job
+from shoal.runtime.system.child_process import ignore_job_signals
 from shoal.runtime.system.failure_words import headline_of
 from shoal.runtime.wire.frames import (
     MAX_HELLO_BYTES,
@@ -53,15 +53,15 @@ from shoal.runtime.wire.frames import (
 )
 from shoal.runtime.wire.keepalive import watch_link
 from shoal.runtime.wire.server_sockets import Connection, Connections, Listener
-from shoal.runtime.wire.unix_socket import listen_near
+from shoal.runtime.wire.unix_socket import listen_unix
 
-_LETTING_GO_S = 5.0  # how long an earlier job may take to give its address back
+_LETTING_GO_S = 5.0  # how long an earlier job may take to release its address
 
 
 class MeetingPlace:
-    """Serves one job after the other, on a listening socket that it is given.
+    """Serves one job after another, on a given listening socket.
 
-    A process that left may say HELLO for the next job while others of the last are still here.
+    A process that left may send HELLO for the next job while others are still in the last.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class MeetingPlace:
         on_leaving: Callable[[bool, bool], None] = lambda has_notice, has_saved: None,
         on_news: Callable[..., None] = lambda **_news: None,
     ) -> None:
-        """Prepare; `serve` serves.
+        """Prepare; `serve` runs the loop.
 
         Args:
           on_leaving: called when an open notice, or a save after it, changes.
@@ -93,28 +93,28 @@ class MeetingPlace:
         self._limits = limits or Limits.of_settings()
         self._clock = clock
         self._running = RunningClock(clock(), tick_s=self._limits.tick_s)
-        self._look_at = math.inf  # when silence must be looked at again
+        self._look_at = math.inf  # when silence must be checked next
         self._near = near.getsockname()[1:].decode() if near else ""
         self._connections = Connections([server, *([near] if near else [])], self, clock)
         self._is_for_one_job = False
         self._services: list[ServiceCaller] = []
-        # Nobody looks at a service from outside of it: for it, silence is all there is.
+        # A service has no keeper: its silence alone decides.
         self._serving: Liveness[ServiceCaller] = Liveness(
             self._limits._replace(silent_lost_after_s=self._limits.lost_after_s)
         )
-        self._on_leaving = on_leaving  # of the newest job: is a notice open, was saved after it?
-        self._told_leaving = (False, False)
+        self._on_leaving = on_leaving  # of the newest job: (has_notice, has_saved)
+        self._reported_leaving = (False, False)
         self._on_news = on_news
-        self._earlier: list[ServedJob] = []  # with somebody in them still
-        self.newest_job = self._new_job()  # the one that a HELLO is for
+        self._earlier: list[ServedJob] = []  # jobs that still have processes
+        self.newest_job = self._new_job()  # the job that a HELLO joins
 
     def serve(
         self, *, until_closed: int | None = None, until_empty: bool = False, idle_s: float = 300.0
     ) -> None:
-        """Serve until the other end of the pipe `until_closed` is closed, or nobody is left.
+        """Serve until the other end of the pipe `until_closed` is closed, or no process is left.
 
-        With `until_empty` it serves one job, and also ends when nobody has come within `idle_s`;
-        once all have come it needs nobody who holds it, so the end of the pipe means nothing.
+        With `until_empty` it serves one job, and also ends if no process connects within `idle_s`;
+        once all have joined, the end of the pipe has no effect.
         """
         self._is_for_one_job = until_empty
         if until_closed is not None:
@@ -131,16 +131,16 @@ class MeetingPlace:
             now = self._clock()
             if now >= due:
                 self._on_time(now)
-            if self._is_somebody_here():
+            if self._has_processes():
                 quiet_since = now
             elif until_empty and (self.newest_job.is_over(now) or now >= quiet_since + idle_s):
                 break
         self._connections.close_all()
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """A stranger speaks. See `connections.Listener`."""
+        """Handle an untrusted connection's first frame. See `server_sockets.Listener`."""
         verb, header = text_field(frame.header, "do"), frame.header
-        refusal = self.newest_job.joining.stranger(header, connection.origin)
+        refusal = self.newest_job.joining.token_refusal(header, connection.origin)
         if refusal is not None:
             self.newest_job.answer_joining([JoinReply(connection, refusal)])
         elif verb == "hello":
@@ -150,28 +150,28 @@ class MeetingPlace:
         elif verb == "keep":
             self._on_keeper(connection, header)
         elif verb == "observe":
-            self._trust_little(connection, ObserverCaller(lambda: self.newest_job))
+            self._trust_small(connection, ObserverCaller(lambda: self.newest_job))
             welcome = {"is": "welcome", "processes": self._num_processes}
             self._connections.send(connection, pack_frame(welcome))
         elif verb == "serve":
             self._on_service(connection, header)
-        elif verb == "joined":  # another job than ours, that of JAX alone
+        elif verb == "joined":  # a job of JAX alone, without shoal
             self._on_news(joined=whole_field(header, "process"))
             self._connections.send(connection, pack_frame({"is": "welcome"}), then_close=True)
         else:
-            raise FrameError(f"{verb[:40]!r} from somebody who did not say who it is")
+            raise FrameError(f"{verb[:40]!r} from an unidentified connection")
 
     def on_end(self, connection: Connection, reason: str) -> None:
-        """See `connections.Listener`. The end of a stranger means nothing."""
+        """See `server_sockets.Listener`. The end of an untrusted connection has no meaning."""
 
     def _service_beats(self, service: ServiceCaller) -> None:
-        """A service gave a sign of life."""
+        """Take a sign of life of a service."""
         if service.state == "here":
             self._serving.beat(self._running.read(self._clock()), service)
         self._connections.send(service.connection, ECHO)
 
     def _end_service(self, service: ServiceCaller, state: str, words: str) -> None:
-        """A service has left in order, or is lost. Only the first such word counts."""
+        """Record that a service has left in order, or is lost. Only the first report counts."""
         if service.state != "here":
             return
         self._serving.forget(service)
@@ -194,27 +194,27 @@ class MeetingPlace:
         self._services = [service for service in self._services if service.state == "here"]
         job = ServedJob(joining, self._connections, self._clock, self._limits, self._running)
         job.near = self._near
-        job.leaving.on_change = self._tell_leaving
+        job.leaving.on_change = self._report_leaving
         job.on_news = self._on_news
         job.service_rows = lambda: [service.row for service in self._services]
         return job
 
-    def _tell_leaving(self) -> None:
+    def _report_leaving(self) -> None:
         rounds = self.newest_job.leaving.rounds
-        if (told := (rounds.is_open, rounds.has_saved)) != self._told_leaving:
-            self._told_leaving = told
-            self._on_leaving(*told)
+        if (state := (rounds.is_open, rounds.has_saved)) != self._reported_leaving:
+            self._reported_leaving = state
+            self._on_leaving(*state)
 
-    def _is_somebody_here(self) -> bool:
+    def _has_processes(self) -> bool:
         return bool(self.newest_job.mail.lives) or any(job.mail.lives for job in self._earlier)
 
     def _due(self) -> float:
-        """When something must be done though nobody says anything."""
+        """Return the time of the next action without input."""
         newest = self.newest_job
         due = min(newest.next_deadline, self._connections.next_deadline, self._look_at)
         if self._earlier:
             due = min(due, *(job.next_deadline for job in self._earlier))
-        return due if self._is_somebody_here() else min(due, newest.joining.stands_until)
+        return due if self._has_processes() else min(due, newest.joining.stands_until)
 
     def _on_time(self, now: float) -> None:
         self._earlier = [job for job in self._earlier if job.mail.lives]
@@ -222,11 +222,11 @@ class MeetingPlace:
             job.on_time(now)
         if now >= self._look_at:
             self._judge_silence(now)
-            is_watching = self._services or self._is_somebody_here()
+            is_watching = self._services or self._has_processes()
             self._look_at = now + self._limits.tick_s if is_watching else math.inf
 
-    def _begin_to_look(self) -> None:
-        """Somebody is here whose silence means something."""
+    def _start_silence_checks(self) -> None:
+        """Start checking silence: there is a process or a service to watch."""
         if self._look_at == math.inf:
             now = self._clock()
             self._running.read(now)
@@ -236,7 +236,7 @@ class MeetingPlace:
         ran_s = self._running.read(now)
         late = [job for job in self._jobs if job.is_silence_due(now)]
         if late or self._serving.next_deadline() <= ran_s:
-            self._connections.poll(0)  # what they said while we were busy, or stopped
+            self._connections.poll(0)  # frames that arrived while this process was busy, or stopped
             for job in late:
                 job.judge_silence(now)
             for service, state, words, _ in self._serving.tick(ran_s):
@@ -251,10 +251,10 @@ class MeetingPlace:
                 return
             self._earlier.append(self.newest_job)
             self.newest_job = self._new_job()
-            self._tell_leaving()
+            self._report_leaving()
         life = self.newest_job.hello(connection, hello)
         if life is not None:
-            self._begin_to_look()
+            self._start_silence_checks()
             process = ProcessCaller(self.newest_job, life)
             self._connections.trust(connection, process, max_body_bytes=process.max_body_bytes)
             watch_link(connection.socket, self._limits.lost_after_s)
@@ -267,7 +267,7 @@ class MeetingPlace:
                 life.lanes.add(connection)
                 self._connections.trust(connection, LaneCaller(job, life))
                 return
-        raise FrameError("a lane of a process that is not here")
+        raise FrameError("a lane of an unknown process")
 
     def _on_keeper(self, connection: Connection, header: Mapping[str, Any]) -> None:
         process, incarnation = whole_field(header, "process"), text_field(header, "incarnation")
@@ -275,26 +275,26 @@ class MeetingPlace:
             kept = job.keep(connection, process, incarnation)
             if kept is not None:
                 host_id, processes = kept
-                told = {"pid": header.get("pid"), "host": job.joining.hosts[process]}
-                self._on_news(keeper=host_id, processes=list(processes), **told)
+                news = {"pid": header.get("pid"), "host": job.joining.hosts[process]}
+                self._on_news(keeper=host_id, processes=list(processes), **news)
                 self._connections.trust(connection, KeeperCaller(job, *kept), max_body_bytes=0)
                 return
-        raise FrameError("a keeper of a host of whose processes this is not the first")
+        raise FrameError("a keeper of a host that its sender does not lead")
 
     def _on_service(self, connection: Connection, header: Mapping[str, Any]) -> None:
         service = ServiceCaller(
             connection, header, on_beat=self._service_beats, on_gone=self._end_service
         )
         self._services.append(service)
-        self._begin_to_look()
+        self._start_silence_checks()
         self._serving.watch(self._running.read(self._clock()), service)
-        self._trust_little(connection, service)
+        self._trust_small(connection, service)
         watch_link(connection.socket, self._limits.lost_after_s)
         welcome = {"is": "welcome", **self._limits.words}
         self._connections.send(connection, pack_frame(welcome))
 
-    def _trust_little(self, connection: Connection, listener: Listener) -> None:
-        """Let somebody stay who has little to say."""
+    def _trust_small(self, connection: Connection, listener: Listener) -> None:
+        """Trust a caller with small frames only."""
         self._connections.trust(
             connection, listener, max_header_bytes=MAX_HELLO_BYTES, max_body_bytes=0
         )
@@ -304,7 +304,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the server from the command line."""
     options = _parse(arguments)
     if options.until_stdin_closes or options.until_empty:
-        leave_signals_to_the_job()  # its end ends us
+        ignore_job_signals()  # the end of the job ends this process
     try:
         limits = Limits.of_settings()
     except UsageError as error:
@@ -318,7 +318,7 @@ def main(arguments: list[str] | None = None) -> int:
         token=os.environ.get("SHOAL_TOKEN", ""),
         jax_service=options.jax_service,
         limits=limits,
-        near=listen_near(),
+        near=listen_unix(),
         on_leaving=_print_leaving if options.print_leaving else lambda *_: None,
         on_news=_print_news if options.print_news else lambda **_: None,
     )
@@ -338,21 +338,21 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _print_leaving(has_notice: bool, has_saved: bool) -> None:
-    """Say to who started us whether the job is about to leave, and has saved."""
-    with contextlib.suppress(OSError):  # nobody reads any more
+    """Report to the parent process whether the job is stopping, and whether it has saved."""
+    with contextlib.suppress(OSError):  # the parent no longer reads
         print(json.dumps({"notice": has_notice, "saved": has_saved}), flush=True)
 
 
 def _print_news(**news: Any) -> None:
-    """Say to the process that started this one who joined the job, and who is gone."""
-    if "words" in news:  # not a whole traceback, so that a pipe that is not read holds many
+    """Report to the parent process who joined the job, and who is gone."""
+    if "words" in news:  # not a whole traceback, so that an unread pipe holds many
         news["words"] = headline_of(str(news["words"]))
     with contextlib.suppress(OSError):
         print(json.dumps(news), flush=True)
 
 
 def _listen(host: str, port: int, patience_s: float) -> socket.socket:
-    """Listen there; an earlier job of the same address may be about to end."""
+    """Listen; wait a while for an earlier job at the same address to end."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     limit = time.monotonic() + patience_s
     while True:
@@ -382,7 +382,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _allow_many_connections() -> None:
-    """Raise the limit of open files as far as this process may: it needs two for each process."""
+    """Raise the limit of open files to the maximum: two are needed for each process."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS refuses "unlimited" here
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

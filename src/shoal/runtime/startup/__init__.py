@@ -1,4 +1,4 @@
-"""How a process becomes a member of its job: its numbers, its services, its devices.
+"""How a process becomes a member of its job: its index, its services, its devices.
 
 Knows every other folder of `runtime` but `server` and `notices`. Does not know what a job does once
 it has begun.

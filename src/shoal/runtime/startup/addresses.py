@@ -1,4 +1,4 @@
-"""Where the processes of a job meet: at an address, or in a directory where process 0 gives one."""
+"""Where the processes of a job meet: at an address, or in a directory with process 0's address."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SET = (
 
 
 class MeetsAt(NamedTuple):
-    """One of both, and who said so; neither, after an offence."""
+    """An address or a rendezvous, and its source; neither after an offence."""
 
     address: str | None = None
     rendezvous: Rendezvous | None = None
@@ -31,7 +31,7 @@ class MeetsAt(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """What a launcher said of this process, beside its numbers."""
+    """The launcher of this process, and what it sets beside index and count."""
 
     launcher: Launcher
     env: Environment  # completed
@@ -44,9 +44,9 @@ def meets_at(
 ) -> MeetsAt:
     """Return where the job meets.
 
-    The first that says it: the argument, SHOAL_COORDINATOR, SHOAL_RENDEZVOUS,
-    JAX_COORDINATOR_ADDRESS, the launcher. Where none does and the launcher has all processes on
-    this host, they find each other here.
+    The first source that is set: the argument, SHOAL_COORDINATOR, SHOAL_RENDEZVOUS,
+    JAX_COORDINATOR_ADDRESS, the launcher. Without any, and with all processes of the launcher on
+    this host, they meet in a directory of this host.
     """
     directory = env.get("SHOAL_RENDEZVOUS", "").strip()
     sources = [
@@ -73,7 +73,7 @@ def meets_at(
 
 
 def is_loopback(host: str) -> bool:
-    """Is this a name or an address of the machine itself, for itself only?"""
+    """Return whether this is a name or an address of the loopback."""
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
@@ -81,7 +81,7 @@ def _at(address: str, source: str, offences: list[str]) -> MeetsAt:
     try:
         split_address(address)
     except (ValueError, AttributeError, TypeError):
-        offences.append(f"{source}={address!r} is no address: give host:port")
+        offences.append(f"{source}={address!r} is not an address: give host:port")
     return MeetsAt(address, None, source)
 
 
@@ -98,12 +98,12 @@ def _here(launched: Launched) -> Rendezvous:
 
 
 def _name(launched: Launched | None, *more: str) -> str:
-    """Return what the directory of this job is called: equal on all its processes."""
+    """Return the name of this job's directory, equal on all its processes."""
     if launched is None:
         return "shoal-job"
     name = re.sub("[^a-z0-9]+", "-", launched.launcher.name.lower()).strip("-")
-    told = [launched.env.get(variable, "").strip() for variable in launched.launcher.job]
-    key = "\n".join([*told, *more]).encode()
+    values = [launched.env.get(variable, "").strip() for variable in launched.launcher.job]
+    key = "\n".join([*values, *more]).encode()
     return f"shoal-{name}-{hashlib.blake2b(key, digest_size=8).hexdigest()}"
 
 
@@ -116,6 +116,6 @@ def _no_address(launched: Launched) -> str:
         )
     hosts = "its processes are on several hosts"
     if local.processes is None:
-        hosts = "it does not say that all processes are on one host"
+        hosts = "nothing shows that all processes are on one host"
     shown = f" ({local.words})" if local.words else ""
     return f"{launcher.name} gives no address of process 0, and {hosts}{shown}: {_SET}"

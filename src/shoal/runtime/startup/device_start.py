@@ -1,8 +1,8 @@
-"""The devices of this process start, while the others are watched.
+"""Start the devices of this process, while watching the other processes.
 
 JAX starts its devices at their first use, which in a job waits in native code until those of all
-processes have started, for minutes, whatever happened to the others. So here a thread of its own
-waits. If the devices of a process do not start, it is known to have failed from then on, and the
+processes have started, for minutes, whatever happens to the others. So a thread of its own waits.
+If the devices of a process fail to start, that process counts as failed from then on, and the
 others get an exception.
 """
 
@@ -32,7 +32,7 @@ from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.rules.deadline import ends_at, given_s, left_of
 from shoal.runtime.rules.outcomes import ThisProcess
 from shoal.runtime.rules.point import Member, Point
-from shoal.runtime.startup.peers_alive import MORE, check_living
+from shoal.runtime.startup.peers_alive import TIMEOUT_HINT, check_living
 from shoal.runtime.system.accelerators import are_attached
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.system.failure_words import failure_of
@@ -40,10 +40,10 @@ from shoal.runtime.system.failure_words import failure_of
 _LOG = logging.getLogger("shoal")
 _NAME = "the start of the devices"
 _DOING = "starting the devices"
-_LOOK_S = 0.1  # between two looks at what this process was told
+_LOOK_S = 0.1  # interval of checks for losses
 _ASK_S = 2.0
 _MOST_SHOWN = 8
-# What JAX says of a platform that it has no plugin for, or whose plugin sees nothing.
+# JAX's messages about a platform without a plugin, or whose plugin finds no device.
 _ABSENT = (
     "Unknown backend",
     "no platforms that are instances",
@@ -59,21 +59,21 @@ def start_devices(
     timeout_s: float,
     start: DeviceStart | None = None,
 ) -> list[Any]:
-    """Return all devices of the job, of one platform; they start if they have not.
+    """Return all devices of the job, of one platform; start them if they have not started.
 
     Args:
-      coordinator: who else is there.
+      coordinator: the other processes.
       platform: "tpu", "gpu", "cpu"; None: JAX's default.
       timeout_s: deadline, of a start in a job of several processes.
-      start: what earlier calls know of it.
+      start: the state left by earlier calls.
 
     Raises:
-      NoDevicesError: there are none of that platform here.
-      DeviceStartError: a device did not start. In a job this process then counts as failed, of
-        which the others hear; further calls raise it again.
+      NoDevicesError: this host has no devices of that platform.
+      DeviceStartError: a device failed to start. In a job, this process then counts as failed on
+        the others; further calls raise it again.
       ProcessLostError: a process is lost or failed meanwhile.
       PeerFailedError: one has left the job.
-      DeadlineError: they have not all started in time.
+      DeadlineError: not all have started in time.
     """
     site = callsite()
     if coordinator.num_processes > 1:
@@ -84,9 +84,9 @@ def start_devices(
 
 
 class DeviceStart:
-    """The start of this process's devices in a job: it happens once, and a failure stays one.
+    """The start of this process's devices in a job: it happens once, and a failure is final.
 
-    What JAX has of platforms says nothing of it: it starts one after the other, the CPU first.
+    JAX's list of platforms cannot tell: JAX starts one after another, the CPU first.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class DeviceStart:
         self._started: Future[object] | None = None
 
     def under_way(self, coordinator: Coordinator, site: str) -> Future[object] | None:
-        """Return the start, begun now if need be; None if the devices are there."""
+        """Return the start, begun now if need be; None if the devices have started."""
         with self._lock:
             if self._started is not None and self._job is coordinator:
                 is_over = self._started.done() and self._started.exception() is None
@@ -129,13 +129,13 @@ def _wait(coordinator: Coordinator, started: Future[object], site: str, deadline
 
 
 def _watch(coordinator: Coordinator, started: Future[object], deadline: float) -> None:
-    """Wait for the start; raise when a process is gone, without which it may never end."""
+    """Wait for the start; raise if a process is lost, because the start may then never end."""
     began = time.monotonic()
     ask_at = began + pause_s(coordinator)
     warn_at = began + settings.seconds("SHOAL_WARN_AFTER_S")
     while wait([started], min(_LOOK_S, left_of(deadline))).not_done:
         now = time.monotonic()
-        coordinator.check(_DOING)  # what this process was told
+        coordinator.check(_DOING)  # losses known to this process
         if now >= min(ask_at, deadline):
             if now >= deadline:
                 raise _late(coordinator, given_s(deadline))
@@ -150,7 +150,7 @@ def _watch(coordinator: Coordinator, started: Future[object], deadline: float) -
 
 
 def _check_left(coordinator: Coordinator) -> None:
-    """Raise if a process has left the job, without which JAX's start never ends."""
+    """Raise if a process has left the job, because JAX's start then never ends."""
     with contextlib.suppress(OSError, DeadlineError):
         left = [one for one in coordinator.members(timeout_s=_ASK_S) if one.state == "left"]
         if left:
@@ -163,7 +163,7 @@ def _check_left(coordinator: Coordinator) -> None:
 
 
 def _missing(coordinator: Coordinator) -> list[Member] | None:
-    """Return the other processes that are not known to start their devices; None: not known."""
+    """Return the other processes that have not begun to start their devices; None: unknown."""
     with contextlib.suppress(ShoalError, OSError):
         return [
             member
@@ -175,8 +175,8 @@ def _missing(coordinator: Coordinator) -> list[Member] | None:
 
 def _words(missing: Sequence[Member] | None) -> str:
     if not missing:
-        all_there = "all processes are starting theirs, which takes long"
-        return "who is not there is not known" if missing is None else all_there
+        all_there = "all processes are starting theirs"
+        return "the missing processes are unknown" if missing is None else all_there
     shown = [f"process {one.process} ({one.host}), {one.said}" for one in missing[:_MOST_SHOWN]]
     more = len(missing) - len(shown)
     return "not there: " + "; ".join(shown + ([f"and {more} more"] if more else []))
@@ -187,7 +187,7 @@ def _late(coordinator: Coordinator, timeout_s: float) -> DeadlineError:
     me = ThisProcess(coordinator.process, coordinator.hosts)
     return DeadlineError(
         f"{me} is still {_DOING} at its deadline ({timeout_s:g} s): JAX waits until all processes "
-        f"do so; {_words(missing)}\n{MORE}",
+        f"do so; {_words(missing)}\n{TIMEOUT_HINT}",
         name=_NAME,
         waited_s=timeout_s,
         missing=[one.process for one in missing or ()],
@@ -200,7 +200,7 @@ def _devices(
 ) -> list[Any]:
     try:
         return jax_runtime.devices(platform)
-    except Exception as error:  # JAX's are of many types, an AssertionError too
+    except Exception as error:  # JAX raises many types, AssertionError among them
         failure = _failure(coordinator, platform, error)
         if is_start:
             with contextlib.suppress(OSError):
@@ -208,27 +208,27 @@ def _devices(
         raise failure from error
 
 
-def _failure(coordinator: Coordinator, asked: str | None, error: Exception) -> DeviceStartError:
+def _failure(coordinator: Coordinator, requested: str | None, error: Exception) -> DeviceStartError:
     platforms = jax_runtime.platforms()
     found = _FAILED.search(str(error))
-    platform = asked or (found[1] if found else platforms.partition(",")[0])
+    platform = requested or (found[1] if found else platforms.partition(",")[0])
     host = coordinator.hosts[coordinator.process]
     me = ThisProcess(coordinator.process, coordinator.hosts)
     said = (str(error).splitlines() or [""])[0] or type(error).__name__
     kind = platform.upper() if platform else "default"
     is_absent = any(words in str(error) for words in _ABSENT) or not are_attached(platform)
     if is_absent:
-        who = f"JAX_PLATFORMS={platforms}" if platforms and not asked else "the program"
+        who = f"JAX_PLATFORMS={platforms}" if platforms and not requested else "the program"
         return NoDevicesError(
             f"{me}: no {kind} device was found: {said}\n"
-            f"{who} asks for them: run on a host that has some, with JAX's plugin for them "
-            "installed, or ask for others",
+            f"{who} requests them: run on a host that has some, with JAX's plugin for them "
+            "installed, or choose others",
             platform=platform,
             process=coordinator.process,
             host=host,
         )
     return DeviceStartError(
-        f"{me}: the {kind} devices did not start: {said}\n"
+        f"{me}: the {kind} devices failed to start: {said}\n"
         f"a likely hardware fault of {host}, if no other program holds the devices: look at its "
         "system log, and start the job without this host",
         platform=platform,

@@ -1,8 +1,8 @@
-"""The variables by which TensorFlow's DTensor starts a job.
+"""The variables that start a job of TensorFlow's DTensor.
 
-DTENSOR_JOBS lists host:port of every process, and its first entry is where they meet.
-DTENSOR_CLIENT_ID says which entry this process is, 0 by default. DTENSOR_NUM_CLIENTS, of early
-versions, says how many there are.
+DTENSOR_JOBS lists host:port of every process; the processes meet at its first entry.
+DTENSOR_CLIENT_ID is the index of this process's entry, 0 by default. DTENSOR_NUM_CLIENTS, of early
+versions, is the number of processes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 INDEX = "DTENSOR_CLIENT_ID"
-COUNT = "entries of DTENSOR_JOBS"  # as if it were a variable of its own
+COUNT = "entries of DTENSOR_JOBS"  # named like a variable
 _JOBS, _NUMBER = "DTENSOR_JOBS", "DTENSOR_NUM_CLIENTS"
 
 
 def jobs_of(listed: str) -> list[str]:
-    """Return the entries of DTENSOR_JOBS, without the blanks around them; of none, [].
+    """Return the entries of DTENSOR_JOBS, without surrounding blanks; [] if there are none.
 
     >>> jobs_of("a:1, b:1"), jobs_of("")
     (['a:1', 'b:1'], [])
@@ -24,7 +24,7 @@ def jobs_of(listed: str) -> list[str]:
 
 
 def completed(env: Mapping[str, str], offences: list[str]) -> Mapping[str, str]:
-    """Return the environment, with index and count if this is one of DTensor's processes."""
+    """Return the environment, with index and count added if this is a process of DTensor."""
     jobs = jobs_of(env.get(_JOBS, ""))
     index, number = (env.get(name, "").strip() for name in (INDEX, _NUMBER))
     if jobs:
@@ -47,6 +47,6 @@ def completed(env: Mapping[str, str], offences: list[str]) -> Mapping[str, str]:
 
 
 def address(env: Mapping[str, str]) -> str | None:
-    """Return where the processes meet: the entry of process 0, unless it is no address."""
+    """Return the meeting address: the entry of process 0, or None if it is not an address."""
     first = next(iter(jobs_of(env.get(_JOBS, ""))), None)
     return None if first is None or first.startswith("/bns/") else first

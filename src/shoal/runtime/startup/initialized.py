@@ -1,5 +1,5 @@
-"""What `initialize` was called with, for a later call: a cell that is run again, a program whose
-test bench has joined the job already.
+"""The arguments of `initialize`, kept for a repeated call: a notebook cell that is run again, or a
+program whose test bench has already joined the job.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from shoal.runtime.startup.launchers import JobPlace, decide
 from shoal.runtime.startup.membership import find_cluster
 from shoal.runtime.startup.options import Arguments
 
-# Which job, and as whom; not by whose word, or with which secret.
+# The job and this process's place in it; not their source, nor the secret.
 _COMPARED = {
     "process": "process_id",
     "num_processes": "num_processes",
@@ -28,17 +28,17 @@ class Initialized(NamedTuple):
     """The call that joined the job."""
 
     arguments: Arguments
-    cluster: JobPlace  # what the arguments and the environment came to
+    cluster: JobPlace  # the result of the arguments and the environment
     is_attached: bool
     site: str
 
     def check_same(self, arguments: Arguments) -> None:
-        """Raise InitializeError if these ask for anything else than the call that joined."""
+        """Raise InitializeError if these arguments differ from those of the call that joined."""
         now = find_cluster(arguments)[0] if self.is_attached else decide(arguments, os.environ)
         differing = [
-            f"{name}: {_shown(before)} before, {_shown(asked)} now"
+            f"{name}: {_shown(before)} before, {_shown(after)} now"
             for field, name in _COMPARED.items()
-            if (before := getattr(self.cluster, field)) != (asked := getattr(now, field))
+            if (before := getattr(self.cluster, field)) != (after := getattr(now, field))
         ]
         if not differing:
             return

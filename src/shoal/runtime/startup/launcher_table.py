@@ -1,4 +1,4 @@
-"""The launchers that shoal knows: one row each, which variables say what.
+"""The launchers that shoal detects: one row each, with the variables that each sets.
 
 The order is the rule: from the innermost launcher outwards, because `srun torchrun` and `mpirun`
 inside an allocation carry the variables of both, and the outer one says "one task".
@@ -30,23 +30,23 @@ class Launcher(NamedTuple):
     address: Callable[[Environment], str | None] = lambda env: None  # of the meeting place
     local_indices: tuple[str, ...] = ()  # among the processes of this host
     local_counts: tuple[str, ...] = ()
-    same_index: tuple[str, ...] = ()  # must agree; alone they say nothing
-    job: tuple[str, ...] = ()  # what differs from one job to the next
-    needs: tuple[str, ...] = ()  # without these the variables are not this launcher's
-    no_job: tuple[str, ...] = ()  # halves of a pair that mean no job of several processes
-    binds_devices: Callable[[Environment], bool] = lambda env: False  # to each process its own
+    same_index: tuple[str, ...] = ()  # must agree with the index; not sufficient alone
+    job: tuple[str, ...] = ()  # identify the job
+    needs: tuple[str, ...] = ()  # required: without these the variables are not this launcher's
+    no_job: tuple[str, ...] = ()  # halves of a pair that mean a job of one process
+    binds_devices: Callable[[Environment], bool] = lambda env: False  # each process sees its own
     completed: Callable[[Environment, list[str]], Environment] | None = None
-    advice: str = ""  # where the pair has no count
-    shows_job: bool = True  # to a process that has called no `initialize`
+    advice: str = ""  # if the pair has no count
+    shows_job: bool = True  # also before `initialize` is called
 
 
 def derived_port(key: str) -> int:
-    """Return the same port to all that know `key`, above Linux's ephemeral ports (as JAX does)."""
+    """Return a port derived from `key`, above Linux's ephemeral ports (as JAX does)."""
     return 61440 + zlib.crc32(key.encode()) % 4096
 
 
 def jax_address(env: Environment) -> str | None:
-    """Return the address that JAX_COORDINATOR_ADDRESS gives, with JAX_COORDINATOR_PORT."""
+    """Return JAX_COORDINATOR_ADDRESS, completed with JAX_COORDINATOR_PORT."""
     address = env.get("JAX_COORDINATOR_ADDRESS", "").strip()
     port = env.get("JAX_COORDINATOR_PORT", "").strip()
     if address and port and not re.search(r"(^[^:]*|\]):\d+$", address):
@@ -55,7 +55,7 @@ def jax_address(env: Environment) -> str | None:
 
 
 def _torchrun_address(env: Environment) -> str | None:
-    """MASTER_PORT itself is taken by torch's own store."""
+    """MASTER_PORT itself is in use by torch's own store."""
     host, port = env.get("MASTER_ADDR", "").strip(), env.get("MASTER_PORT", "").strip()
     return address_text(host, derived_port(f"torchrun {host} {port}")) if host and port else None
 
@@ -139,7 +139,7 @@ LAUNCHERS = (
         ("SLURM_LOCALID",),
         (slurm_step.LOCAL_COUNT,),
         job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
-        no_job=("SLURM_PROCID=0",),  # a batch script's, which is no step of several processes
+        no_job=("SLURM_PROCID=0",),  # a batch script, which is not a step of several processes
         binds_devices=slurm_step.binds_gpus,
         completed=slurm_step.completed,
     ),
@@ -149,7 +149,7 @@ LAUNCHERS = (
         "Kubernetes", (pods.OWN,), (), needs=("KUBERNETES_SERVICE_HOST",),
         advice="let the manifest set SHOAL_NUM_PROCESSES to the Job's parallelism, or to 1 where "
         "each pod is a job of its own",
-        shows_job=False,  # the pods of an indexed Job may well have nothing to do with each other
+        shows_job=False,  # the pods of an indexed Job may be independent
     ),
     Launcher("PMIx", ("PMIX_RANK",), (), advice=_PMIX),
 )  # fmt: skip

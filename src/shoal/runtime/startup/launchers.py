@@ -1,6 +1,6 @@
-"""Where a process's numbers come from: arguments, then whoever launched it.
+"""The sources of a process's index and count: the arguments, then the launcher.
 
-The index and the count are one pair and come from one launcher, the first of `LAUNCHERS` that says
+The index and the count are one pair and come from one launcher, the first of `LAUNCHERS` that has
 either. Half of a pair is an error, and so are two variables of one launcher that differ. The
 address may come from elsewhere: MPI gives none (see `addresses`).
 """
@@ -30,31 +30,31 @@ _ADDRESSES = ("SHOAL_COORDINATOR", "SHOAL_RENDEZVOUS", "JAX_COORDINATOR_ADDRESS"
 
 
 class JobPlace(NamedTuple):
-    """Who this process is, of how many, where they meet, and which rule said so."""
+    """This process's index, the count, where they meet, and the rule that decided it."""
 
     process: int
     num_processes: int
     address: str | None  # the meeting place, host:port; None in a job of one, or by rendezvous
-    bind_host: str | None  # where process 0 binds it; None: nobody asked for anything special
+    bind_host: str | None  # where process 0 binds it; None: the default
     jax_service: str | None  # JAX's service, if a launcher runs both; None: process 0 starts both
     token: str
     virtual_devices: int | None
     local_device_ids: tuple[int, ...] | None
     reason: str
-    passed_over: tuple[str, ...]  # one line for each launcher that was seen and did not win
+    passed_over: tuple[str, ...]  # one line for each launcher that was seen and not used
     host_devices: int | None = None  # CPU devices beside the accelerators
     rendezvous: Rendezvous | None = None  # where process 0 says the address
 
 
 class ShownJob(NamedTuple):
-    """A job of several processes, or of a number unknown, by the variables of its launcher."""
+    """A job of several processes, or of an unknown number, found in its launcher's variables."""
 
     words: str  # the variables, with their values
     num_processes: int | None
 
 
 class _Numbers(NamedTuple):
-    """What one launcher says; None: it does not."""
+    """The values of one launcher; None: not set."""
 
     process: int | None
     num_processes: int | None
@@ -64,7 +64,7 @@ class _Numbers(NamedTuple):
 
 
 class _JobNumbers(NamedTuple):
-    """The pair, and who said it."""
+    """The index and the count, and their source."""
 
     process: int
     num_processes: int
@@ -125,7 +125,7 @@ def shown_job(env: Environment) -> ShownJob | None:
 
 
 def numbers_of(env: Environment) -> tuple[int, int]:
-    """Return which process `initialize()` would make this one, of how many.
+    """Return the index and count that `initialize()` would use.
 
     >>> numbers_of({"DTENSOR_JOBS": "a:1,b:1", "DTENSOR_CLIENT_ID": "1"}), numbers_of({})
     ((1, 2), (0, 1))
@@ -169,11 +169,11 @@ def _place(
 
 
 def _half(numbers: _Numbers, env: Environment, offences: list[str]) -> _JobNumbers:
-    """Refuse a pair of which one is missing."""
+    """Refuse a pair with one number missing."""
     launcher, words = numbers.launcher, numbers.words
     if launcher.advice:
         raise InitializeError(
-            f"initialize: {words} shows a job, but not of how many processes\n{launcher.advice}"
+            f"initialize: {words} shows a job, but not its number of processes\n{launcher.advice}"
         )
     lacking = (launcher.counts if numbers.num_processes is None else launcher.indices)[0]
     offences.append(f"{words} without {lacking}: set both or neither")
@@ -183,7 +183,7 @@ def _half(numbers: _Numbers, env: Environment, offences: list[str]) -> _JobNumbe
 def _of_environment(
     env: Environment, offences: list[str], passed_over: list[str]
 ) -> _Numbers | None:
-    """Return what the innermost launcher says."""
+    """Return the numbers of the innermost launcher."""
     for launcher in LAUNCHERS:
         numbers = _of_launcher(launcher, env, offences, passed_over)
         if numbers is not None:
@@ -194,7 +194,7 @@ def _of_environment(
 def _of_launcher(
     launcher: Launcher, env: Environment, offences: list[str], passed_over: list[str]
 ) -> _Numbers | None:
-    """Return what this launcher says; None: nothing."""
+    """Return the numbers of this launcher, or None."""
     env = env if launcher.completed is None else launcher.completed(env, offences)
     indices = (*launcher.indices, *launcher.same_index)
     found = _found(env, (*launcher.needs, *indices, *launcher.counts))
@@ -220,7 +220,7 @@ def _of_launcher(
 def _local_place(
     launcher: Launcher, env: Environment, num_processes: int, offences: list[str]
 ) -> LocalPlace:
-    """Return which process of its host this one is."""
+    """Return the local index and count of this process."""
     found = _found(env, (*launcher.local_indices, *launcher.local_counts))
     at = next((name for name in launcher.local_indices if name in found), None)
     of = next((name for name in launcher.local_counts if name in found), None)

@@ -1,8 +1,8 @@
-"""Which accelerators a process uses, of those that it sees on a host of several processes.
+"""The accelerators that a process uses, of those visible to several processes of a host.
 
-Launchers differ: some hand each process GPUs of its own, and show it no others; most show all GPUs
-of the host to all of its processes, and say which process of the host each is. Then each takes its
-share, and no GPU is used twice or left out: one each where there are as many of both.
+Launchers differ: some give each process GPUs of its own, and hide the others; most show all GPUs
+of the host to all of its processes, with a local index for each. Then each process takes its
+share, and no GPU is used twice or left out: one each if there are as many processes as GPUs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from shoal.runtime.system.accelerators import devices_seen
 
 
 class LocalPlace(NamedTuple):
-    """Which process of its host this one is, as the launcher says; None: it does not."""
+    """The local index and count of a process, as the launcher sets them; None: not set."""
 
     process: int | None
     processes: int | None
     words: str  # the variables, with their values
-    devices_bound: bool  # the launcher gave this process devices of its own
+    devices_bound: bool  # whether the launcher gave this process devices of its own
 
 
 def share(index: int, count: int, devices: int) -> tuple[int, ...]:
-    """Return the devices of one of `count` processes of a host, in equal runs.
+    """Return the devices of process `index` of the `count` processes of a host, in equal runs.
 
     >>> share(1, 2, 8), share(3, 4, 4)
     ((4, 5, 6, 7), (3,))
@@ -35,7 +35,7 @@ def share(index: int, count: int, devices: int) -> tuple[int, ...]:
 def chosen(
     place: LocalPlace, env: Mapping[str, str], offences: list[str]
 ) -> tuple[int, ...] | None:
-    """Return the GPUs that this process is to use; None: all that it sees."""
+    """Return the GPUs for this process; None: all that it sees."""
     platforms = {name for name in env.get("JAX_PLATFORMS", "").strip().split(",") if name}
     if platforms and not platforms & {"gpu", "cuda", "rocm"}:
         return None
@@ -45,8 +45,8 @@ def chosen(
     if gpus == 0 or (gpus == 1 and is_listed):
         return None
     if place.processes is None:
-        problem = "how many processes this host has is not known"
-    elif gpus < place.processes and is_listed:  # the launcher, or a script of it, handed them out
+        problem = "the number of processes of this host is not known"
+    elif gpus < place.processes and is_listed:  # the launcher, or a script, assigned them
         return None
     elif gpus % place.processes:
         problem = f"the {place.processes} processes of this host cannot share them equally"

@@ -1,8 +1,8 @@
 """How a process becomes a member of a job, and what it waits for before it leaves.
 
-All N say HELLO at the meeting place first. Whatever can be wrong with a job (somebody is missing,
-an index comes twice, counts or versions differ) is answered there, in Python, on all. Only then
-does anybody touch JAX's service, which would answer the same mistakes by aborting the process.
+All N processes first send HELLO to the meeting place. Every possible mistake of a job (a process is
+missing, an index is taken twice, counts or versions differ) is answered there, in Python, on all.
+Only then does any process touch JAX's service, which would answer the same mistakes by aborting it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.jax_service.keeper_link import (
     HostKeeper,
     find_host_keeper,
-    leads_probably,
-    past_the_proxy,
+    is_likely_leader,
+    without_proxy,
 )
 from shoal.runtime.rules.deadline import given_s, left_of
 from shoal.runtime.rules.point import Point
@@ -33,22 +33,22 @@ from shoal.runtime.startup import services
 from shoal.runtime.startup.addresses import is_loopback
 from shoal.runtime.startup.launchers import JobPlace, decide
 from shoal.runtime.startup.options import Arguments
-from shoal.runtime.startup.peers_alive import MORE, check_living
+from shoal.runtime.startup.peers_alive import TIMEOUT_HINT, check_living
 from shoal.runtime.startup.rendezvous import Visit, own_host
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 from shoal.runtime.wire.frames import address_text, split_address
 
-SAVES = "shoal-save"  # what threads are called that save; they meet others by themselves
+SAVES = "shoal-save"  # the name of saving threads, which meet other processes by themselves
 
 _KEY = "shoal/meeting_place"  # in JAX's key-value store, for attached jobs
 _CONNECTING = "shoal connects the devices"
-_ASK_S = 2.0  # for an answer from whoever has our port
+_ASK_S = 2.0  # for an answer of the process that has the port
 
 
 def find_cluster(arguments: Arguments) -> tuple[JobPlace, bool]:
-    """Return this process's numbers, and whether JAX joined the job already."""
+    """Return this process's place, and whether JAX joined the job already."""
     found = jax_runtime.attached()
     if found is None:
         return decide(arguments, os.environ), False
@@ -56,7 +56,7 @@ def find_cluster(arguments: Arguments) -> tuple[JobPlace, bool]:
 
 
 def _attach(found: jax_runtime.Attached, arguments: Arguments) -> JobPlace:
-    """Return the numbers of the job that JAX joined; whatever else was said must agree."""
+    """Return the place in the job that JAX joined; arguments and variables must agree."""
     pair: dict[str, int] = {"num_processes": found.num_processes, "process_id": found.process}
     for name, value in pair.items():
         given = getattr(arguments, name)
@@ -66,7 +66,7 @@ def _attach(found: jax_runtime.Attached, arguments: Arguments) -> JobPlace:
                 f"{found.process} of {found.num_processes}"
             )
     numbers = Arguments(
-        # A launcher that runs JAX's service runs a meeting place too, and says where.
+        # A launcher that runs JAX's service runs a meeting place too, and gives its address.
         coordinator_address=None if _is_launched(found.address) else found.address,
         num_processes=found.num_processes,
         process_id=found.process,
@@ -83,7 +83,7 @@ def _is_launched(jax_service: str) -> bool:
 
 
 def check_in_time(cluster: JobPlace, *, is_attached: bool) -> None:
-    """Raise InitializeError if JAX has devices already that do not fit `cluster`."""
+    """Raise InitializeError if JAX already has devices that do not fit `cluster`."""
     if not jax_runtime.backend_exists():
         return
     if cluster.num_processes > 1 and not is_attached:
@@ -92,7 +92,7 @@ def check_in_time(cluster: JobPlace, *, is_attached: bool) -> None:
             "call initialize() before the first use of jax.devices(), jnp or jit"
         )
     wishes = [("virtual_devices", cluster.virtual_devices, jax_runtime.virtual_devices)]
-    if cluster.virtual_devices is None:  # which wins
+    if cluster.virtual_devices is None:  # which takes precedence
         wishes = [("host_devices", cluster.host_devices, jax_runtime.host_devices)]
     for name, wanted, present in wishes:
         if wanted is not None and present() != wanted:
@@ -103,7 +103,7 @@ def check_in_time(cluster: JobPlace, *, is_attached: bool) -> None:
 
 
 class _Place(NamedTuple):
-    """Where a job meets."""
+    """The meeting place of a job."""
 
     address: str
     jax_service: str | None  # if this process knows it
@@ -114,13 +114,13 @@ class _Place(NamedTuple):
 def become_member(
     cluster: JobPlace, deadline: float, *, is_attached: bool, attempt: int
 ) -> Coordinator:
-    """Join the job; return what its processes meet by.
+    """Join the job; return the coordinator.
 
     Args:
-      cluster: who this process is.
+      cluster: this process's place.
       deadline: on the monotonic clock.
-      is_attached: JAX joined the job already.
-      attempt: how often this process tried before; equal on all.
+      is_attached: whether JAX joined the job already.
+      attempt: number of earlier attempts of this process; equal on all.
 
     Raises:
       InitializeError: on every living process, before the deadline.
@@ -133,7 +133,7 @@ def become_member(
     place, keeper, joined = None, HostKeeper(), None
     try:
         place = _place(cluster, visit, deadline, f"{_KEY}/{attempt}" if is_attached else "")
-        if leads_probably(cluster.process, os.environ):
+        if is_likely_leader(cluster.process, os.environ):
             keeper.start_early()
         joined = _join(cluster, place, deadline)
     except BaseException:
@@ -150,7 +150,7 @@ def become_member(
         _enter(joined, keeper, place.token, deadline, is_attached=is_attached)
     except BaseException as error:
         joined.tell("failed", f"initialize: {error}")
-        if not is_attached:  # before the services end, for JAX's client aborts when its does
+        if not is_attached:  # before the services end: JAX's client aborts when its service does
             jax_runtime.leave(process_ends=False)
         joined.close()
         if isinstance(error, ShoalError) and not isinstance(error, InitializeError):
@@ -209,11 +209,11 @@ def _join(cluster: JobPlace, place: _Place, deadline: float) -> TcpCoordinator:
 def _enter(
     joined: TcpCoordinator, keeper: HostKeeper, token: str, deadline: float, *, is_attached: bool
 ) -> None:
-    """Connect the devices, each host through its keeper's splice; meet when all have done so."""
+    """Connect the devices, each host through its keeper's splice; then meet."""
     jax_service = "" if is_attached else joined.jax_service
     if not (is_attached or jax_service):
         raise InitializeError(
-            "where JAX's service is was not said by any process: is SHOAL_JAX_SERVICE set?"
+            "no process gave the address of JAX's service: is SHOAL_JAX_SERVICE set?"
         )
     fault_points.reach("initialize.after_hello", joined.process)
     near = jax_service
@@ -224,14 +224,14 @@ def _enter(
         keeper.dismiss()
     if not is_attached:
         if is_loopback(host := split_address(near)[0]):
-            os.environ.update(past_the_proxy(host, os.environ))
+            os.environ.update(without_proxy(host, os.environ))
         _connect_devices(joined, near, deadline)
     fault_points.reach("initialize.after_devices", joined.process)
     joined.arrive(Point("initialize", site=callsite()), timeout_s=left_of(deadline))
 
 
 def _own_place(cluster: JobPlace, address: str, deadline: float) -> _Place:
-    """Process 0 starts the services, unless a launcher runs them."""
+    """Return the meeting place; process 0 starts the services, unless a launcher runs them."""
     if cluster.jax_service is not None or cluster.process != 0:
         return _Place(address, cluster.jax_service, cluster.token)
     host, port = split_address(address)
@@ -245,17 +245,17 @@ def _own_place(cluster: JobPlace, address: str, deadline: float) -> _Place:
             timeout_s=left_of(deadline),
         )
     except InitializeError as taken:
-        raise _who_is_there(cluster, address, taken, deadline) from None
+        raise _probe_taken_port(cluster, address, taken, deadline) from None
     jax_service = _moved(started.jax_service, bind if is_loopback(host) else host)
     return _Place(address, jax_service, cluster.token, started)
 
 
-def _who_is_there(
+def _probe_taken_port(
     cluster: JobPlace, address: str, taken: InitializeError, deadline: float
 ) -> InitializeError:
-    """Say HELLO where the port is taken: another process 0 of this job may have been faster.
+    """Send HELLO to the server that has the port: perhaps another process 0 of this job was faster.
 
-    Its meeting place then tells all of them that an index came twice.
+    Its meeting place then reports to all of them that an index is taken twice.
     """
     try:
         join(
@@ -265,27 +265,27 @@ def _who_is_there(
             token=cluster.token,
             timeout_s=min(_ASK_S, left_of(deadline)),
         ).close()
-    except InitializeError as told:
-        return InitializeError(f"{taken}\nwho is there: {told}")
+    except InitializeError as error:
+        return InitializeError(f"{taken}\nthe process there: {error}")
     return taken
 
 
 def _attached_place(cluster: JobPlace, address: str, deadline: float, key: str) -> _Place:
-    """Process 0 starts a meeting place on the host of JAX's service; JAX's store says where.
+    """Start a meeting place on process 0, beside JAX's service; publish it in JAX's store.
 
-    A key of its own for each attempt, so that nobody goes to the place of an earlier one.
+    Each attempt has its own key, so that no process goes to the place of an earlier one.
     """
     if cluster.jax_service is not None:
         return _Place(address, cluster.jax_service, cluster.token)
     if cluster.process != 0:
         try:
-            told = json.loads(jax_runtime.look_up(key, timeout_s=left_of(deadline)))
+            published = json.loads(jax_runtime.look_up(key, timeout_s=left_of(deadline)))
         except TimeoutError:
             raise InitializeError(
-                "process 0 did not say where to meet: did it call shoal.initialize() too?",
+                "process 0 did not publish the meeting place: did it call shoal.initialize() too?",
                 missing=[0],
             ) from None
-        return _Place(told["address"], address, told["token"])
+        return _Place(published["address"], address, published["token"])
     host = split_address(address)[0]
     bind = cluster.bind_host or _bind_for(host)
     token = cluster.token or secrets.token_hex(16)
@@ -303,10 +303,10 @@ def _attached_place(cluster: JobPlace, address: str, deadline: float, key: str) 
 
 
 def _connect_devices(joined: Coordinator, near: str, deadline: float) -> None:
-    """Join JAX's service, by way of `near`. It waits for all; give up when somebody is gone.
+    """Join JAX's service through `near`. It waits for all; give up when a process is lost.
 
-    The call blocks in native code and cannot be interrupted, so it gets a thread of its own: a
-    daemon, for the interpreter must not join it.
+    The call blocks in native code and cannot be interrupted, so it gets its own thread: a daemon,
+    because the interpreter must not join it.
 
     Raises:
       InitializeError: JAX's service refuses.
@@ -340,7 +340,7 @@ def _disconnect(connected: Future[Any]) -> None:
 
 
 def is_connecting() -> bool:
-    """Is a call to JAX's service still blocked that nobody waits for any more?"""
+    """Return whether an abandoned call to JAX's service is still blocked."""
     return any(thread.name == _CONNECTING for thread in threading.enumerate())
 
 
@@ -348,8 +348,8 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
     """Wait until this process's arrays are computed.
 
     Raises:
-      ProcessLostError: somebody is gone, so they may never be.
-      DeadlineError: they were not in time.
+      ProcessLostError: a process is gone, so they may never be.
+      DeadlineError: they were not computed in time.
     """
     ask_at = time.monotonic() + 1.0
     while not jax_runtime.is_idle():
@@ -360,10 +360,10 @@ def wait_until_idle(joined: Coordinator, deadline: float) -> None:
 
 
 def wait_for_saves(joined: Coordinator, deadline: float) -> None:
-    """Wait until no thread of this process saves any more, well or not.
+    """Wait until no thread of this process is saving, whether its save succeeds or not.
 
     Raises:
-      DeadlineError: they were not in time.
+      DeadlineError: a save did not end in time.
     """
     point = Point("shutdown: the end of a save", site=callsite())
     for thread in threading.enumerate():
@@ -376,8 +376,8 @@ def wait_for_saves(joined: Coordinator, deadline: float) -> None:
             joined.progress.go(point)
         if thread.is_alive():
             me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
-            told = f"shutdown waited {given_s(deadline):g} s for a save that goes on"
-            raise DeadlineError(f"{me}: {told}\n{MORE}", name="shutdown")
+            reason = f"shutdown waited {given_s(deadline):g} s for a save that goes on"
+            raise DeadlineError(f"{me}: {reason}\n{TIMEOUT_HINT}", name="shutdown")
 
 
 def _bind_for(host: str) -> str:
@@ -387,5 +387,5 @@ def _bind_for(host: str) -> str:
 
 
 def _moved(address: str, host: str) -> str:
-    """Return the address with the host by which others reach it."""
+    """Return the address, with the host by which other processes reach it."""
     return address_text(host, split_address(address)[1])

@@ -9,10 +9,10 @@ BY_JAX = "jax.distributed.initialize"
 
 
 def not_joined(shown: ShownJob) -> InitializeError:
-    """Return the error of a process that is one of several and called no `initialize`."""
+    """Return the error of a process of several that has not called `initialize`."""
     if shown.num_processes is None:
         return InitializeError(
-            f"{shown.words} shows that this process is in a job, but not of how many processes\n"
+            f"{shown.words} shows that this process is in a job, but not its number of processes\n"
             "call shoal.initialize(num_processes=…, process_id=…, coordinator_address=…) first, or "
             "initialize(num_processes=1) for a job of one"
         )

@@ -1,4 +1,4 @@
-"""What the caller of `initialize` and the variables ask of this process's devices and sockets."""
+"""The options of `initialize` for devices and sockets, from arguments and variables."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Environment = Mapping[str, str]
 
 
 class Arguments(NamedTuple):
-    """What the caller of `initialize` gave; None: not given."""
+    """The arguments of `initialize`; None: not given."""
 
     coordinator_address: str | None = None
     num_processes: int | None = None
@@ -25,9 +25,9 @@ class Arguments(NamedTuple):
 
 
 def whole(name: str, value: object, least: int, offences: list[str]) -> int | None:
-    """Return a whole number ≥ `least` from an argument or a variable's text, or None."""
+    """Return an integer ≥ `least` from an argument or a variable's text, or None."""
     number: int | None = None
-    if isinstance(value, str) and name not in Arguments._fields:  # variables have texts alone
+    if isinstance(value, str) and name not in Arguments._fields:  # only variables are text
         number = int(value) if value.isascii() and value.isdigit() else None
     elif not isinstance(value, bool | str):
         try:
@@ -41,7 +41,7 @@ def whole(name: str, value: object, least: int, offences: list[str]) -> int | No
 
 
 def bind_host(arguments: Arguments, env: Environment, offences: list[str]) -> str | None:
-    """Return the host to bind to; JAX's spelling, host:port, is taken too."""
+    """Return the host to bind to; JAX's spelling, host:port, is accepted too."""
     given = arguments.coordinator_bind_address or env.get("JAX_COORDINATOR_BIND_ADDRESS")
     if not given or not isinstance(given, str):
         return None
@@ -50,7 +50,7 @@ def bind_host(arguments: Arguments, env: Environment, offences: list[str]) -> st
     except ValueError:
         if re.fullmatch(r"[\w.-]+|\[?[0-9a-fA-F:.]+\]?", given):
             return given.strip("[]")
-    offences.append(f"coordinator_bind_address={given!r} is no host and no host:port")
+    offences.append(f"coordinator_bind_address={given!r} is neither a host nor host:port")
     return None
 
 
@@ -86,7 +86,7 @@ def device_ids(
         ids = [given]
     numbers = [whole(name, value, 0, offences) for value in ids]
     if given is not None and not ids:
-        offences.append(f"{name}={given!r} names no device; leave it out for all that there are")
+        offences.append(f"{name}={given!r} names no device; omit it for all devices")
     if twice := sorted({n for n in numbers if n is not None and numbers.count(n) > 1}):
         offences.append(f"{name}={given or ids!r} names {twice} twice")
     return tuple(n for n in numbers if n is not None) or None

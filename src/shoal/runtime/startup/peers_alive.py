@@ -1,4 +1,4 @@
-"""Are the others alive, while this process waits for what only native code knows the end of?"""
+"""Check that the peers are alive, while this process waits for native code."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from shoal.runtime.rules.deadline import given_s
 from shoal.runtime.rules.point import Member
 from shoal.runtime.system.failure_words import fate_of
 
-MORE = "give timeout_s= more, if it is only slow"
+TIMEOUT_HINT = "raise timeout_s= if it is merely slow"
 
 
 def check_living(joined: Coordinator, deadline: float, doing: str) -> None:
-    """Raise if a process that this one needs is gone, or the deadline is over.
+    """Raise if a process that this one needs is gone, or the deadline has passed.
 
     Args:
-      joined: what this process knows the others by.
+      joined: the coordinator.
       deadline: on the monotonic clock.
-      doing: what this process does meanwhile, for the message.
+      doing: what this process is doing meanwhile, for the message.
 
     Raises:
       ProcessLostError: a process is lost or failed, or a service of the job is lost.
-      DeadlineError: it is late.
+      DeadlineError: the deadline has passed.
     """
     me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
     if gone := gone_members(joined):
-        joined.troubles.tell_all()
-        joined.troubles.tell(gone)  # the watcher may have yet to hear of them
+        joined.troubles.mark_all_reported()
+        joined.troubles.tell(gone)  # perhaps before the watcher hears of them
         lost = {p: member.said for p, member in gone.items()}
         names = "; ".join(f"process {p} ({m.host}) {_fate(m)}" for p, m in gone.items())
         raise ProcessLostError(f"{me} cannot go on {doing}: {names}", lost=lost)
     joined.check(doing)  # JAX's service may be lost
     if time.monotonic() >= deadline:
-        told = f"is still {doing} at its deadline ({given_s(deadline):g} s)"
-        raise DeadlineError(f"{me} {told}\n{MORE}", name=doing)
+        state = f"is still {doing} at its deadline ({given_s(deadline):g} s)"
+        raise DeadlineError(f"{me} {state}\n{TIMEOUT_HINT}", name=doing)
 
 
 def _fate(member: Member) -> str:

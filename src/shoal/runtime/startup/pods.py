@@ -1,10 +1,10 @@
-"""The pods of a Kubernetes Job or JobSet, by their variables and names; nothing asks the API.
+"""The pods of a Kubernetes Job or JobSet, by their variables and names, without its API.
 
-Kubernetes gives each pod of an indexed Job JOB_COMPLETION_INDEX, and calls it `<job>-<index>`; how
-many there are it does not say, so the manifest does, in SHOAL_NUM_PROCESSES. A JobSet calls its
-jobs `<set>-<name>-<job index>`; if it has several of one name, the manifest hands JOB_INDEX and
-REPLICATED_JOB_REPLICAS on to the pods from their annotations (JOBSET_NAME too, where its
-headless service has that name and the pod's own full name does not tell).
+Kubernetes sets JOB_COMPLETION_INDEX in each pod of an indexed Job, and names it `<job>-<index>`.
+It does not set their number, so the manifest does, in SHOAL_NUM_PROCESSES. A JobSet names its
+jobs `<set>-<name>-<job index>`; if several have one name, the manifest passes JOB_INDEX and
+REPLICATED_JOB_REPLICAS to the pods from their annotations (JOBSET_NAME too, if its headless
+service has that name and the pod's fully qualified name does not show it).
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import socket
 from collections.abc import Callable, Mapping
 
 OWN = "JOB_COMPLETION_INDEX"
-INDEX = "index of the pod"  # as if it were a variable of its own: in all jobs of its JobSet
+INDEX = "index of the pod"  # in all jobs of its JobSet; stands in the environment like a variable
 _JOB, _JOBS, _SET = "JOB_INDEX", "REPLICATED_JOB_REPLICAS", "JOBSET_NAME"
 
 _Environment = Mapping[str, str]
 
 
 def completing(index: str, count: str) -> Callable[[_Environment, list[str]], _Environment]:
-    """Return what completes a count of the manifest, without an index, by the pod's."""
+    """Return a function that adds the pod's index to an environment with a count and no index."""
 
     def completed(env: _Environment, offences: list[str]) -> _Environment:
         if _text(env, index) or _text(env, count) in ("", "1") or not _text(env, OWN):
-            return env  # of "1" each pod is process 0 of its own
+            return env  # with "1", each pod is process 0 of a job of its own
         return {**env, INDEX: _index(env, count, offences)}
 
     return completed
 
 
 def address(env: _Environment, port: Callable[[str], int]) -> str | None:
-    """Return where the pods meet: at pod 0, by its name in the headless service; None: unknown."""
+    """Return the address of pod 0, by its name in the headless service; None: unknown."""
     own, job_index = _text(env, OWN), _text(env, _JOB)
     host = _text(env, "HOSTNAME") or socket.gethostname()
     if not own or not host.endswith(f"-{own}"):
@@ -46,14 +46,14 @@ def address(env: _Environment, port: Callable[[str], int]) -> str | None:
 
 
 def _index(env: _Environment, count: str, offences: list[str]) -> str:
-    """Return which pod this is, of all jobs; JOB_COMPLETION_INDEX where the rest is no number."""
+    """Return the index of the pod in all jobs; JOB_COMPLETION_INDEX after an offence."""
     texts = {name: _text(env, name) for name in (OWN, _JOB, _JOBS, count)}
     if not texts[_JOB] and not texts[_JOBS]:
         return texts[OWN]
     shown = ", ".join(f"{name}={value}" for name, value in texts.items() if value)
     if not texts[_JOB] or not texts[_JOBS]:
         lacking = _JOB if texts[_JOBS] else _JOBS
-        if texts[_JOB] != "0" and texts[_JOBS] != "1":  # in the one case, or the first, it counts
+        if texts[_JOB] != "0" and texts[_JOBS] != "1":  # else it has no effect
             offences.append(f"{shown} without {lacking}: which of the JobSet's jobs is this?")
         return texts[OWN]
     if not all(value.isascii() and value.isdigit() for value in texts.values()):

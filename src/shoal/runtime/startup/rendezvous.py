@@ -1,10 +1,10 @@
-"""Where the processes of a job meet if no variable says it: process 0 tells them in a directory.
+"""A rendezvous in a directory, for jobs without an address: process 0 publishes its own there.
 
-Each process leaves an empty file there, whose name is its index and a number drawn at random.
-Process 0 waits for all of them and answers with one file: the address, and the numbers that it
-saw. A process believes only an answer with its own number in it, so nothing that an earlier job
-left can mislead it. Process 0 first takes away what lies there; who finds its file gone puts it
-back. Files appear whole (renamed into place), and go when the job has begun.
+Each process creates an empty file, whose name is its index and a random number. Process 0 waits
+for all of them and answers with one file: the address, and the random numbers that it saw. A
+process accepts only an answer that holds its own number, so files of an earlier job cannot mislead
+it. Process 0 first deletes what it finds; a process whose file is gone creates it again. The
+answer is renamed into place, and all files are deleted when the job has begun.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _LOG = logging.getLogger("shoal")
 _ANSWER = "address"
 _COMER = re.compile(r"process-([0-9]+)-([0-9a-f]{16})")
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.005, 0.25
-_PROCESSES_PER_S = 2000  # that look into the directory, where there are thousands
+_PROCESSES_PER_S = 2000  # processes that read the directory per second, at most
 
 
 class Rendezvous(NamedTuple):
-    """The directory of one job. `base` exists; what lies in it is the job's."""
+    """The directory of one job, `base`/`name`; `base` must exist."""
 
     base: str
     name: str
@@ -44,12 +44,12 @@ class Rendezvous(NamedTuple):
 
 
 def local_base() -> str:
-    """Return the directory of this machine in which jobs of this user meet."""
+    """Return the directory of this machine for the rendezvous of this user's jobs."""
     return os.path.join(tempfile.gettempdir(), f"shoal-{os.getuid()}")
 
 
 class Visit:
-    """One process's stay in the directory: from `come` until `leave`."""
+    """One process's part in a rendezvous, from `come` until `leave`."""
 
     def __init__(self, where: Rendezvous, process: int, num_processes: int) -> None:
         self._where, self._process, self._num_processes = where, process, num_processes
@@ -59,10 +59,10 @@ class Visit:
         self._waiting = f"process {process} of {num_processes} meets in {self._directory}"
 
     def come(self) -> None:
-        """Leave the file of this process; process 0 takes away what lies there.
+        """Create the file of this process; process 0 first deletes what it finds.
 
         Raises:
-          InitializeError: that cannot be done here.
+          InitializeError: the directory cannot be used.
         """
         try:
             if self._where.on_one_host:
@@ -76,11 +76,11 @@ class Visit:
             raise self._error(f"{error}; give a directory that exists and can be written") from None
 
     def lead(self, place: Mapping[str, str], deadline: float) -> None:
-        """Wait for all others, as process 0, and tell them `place`.
+        """Wait for all others, as process 0, and publish `place`.
 
         Raises:
-          InitializeError: not all came by the deadline, one index came twice, or another process
-            0 came. Those that came get it too, but for that other one.
+          InitializeError: processes are missing at the deadline, two have one index, or there is
+            another process 0. All that arrived get it too, but for that other one.
         """
         try:
             self._wait(deadline)
@@ -91,25 +91,25 @@ class Visit:
         self._answer(place)
 
     def follow(self, deadline: float) -> Mapping[str, str]:
-        """Return what process 0 tells.
+        """Return the place that process 0 published.
 
         Raises:
-          InitializeError: it told nothing by the deadline, or that it gave up.
+          InitializeError: it published nothing by the deadline, or gave up.
         """
         pause = _Pause(self._waiting, deadline, self._num_processes)
         while True:
             answer = self._read()
             if self._drawn in answer.get("to", ()):
                 break
-            with contextlib.suppress(OSError):  # process 0, which takes all away, may be there now
+            with contextlib.suppress(OSError):  # process 0 may be deleting old files
                 if not self._own.exists():
                     self._directory.mkdir(mode=0o700, exist_ok=True)
                     self._own.touch(mode=0o600)
-            if not pause.wait("process 0 has not said where"):
+            if not pause.wait("process 0 has not published its address"):
                 raise self._error(
-                    f"process 0 said nothing within {given_s(deadline):g} s"
+                    f"process 0 published no address within {given_s(deadline):g} s"
                     + ("; another job uses this directory" if answer else "")
-                    + f"\nhere {self._came_words()}: {self._advice()}",
+                    + f"\n{self._came_words()}: {self._advice()}",
                     missing=[0] if not answer else [],
                 )
         if "error" in answer:
@@ -119,7 +119,7 @@ class Visit:
         return answer
 
     def leave(self, *, has_begun: bool) -> None:
-        """Take this process's file away; all files, when the job has begun or nobody is left."""
+        """Delete this process's file; all files if the job has begun or no process is left."""
         with contextlib.suppress(OSError):
             if not has_begun:
                 self._own.unlink(missing_ok=True)
@@ -134,16 +134,16 @@ class Visit:
         while True:
             came = self._came()
             if self._drawn not in came.get(0, ()):
-                raise self._error("another process 0 meets here too: does a job use it already?")
+                raise self._error("another process 0 is here: does another job use the directory?")
             twice = [index for index, drawn in came.items() if len(drawn) > 1]
             if twice:
-                raise self._error(f"{_words(twice)} came more than once: {self._advice()}")
+                raise self._error(f"{_words(twice)} arrived more than once: {self._advice()}")
             missing = [index for index in range(self._num_processes) if index not in came]
             if not missing:
                 return
-            if not pause.wait(f"{_words(missing)} did not come yet"):
+            if not pause.wait(f"waiting for {_words(missing)}"):
                 raise self._error(
-                    f"{_words(missing)} did not come within {given_s(deadline):g} s: "
+                    f"{_words(missing)} did not arrive within {given_s(deadline):g} s: "
                     f"{self._advice()}",
                     missing=missing,
                 )
@@ -174,7 +174,7 @@ class Visit:
 
     def _came_words(self) -> str:
         came = sorted(self._came())
-        return f"came {_words(came)} of {self._num_processes}"
+        return f"{_words(came)} of {self._num_processes} arrived"
 
     def _files(self) -> list[Path]:
         return [
@@ -185,10 +185,10 @@ class Visit:
 
     def _advice(self) -> str:
         if self._where.on_one_host:
-            return "did the others end before initialize()?"
+            return "did they end before initialize()?"
         return (
             "SHOAL_RENDEZVOUS must be one directory that all hosts share, and no other job of the "
-            "same launcher may use it meanwhile"
+            "same launcher may use it at the same time"
         )
 
     def _error(self, words: str, missing: list[int] | None = None) -> InitializeError:
@@ -196,7 +196,7 @@ class Visit:
 
 
 class _Pause:
-    """Pauses between two looks, longer and longer, until the deadline; one warning."""
+    """Growing pauses between two reads of the directory, until the deadline; one warning."""
 
     def __init__(self, waiting: str, deadline: float, num_processes: int) -> None:
         self._waiting, self._deadline, self._pause_s = waiting, deadline, _FIRST_PAUSE_S
@@ -204,7 +204,7 @@ class _Pause:
         self._warn_at = time.monotonic() + settings.seconds("SHOAL_WARN_AFTER_S")
 
     def wait(self, words: str) -> bool:
-        """Wait; return False at the deadline instead. `words` are logged where that takes long."""
+        """Wait, or return False at the deadline. `words` are logged once if waiting takes long."""
         now = time.monotonic()
         if now >= self._deadline:
             return False
@@ -217,7 +217,7 @@ class _Pause:
 
 
 def _make_private(directory: str) -> None:
-    """Make a directory for this user alone, in one that others may write to."""
+    """Create a directory for this user alone, in a parent that others may write to."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, mode=0o700)
     found = os.lstat(directory)
@@ -232,7 +232,7 @@ def _words(processes: list[int]) -> str:
 def own_host() -> str:
     """Return the address by which other hosts are most likely to reach this one.
 
-    That of its name; if that is the loopback's (as Debian has it), that of the default route.
+    The address of its name; if that is the loopback (as on Debian), that of the default route.
     """
     with contextlib.suppress(OSError):
         host = socket.gethostbyname(socket.gethostname())

@@ -1,15 +1,15 @@
-"""What a job without a launcher needs somebody to run: its meeting place and JAX's service.
+"""The services of a job without a launcher: its meeting place and JAX's service.
 
-Process 0 starts them in processes of their own, in a new session, so that neither Ctrl-C nor the
-death of process 0 ends them. They end by themselves:
+Process 0 starts them as separate processes, in a new session, so that neither Ctrl-C nor the death
+of process 0 ends them. They end by themselves:
 
     process 0 ──starts──▶ services (JAX's service) ──starts──▶ meeting place, until it is empty
 
-The meeting place sees every member's connection close, also when all are killed, and ends; its
-parent waits for that. Until all have come, process 0 holds a leash, a pipe: should it die or give
-up before, both end soon, and the address is free again. JAX's service goes last, because its
-clients may abort when it goes first: if the meeting place should die, JAX's service stays until
-the members had time to say so in Python. The meeting place watches JAX's service, and survives it.
+The meeting place sees every member's connection close, even if all are killed, and ends; its parent
+waits for that. Until all have joined, process 0 holds a leash, a pipe: if it dies or gives up
+before, both end soon, and the address is free again. JAX's service goes last, because its clients
+may abort when it goes first: if the meeting place dies, JAX's service stays until the members had
+time to report that in Python. The meeting place monitors JAX's service, and survives it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import IO, NamedTuple
 from shoal import settings
 from shoal.errors import InitializeError
 from shoal.runtime.jax_service.service_link import ServiceLink
-from shoal.runtime.system.child_process import Spawned, leave_signals_to_the_job
+from shoal.runtime.system.child_process import Spawned, ignore_job_signals
 from shoal.runtime.wire.frames import address_text
 
 _LINGER_MAX_S = 600.0
@@ -35,11 +35,11 @@ _RETIRING_S = 3.0
 
 
 class ServiceAddresses(NamedTuple):
-    """What runs, and where it listens."""
+    """The running services, and their addresses."""
 
     leash: IO[bytes]  # see `release` and `retire`
     address: str  # of the meeting place
-    jax_service: str  # empty where the job has one already
+    jax_service: str  # empty if the job has one already
 
 
 def start(
@@ -51,10 +51,10 @@ def start(
     timeout_s: float,
     jax_service: bool = True,
 ) -> ServiceAddresses:
-    """Start the services of a job; they end soon unless they are released.
+    """Start the services of a job; they end soon unless released.
 
     Raises:
-      InitializeError: they do not start, for example because the port is taken.
+      InitializeError: they fail to start, for example because the port is taken.
     """
     spawned = Spawned(
         "shoal.runtime.startup.services",
@@ -67,21 +67,21 @@ def start(
         where, words = address_text(bind, port), spawned.last_words()
         raise InitializeError(
             f"process 0 cannot start the meeting place at {where}: {words}\n"
-            "the address must be one of this host's own, with a free port"
+            "the address must belong to this host, and its port must be free"
         )
-    spawned.let_go()
+    spawned.detach()
     return ServiceAddresses(spawned.stdin, **json.loads(line))
 
 
 def release(services: ServiceAddresses) -> None:
-    """Leave the services of a job that has begun on their own: they end after its last member."""
-    with contextlib.suppress(BrokenPipeError):  # they are gone: known from their connections
+    """Release the services of a job that has begun: they end after its last member."""
+    with contextlib.suppress(BrokenPipeError):  # they are gone, as their connections show
         services.leash.write(b".")
     services.leash.close()
 
 
 def retire(services: ServiceAddresses) -> None:
-    """Let the services of a job that never began end soon: its port must be free again."""
+    """End the services of a job that never began, soon, so that its port is free again."""
     services.leash.close()
 
 
@@ -93,7 +93,7 @@ def _numbers(num_processes: int, bind: str, port: int, idle_s: float) -> tuple[s
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run JAX's service, and a meeting place beside it, until the job's members are gone."""
     options = _parse(arguments)
-    leave_signals_to_the_job()  # the meeting place inherits that
+    ignore_job_signals()  # inherited by the meeting place
     place = Spawned(
         "shoal.runtime.server.meeting_place",
         *_numbers(options.processes, options.bind, options.port, options.idle_s),
@@ -103,19 +103,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.no_jax_service:
         from shoal.runtime.jax_service.jax_runtime import JaxService
 
-        service = JaxService()  # while the other one starts
+        service = JaxService()  # while the meeting place starts
     line = place.first_line(options.idle_s)
     if not line:
         print(place.last_words(), file=sys.stderr)
         return 1
-    told = json.loads(line) | {"jax_service": ""}
+    addresses = json.loads(line) | {"jax_service": ""}
     link = ServiceLink("JAX's service", os.environ.get("SHOAL_TOKEN", ""))
     if service is not None:
-        # Only now: "any free port" might have been the one that the meeting place was to have.
-        told["jax_service"] = service.start(options.processes, host=options.bind)
-        link.open(told["address"])  # before anybody comes, who could not learn of its end else
-    with contextlib.suppress(BrokenPipeError):  # process 0 is gone; others may be there
-        print(json.dumps(told), flush=True)
+        # Only now: "any free port" might have been the meeting place's.
+        addresses["jax_service"] = service.start(options.processes, host=options.bind)
+        link.open(addresses["address"])  # before any process joins, which must learn of its end
+    with contextlib.suppress(BrokenPipeError):  # process 0 is gone; others may have joined
+        print(json.dumps(addresses), flush=True)
     _stay(place, link)
     link.close()
     if service is not None:
@@ -136,7 +136,7 @@ def _stay(place: Spawned, link: ServiceLink) -> None:
 
 
 def _retire(place: Spawned) -> None:
-    """Those who are about to come have a moment to hear why there will be no job."""
+    """End, after a moment in which late processes still learn why there is no job."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         place.wait(_RETIRING_S)
     place.stdin.close()

@@ -1,7 +1,7 @@
-"""A job of one process, and what its launcher is told of its leaving.
+"""A job of one process, and its reports to its launcher when it stops.
 
-Such a job needs no meeting place. But its launcher runs one, and learns there that the process
-takes SIGTERM as a notice, and that it has saved: so the process says HELLO when it has a notice.
+Such a job needs no meeting place. But its launcher runs one, where it learns that the process takes
+SIGTERM as a notice, and that it has saved: so the process sends HELLO when it receives a notice.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from shoal.errors import ShoalError
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.over_tcp import TcpCoordinator, join
-from shoal.runtime.rules.messages import given_words
-from shoal.runtime.rules.stopping import Given, Told
+from shoal.runtime.rules.messages import notice_header
+from shoal.runtime.rules.stopping import ReceivedNotice, StopReport
 
 _LOG = logging.getLogger("shoal")
 _JOIN_S = 2.0
@@ -41,21 +41,21 @@ class _Launcher:
         self._address = address
         self._token = token
         self._place: TcpCoordinator | None = None
-        self._lock = threading.RLock()  # a signal's handler may say that it has saved
+        self._lock = threading.RLock()  # a signal handler may report a save
 
-    def tell(self, said: Given | Told) -> None:
-        """Tell it of a notice, and after that how far this process is."""
+    def tell(self, said: ReceivedNotice | StopReport) -> None:
+        """Report a notice, or this process's answer to one."""
         with self._lock:
-            if isinstance(said, Told):
+            if isinstance(said, StopReport):
                 if self._place is not None:
                     self._place.tell_stop(said)
-                    if said.highest is None:  # all is closed; let it forget what it echoed
+                    if said.highest is None:  # all notices are closed; drop those echoed
                         self._place.stop.rearm(self._place.stop.known)
                 return
             if self._place is None:
                 self._place = self._join()
             if self._place is not None:
-                self._place.say({"do": "notice", **given_words(said)})
+                self._place.say({"do": "notice", **notice_header(said)})
 
     def _join(self) -> TcpCoordinator | None:
         try:
@@ -63,7 +63,7 @@ class _Launcher:
                 self._address, process=0, num_processes=1, token=self._token, timeout_s=_JOIN_S
             )
         except (ShoalError, OSError) as error:
-            _LOG.warning("the launcher cannot be told of a notice: %s", error)
+            _LOG.warning("cannot report a notice to the launcher: %s", error)
             return None
         atexit.register(place.close)
         return place

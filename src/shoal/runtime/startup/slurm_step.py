@@ -1,17 +1,17 @@
-"""What the variables of a Slurm step say of its hosts."""
+"""The hosts of a Slurm step, from its variables."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
-LOCAL_COUNT = "tasks of this node"  # as if it were a variable of its own
+LOCAL_COUNT = "tasks of this node"  # stands in the environment like a variable
 _PER_NODE, _NODE = "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"
 _BINDING = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND")
 
 
 def completed(env: Mapping[str, str], offences: list[str]) -> Mapping[str, str]:
-    """Return the environment, with the number of tasks of this node where it is known."""
+    """Return the environment, with the number of tasks of this node if it is known."""
     counts = counts_of_nodes(env.get(_PER_NODE, ""))
     node = env.get(_NODE, "").strip()
     if node.isascii() and node.isdigit() and int(node) < len(counts):
@@ -35,7 +35,7 @@ def counts_of_nodes(listed: str) -> list[int]:
 
 
 def binds_gpus(env: Mapping[str, str]) -> bool:
-    """Does Slurm show each task GPUs of its own, and no others?
+    """Return whether Slurm shows each task only its own GPUs.
 
     >>> binds_gpus({"SLURM_GPUS_PER_TASK": "1"}), binds_gpus({"SLURM_GPU_BIND": "none"})
     (True, False)

@@ -1,7 +1,7 @@
 """The hosts of a TPU slice, as JAX's own detection finds them.
 
-On GKE it reads variables, on other TPU VMs the metadata server. It is asked only where chips are
-attached, or variables name TPU hosts, and JAX may use them.
+On GKE it reads variables, on other TPU VMs the metadata server. It runs only if chips are attached
+or variables name TPU hosts, and JAX may use them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.errors import InitializeError
 from shoal.runtime.jax_service import jax_runtime
 from shoal.runtime.system.accelerators import devices_seen
 
-INDEX, COUNT = "TPU host", "TPU hosts"  # as if they were variables
+INDEX, COUNT = "TPU host", "TPU hosts"  # stand in the environment like variables
 _HOSTS = ("TPU_PROCESS_ADDRESSES_PATH", "TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
 _READ = (
     "JAX_PLATFORMS", *_HOSTS, "TPU_WORKER_ID", "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES",
@@ -29,14 +29,14 @@ def completed(env: _Environment, offences: list[str]) -> _Environment:
     """Return the environment, with index and count if this is a TPU host.
 
     Raises:
-      InitializeError: it looks like one, and JAX cannot tell which.
+      InitializeError: it looks like a TPU host, and JAX's detection failed.
     """
     numbers = _numbers(*(env.get(name) for name in _READ))
     return env if numbers is None else {**env, INDEX: str(numbers[0]), COUNT: str(numbers[1])}
 
 
 def address(env: _Environment) -> str | None:
-    """Return where the hosts meet: at the first one, on the port that JAX would take.
+    """Return the address of the first host, with the port that JAX would use.
 
     Raises:
       InitializeError: its name does not resolve.
@@ -52,10 +52,10 @@ def address(env: _Environment) -> str | None:
         raise _undetected(error) from error
 
 
-@functools.cache  # where the metadata server has no answer, JAX asks it for seconds
-def _numbers(*told: str | None) -> tuple[int, int] | None:
-    """Return which host this is, of how many, by what the variables `_READ` say."""
-    found = _detected(*told)
+@functools.cache  # if the metadata server does not answer, JAX retries for seconds
+def _numbers(*values: str | None) -> tuple[int, int] | None:
+    """Return the index of this host and the number of hosts, given the values of `_READ`."""
+    found = _detected(*values)
     if found is None:
         return None
     try:
@@ -64,9 +64,9 @@ def _numbers(*told: str | None) -> tuple[int, int] | None:
         raise _undetected(error) from error
 
 
-def _detected(*told: str | None) -> Any:
-    """Return JAX's description of the TPU hosts that this one belongs to; None: of none."""
-    env = {name: value for name, value in zip(_READ, told, strict=True) if value is not None}
+def _detected(*values: str | None) -> Any:
+    """Return JAX's description of the TPU slice of this host; None: it has none."""
+    env = {name: value for name, value in zip(_READ, values, strict=True) if value is not None}
     platforms = env.get("JAX_PLATFORMS", "").strip()
     if platforms and "tpu" not in platforms.split(","):
         return None

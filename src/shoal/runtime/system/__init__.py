@@ -1,4 +1,4 @@
 """This machine and this process: cores, devices, call sites, stacks, child processes.
 
-Asks the operating system and Python; knows nothing of a job.
+Uses only the operating system and Python; knows nothing of a job.
 """

@@ -1,4 +1,4 @@
-"""How many accelerators this process is likely to see, without asking JAX."""
+"""Count the accelerators that this process is likely to see, without starting JAX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class _Accelerators(NamedTuple):
-    """How one kind is counted: its plugin is installed, and what is visible or in /dev."""
+    """How to count one kind: its plugin, its visibility variable, its device files."""
 
     plugins: tuple[str, ...]
     visible: tuple[str, ...]
@@ -40,7 +40,7 @@ _ACCELERATORS = (
 
 
 def count_accelerators(env: Mapping[str, str]) -> int:
-    """Return how many accelerators this process is likely to see; 0 when it cannot be told.
+    """Return the number of accelerators that this process is likely to see; 0 if unknown.
 
     Counted without creating a backend: entries of the kind's "visible devices" variable, else
     device files, and only where JAX's plugin for the kind is installed.
@@ -71,9 +71,9 @@ def _seen(kind: _Accelerators, env: Mapping[str, str]) -> tuple[int, bool]:
 
 
 def are_attached(platform: str) -> bool:
-    """Does this host show devices of a platform ("tpu", "gpu", JAX's aliases), ready or not?
+    """Return whether this host has devices of a platform ("tpu", "gpu", JAX's aliases).
 
-    True if that is not known.
+    The devices need not be ready. True if unknown.
 
     >>> are_attached("a platform of a plugin")
     True

@@ -1,4 +1,4 @@
-"""Where the caller stands: the innermost line of code that is not shoal's own."""
+"""Call sites: the innermost line of code outside shoal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from types import FrameType
 
 _SHOAL = str(Path(__file__).absolute().parents[2]) + os.sep
-_THROUGH = ("contextlib", "functools")  # a `with` or a decorator of ours puts these in between
+_THROUGH = ("contextlib", "functools")  # shoal's `with` blocks and decorators put these in between
 
 
 def callsite() -> str:
@@ -34,7 +34,7 @@ def site_of(frame: FrameType, line: int | None) -> str:
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Is it of shoal, or of what stands between a `with` or decorator of shoal and its user?"""
+    """Return whether a frame belongs to shoal, or to the machinery between it and its caller."""
     ours = frame.f_code.co_filename.startswith(_SHOAL)
     return ours or frame.f_globals.get("__name__") in _THROUGH
 

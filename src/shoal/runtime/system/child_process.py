@@ -1,4 +1,4 @@
-"""Processes of shoal's own, started beside those of the job."""
+"""Start shoal's own processes, beside those of the job."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _CHECK_S = 0.2
 
 
 class Spawned:
-    """A process that runs a module of ours and says one line when it is ready.
+    """A process that runs a module of shoal and prints one line when it is ready.
 
-    In a session of its own: neither Ctrl-C nor its starter's end reaches it.
+    It has a session of its own: neither Ctrl-C nor its parent's end reaches it.
     """
 
     def __init__(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        # A file and no pipe: later words must not block it, nor hold the starter's stderr open.
+        # A file, not a pipe: later output must not block it, nor hold the parent's stderr open.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
-            # -P: the directory of the user's script must not shadow what it imports.
+            # -P: the directory of the user's script must not shadow its imports.
             [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -42,15 +42,15 @@ class Spawned:
         self.stdout = cast("IO[bytes]", self._process.stdout)
 
     def first_line(self, timeout_s: float, *, check: Callable[[], None] = lambda: None) -> bytes:
-        """Return the first line that it prints; empty, and it is killed, if it ends or is late.
+        """Return the first line that it prints; if it ends or is late, kill it and return b"".
 
         Args:
-          timeout_s: how long.
-          check: called now and then; what it raises ends the wait, and kills it too.
+          timeout_s: time limit, seconds.
+          check: called periodically; its exception ends the wait, and kills the process too.
         """
         line = b""
         deadline = time.monotonic() + timeout_s
-        readable = select.poll()  # select itself takes no descriptor above 1023
+        readable = select.poll()  # select() takes no descriptor above 1023
         readable.register(self.stdout, select.POLLIN)
         try:
             while not line.endswith(b"\n"):
@@ -78,16 +78,16 @@ class Spawned:
         self._why = why or f"it ended, code {code}"
 
     def last_words(self) -> str:
-        """Return the last line that it wrote to stderr; else why it printed no first line."""
+        """Return the last line that it wrote to stderr; if none, why there was no first line."""
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().splitlines()
         return said[-1] if said else self._why
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Wait until it has ended; return its code.
+        """Wait until it has ended; return its exit code.
 
         Raises:
-          subprocess.TimeoutExpired: it has not.
+          subprocess.TimeoutExpired: it has not ended in time.
         """
         return self._process.wait(timeout_s)
 
@@ -95,17 +95,18 @@ class Spawned:
         """Kill it."""
         self._process.kill()
 
-    def let_go(self) -> None:
-        """It runs on without us: nobody waits for it."""
+    def detach(self) -> None:
+        """Detach it: it runs on, and is not waited for."""
         self.stdout.close()
         self._errors.close()
-        self._process.returncode = 0  # without this Popen warns when it is collected
+        self._process.returncode = 0  # avoids Popen's warning when it is collected
 
 
-def leave_signals_to_the_job() -> None:
-    """Ignore what asks a whole job to end: its program may save its work, and needs us until then.
+def ignore_job_signals() -> None:
+    """Ignore signals that ask a whole job to end: the program may save its work, and needs this
+    process until then.
 
-    A terminal sends SIGINT, a scheduler SIGTERM (or what was asked for) to every process of a step.
+    A terminal sends SIGINT, a scheduler SIGTERM (or a configured signal) to the whole step.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

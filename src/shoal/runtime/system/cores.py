@@ -1,4 +1,4 @@
-"""How many cores there are for this process."""
+"""The number of cores available to this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def num_cores() -> int:
-    """Return how many cores this process may run on."""
+    """Return the number of cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

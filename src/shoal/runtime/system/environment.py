@@ -1,4 +1,4 @@
-"""The environment of this process, read while other threads may change it."""
+"""Copy the environment of this process while other threads may change it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 
 
 def own_environment() -> dict[str, str]:
-    """Return a copy, to start a process with.
+    """Return a copy, for starting a process.
 
-    With none, exec reads the environment itself, and fails with "Bad address" if another thread
+    Without one, exec reads the environment itself, and fails with "Bad address" if another thread
     changes it meanwhile, as pytest does for every test. `dict(os.environ)` fails, too, if a
-    variable goes while it looks.
+    variable is removed during the copy.
     """
     found = ((name, os.environ.get(name)) for name in list(os.environ))
     return {name: value for name, value in found if value is not None}

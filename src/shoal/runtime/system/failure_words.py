@@ -1,8 +1,8 @@
-"""How a process failed, in words: a headline of one line, and the traceback behind it.
+"""Failures as text: a headline of one line, and the traceback after it.
 
-What travels is one text, `Failure.words`: the headline, then the traceback as Python prints it.
-`headline_of` finds the headline of any text, also of a bare traceback and of one that a hostile
-or older process sent: it is always one printable line of bounded length.
+The text sent to other processes is `Failure.words`: the headline, then the traceback as Python
+prints it. `headline_of` finds the headline of any text, including a bare traceback and a text from
+a hostile or older process: it is always one printable line of bounded length.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import NamedTuple
 from shoal.runtime.system.callsite import is_ours, site_of
 
 _MAX_LINE = 800  # characters of a headline
-_MAX_SAID = 200  # of a message in it
+_MAX_SAID = 200  # of the message in it
 _MAX_PLACE = 160
 _MAX_TEXT = 32 << 10  # characters of a traceback
 _MAX_DEPTH = 100  # of groups within groups
 _ANNOUNCES = "Traceback (most recent call last):"
 _HEADS = ("Traceback", "+ Exception Group Traceback")
-_ENDS = ("left the job", "exited: ", "exited with ")  # of texts that need no verb
-_LINKS = (  # what Python prints between two exceptions of a chain, each between blank lines
+_ENDS = ("left the job", "exited: ", "exited with ")  # beginnings of texts that need no verb
+_LINKS = (  # printed by Python between two exceptions of a chain, with blank lines around
     ["The above exception was the direct cause of the following exception:"],
     ["During handling of the above exception, another exception occurred:"],
 )
@@ -31,25 +31,25 @@ _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist
 
 
 class Failure(NamedTuple):
-    """An exception in words."""
+    """An exception as text."""
 
     headline: str  # "ValueError: rate must be positive (train.py:31 (main))", one line
-    text: str  # the traceback, as Python prints it; of a long one, both ends
+    text: str  # the traceback, as Python prints it; both ends of a long one
 
     @property
     def words(self) -> str:
-        """What the other processes are told."""
+        """The text for other processes."""
         return f"{self.headline}\n{self.text}"
 
 
 def failure_of(error: BaseException, called_at: str = "") -> Failure:
-    """Return what `error` is: its type, the first line of its message, and where it was raised.
+    """Return the headline and text of `error`: its type, the first line of its message, its place.
 
-    Where is the innermost frame of the program itself: not of the standard library, of an
+    The place is the innermost frame of the program itself: not of the standard library, of an
     installed package, or of shoal; if there is none, `called_at`, the program's line that made the
-    call which failed. Of a chain of exceptions it is the last, of a group the group and the first
-    exception in it; of a message that only announces a traceback (of a callback of JAX), the
-    exception in that. Never raises, whatever the exception's own methods do.
+    failed call. For a chain of exceptions it is the last one, for a group the group and its first
+    exception; if the message is itself a traceback (of a callback of JAX), the exception in that.
+    Never raises, whatever the exception's own methods do.
 
     >>> failure_of(ValueError("rate must be positive\\nrate=0")).headline
     'ValueError: rate must be positive'
@@ -67,9 +67,9 @@ def failure_of(error: BaseException, called_at: str = "") -> Failure:
 
 
 def exit_words(status: object, place: str = "", handled: BaseException | None = None) -> str:
-    """Return what the others are told of a process that ends by `sys.exit(status)` at `place`.
+    """Return the report of a process that ends by `sys.exit(status)` at `place`.
 
-    `handled` is the exception that the program was handling there: nearly always it says why.
+    `handled` is the exception that the program was handling there: usually the reason.
 
     >>> exit_words("no such file", "train.py:31 (main)")
     'exited: no such file (train.py:31 (main))'
@@ -79,24 +79,24 @@ def exit_words(status: object, place: str = "", handled: BaseException | None = 
     where = f" ({one_line(place, _MAX_PLACE)})" if place else ""
     text = ""
     if status is None or isinstance(status, int):
-        told = f"exited with code {int(status or 0)}{where}"
+        report = f"exited with code {int(status or 0)}{where}"
     else:
         text = text_of(status).strip()
-        told = f"exited: {one_line((text.splitlines() or [''])[0], _MAX_SAID)}{where}"
+        report = f"exited: {one_line((text.splitlines() or [''])[0], _MAX_SAID)}{where}"
     if handled is not None and not isinstance(handled, SystemExit):
         headline, text = failure_of(handled)
-        told = f"{told} while handling {headline}"
-    return f"{told}\n{text[:_MAX_TEXT]}" if len(text.splitlines()) > 1 else told
+        report = f"{report} while handling {headline}"
+    return f"{report}\n{text[:_MAX_TEXT]}" if len(text.splitlines()) > 1 else report
 
 
 def exit_of(error: SystemExit) -> str:
-    """Return `exit_words` of one that was raised."""
+    """Return `exit_words` of a SystemExit that was raised."""
     place, other = _places(error.__traceback__)
     return exit_words(error.code, place or other, error.__context__)
 
 
 def headline_of(words: str) -> str:
-    """Return the one line that says why a process is gone.
+    """Return the one line that explains why a process is gone.
 
     >>> headline_of("Traceback (most recent call last):\\n  File ...\\nValueError: no\\ndata")
     'ValueError: no'
@@ -104,14 +104,14 @@ def headline_of(words: str) -> str:
     lines = words.strip().splitlines() or [""]
     if not _is_head(lines[0]):
         return one_line(lines[0]).strip()
-    # Of a chain the last; a message may quote yet another traceback.
+    # Take the last of a chain; a message may quote yet another traceback.
     begin = max(i for i in range(len(lines)) if lines[i - 2 : i - 1] in _LINKS or i == 0)
     found = (line for line in map(_without_bar, lines[begin + 1 :]) if line.strip())
     return one_line(next((line for line in found if line[0] not in " \t+"), lines[-1])).strip()
 
 
 def fate_of(words: str) -> str:
-    """Return what became of a process that failed or left, as the rest of a sentence about it.
+    """Return the fate of a process that failed or left, as the predicate of a sentence.
 
     >>> fate_of("left the job"), fate_of("its disk is full")
     ('left the job', 'is gone: its disk is full')
@@ -126,20 +126,20 @@ def fate_of(words: str) -> str:
 
 
 def particulars_of(words: str) -> str:
-    """Return what a text says beyond its headline: the traceback, or nothing."""
+    """Return the text after the headline: the traceback, or nothing."""
     words = words.strip("\n")
     first, _, rest = words.partition("\n")
     return rest if not rest or (_is_head(rest) and not _is_head(first)) else words
 
 
 def one_line(text: str, limit: int = _MAX_LINE) -> str:
-    """Return a text that others wrote as one printable line of bounded length."""
+    """Return an untrusted text as one printable line of bounded length."""
     line = "".join(c if c.isprintable() else " " for c in text[: limit + 1]).rstrip()
     return line if len(text) <= limit else line[: limit - 3].rstrip() + "..."
 
 
 def stands(frame: FrameType | None) -> str:
-    """Return where the program itself stands, seen from a frame that it called; else empty."""
+    """Return the position of the program itself, above a frame that it called; "" if none."""
     at = frame
     while at is not None and not is_of_program(at):
         at = at.f_back
@@ -149,16 +149,16 @@ def stands(frame: FrameType | None) -> str:
 def _headline(error: BaseException, called_at: str) -> str:
     if isinstance(error, SystemExit):
         return headline_of(exit_of(error))
-    told, leaf = _said(error), error
+    text, leaf = _said(error), error
     for _ in range(_MAX_DEPTH):
         if not isinstance(leaf, BaseExceptionGroup):
             break
         leaf = leaf.exceptions[0]
     if leaf is not error:
-        told = f"{told}: {_said(leaf)}"
+        text = f"{text}: {_said(leaf)}"
     (at, other), (at_all, other_of_all) = map(_places, (leaf.__traceback__, error.__traceback__))
     place = at or at_all or called_at or other or other_of_all
-    return told + (f" ({one_line(place, _MAX_PLACE)})" if place else "")
+    return text + (f" ({one_line(place, _MAX_PLACE)})" if place else "")
 
 
 def _said(error: BaseException) -> str:
@@ -184,7 +184,7 @@ def text_of(value: object) -> str:
 
 
 def _places(trace: TracebackType | None) -> tuple[str, str]:
-    """Return the innermost place in the program itself, and in what else is not shoal's."""
+    """Return the innermost place in the program itself, and the innermost outside shoal."""
     place = other = ""
     while trace is not None:
         frame = trace.tb_frame
@@ -197,9 +197,9 @@ def _places(trace: TracebackType | None) -> tuple[str, str]:
 
 
 def is_of_program(frame: FrameType) -> bool:
-    """Is it of the program itself, not of Python, an installed package or shoal?"""
+    """Return whether a frame is of the program itself, not Python, a package or shoal."""
     file = frame.f_code.co_filename
-    if file.startswith("<"):  # generated code, or what was typed
+    if file.startswith("<"):  # generated or interactive code
         return frame.f_globals.get("__name__") == "__main__"
     is_installed = file.startswith(_STDLIB) or any(part in file for part in _INSTALLED)
     return not is_installed and not is_ours(frame)

@@ -1,12 +1,12 @@
-"""Named points in the code where a test may let something happen: a death, a pause, a delay.
+"""Fault injection: named points at which a test may inject a kill, a pause, a delay.
 
 `SHOAL_FAULTS` is a list of `POINT[@PROCESS][#TURN]:KIND[=VALUE]`, separated by semicolons:
 
     barrier.before_arrive@1:kill; initialize.after_hello@0:delay=2; saved@2#3:exit=3
 
-`@1`: in process 1 only, else in all. `#3`: when the point is reached for the third time, else the
-first; `#*`: each time. What has happened is taken out of the variable, so that neither this process
-nor a child of it does it again. Unset, a point costs one look into the environment.
+`@1`: in process 1 only, else in all. `#3`: the third time the point is reached, else the first;
+`#*`: each time. A fault that has happened is removed from the variable, so that neither this
+process nor a child of it repeats it. Unset, a point costs one lookup in the environment.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ __all__ = ["KINDS", "POINTS", "Fault", "InjectedError", "parse", "reach", "text_
 VARIABLE = "SHOAL_FAULTS"
 
 POINTS: Mapping[str, str] = {
-    "initialize.before_hello": "the services run, nothing was said to the meeting place",
-    "initialize.after_hello": "all processes have come, JAX's service was not asked yet",
+    "initialize.before_hello": "the services run, nothing was sent to the meeting place",
+    "initialize.after_hello": "all processes have joined, JAX's service was not contacted yet",
     "initialize.after_devices": "the devices are connected, the job has not begun",
     "barrier.before_arrive": "in barrier, before anything is sent",
-    "barrier.after_arrive": "in barrier, after all came",
+    "barrier.after_arrive": "in barrier, after all arrived",
     "broadcast.before_arrive": "in broadcast, before anything is sent",
-    "broadcast.after_arrive": "in broadcast, after all came; large values have yet to travel",
+    "broadcast.after_arrive": "in broadcast, after all arrived; large values have yet to be sent",
     "allgather.before_arrive": "in allgather, before anything is sent",
-    "allgather.after_arrive": "in allgather, after all came; large values have yet to travel",
+    "allgather.after_arrive": "in allgather, after all arrived; large values have yet to be sent",
     "relayout.before_arrive": "in relayout to other devices, before anything is sent",
-    "relayout.after_arrive": "in relayout to other devices, after all agreed, before it moves",
+    "relayout.after_arrive": "in relayout to other devices, after all agreed, before data moves",
     "drain.before_arrive": "in drain, before anything is awaited",
-    "drain.after_arrive": "in drain, after all came, before the devices meet",
+    "drain.after_arrive": "in drain, after all arrived, before the devices meet",
     "stream.before_chunk": "before a chunk of a large value moves, on each process",
     "stream.after_chunk": "after a chunk was sent on its way",
     "assert_same.before_arrive": "in assert_same, the values hashed, before anything is sent",
-    "assert_same.after_arrive": "in assert_same, after all came; a difference is yet to be found",
+    "assert_same.after_arrive": "in assert_same, after all arrived; before a difference is located",
     "save.preflight": "in save (S0), before anything is sent",
     "save.snapshot": "after all agreed to save, before values are copied (S2)",
     "save.open": "on the lead, before the attempt is begun on disk (S1)",
-    "save.opened": "on the lead, after that, before the others are told",
+    "save.opened": "on the lead, after that, before the others are notified",
     "save.write": "before this process's data is written (S3)",
     "save.written": "after that, before its part is (S4)",
-    "save.parted": "after its part is written, before the others are told",
+    "save.parted": "after its part is written, before the others are notified",
     "save.assemble": "on the process that commits, before it reads the parts (S5)",
     "save.indexed": "after the index is written, before COMMIT is (S6)",
     "save.link": "after COMMIT's content is durable under its other name, before it is linked",
-    "save.committed": "after COMMIT is linked, before what is no longer needed goes",
-    "save.tidied": "after that, before the others are told (S7)",
+    "save.committed": "after COMMIT is linked, before what is no longer needed is removed",
+    "save.tidied": "after that, before the others are notified (S7)",
     "save.announced": "on each process, after all know that it is committed",
     "retain.before": "on the lead, before old steps are deleted (S8)",
     "delete.marked": "after COMMIT was renamed to DELETING-…, before files are deleted",
@@ -74,7 +74,7 @@ KINDS: Mapping[str, str] = {
     "raise": "an InjectedError",
     "exit": "sys.exit(VALUE), default 1",
     "delay": "VALUE seconds of sleep",
-    "pause": "tell the Unix socket VALUE, and wait for one byte from it",
+    "pause": "connect to the Unix socket VALUE, and wait for one byte",
 }
 _ENTRY = re.compile(r"([\w.-]+)(?:@(\d{1,9}))?(?:#(\d{1,9}|\*))?:([\w-]+)(?:=(.*))?")
 _EVERY = 0
@@ -82,15 +82,15 @@ _READ_S = 0.05
 
 
 class InjectedError(Exception):
-    """What the fault `raise` raises; not of shoal's own tree, like an error of yours."""
+    """Raised by the fault `raise`; outside shoal's exception tree, like an error of the program."""
 
 
 class Fault(NamedTuple):
-    """One thing that is to happen."""
+    """One fault to inject."""
 
     point: str
     process: int | None  # None: in every process
-    turn: int  # this many arrivals from now, from 1; 0: at each
+    turn: int  # the turn at which it happens, from 1; 0: each
     kind: str
     value: str = ""
 
@@ -101,15 +101,15 @@ class Fault(NamedTuple):
 
 
 def reach(point: str, process: int | None = None) -> None:
-    """Say that this process comes by `point`; what SHOAL_FAULTS says happens here.
+    """Declare that this process reaches `point`; faults of SHOAL_FAULTS happen here.
 
     Args:
       point: its name; programs may have points of their own.
-      process: which process this is; None: SHOAL_PROCESS_ID.
+      process: the index of this process; None: SHOAL_PROCESS_ID.
 
     Raises:
       UsageError: SHOAL_FAULTS is malformed.
-      InjectedError: it says so.
+      InjectedError: by the fault `raise`.
     """
     text = os.environ.get(VARIABLE)
     if text:
@@ -137,7 +137,7 @@ def _reach(text: str, point: str, process: int | None) -> None:
 
 @functools.lru_cache(maxsize=64)
 def parse(text: str) -> tuple[Fault, ...]:
-    """Return the faults that a text lists.
+    """Parse a list of faults.
 
     Raises:
       UsageError: it is malformed, or names a point of shoal that does not exist. All offenders.
@@ -158,7 +158,7 @@ def parse(text: str) -> tuple[Fault, ...]:
 
 
 def text_of(faults: tuple[Fault, ...]) -> str:
-    """Return what `parse` reads as these faults."""
+    """Return faults as the text that `parse` reads."""
     return "; ".join(map(str, faults))
 
 
@@ -168,7 +168,7 @@ def _wrong(point: str, turn: str, kind: str, value: str) -> list[str]:
     if point.split(".")[0] in families and point not in POINTS:
         offences.append(f"shoal has no point {point!r}{nearest(point, POINTS)}")
     if turn.isdigit() and int(turn) == 0:
-        offences.append("turns are counted from 1; #* is each")
+        offences.append("turns are counted from 1; #* means each")
     if kind not in KINDS:
         offences.append(f"{kind!r} is none of {', '.join(KINDS)}{nearest(kind, KINDS)}")
     elif kind in ("kill", "stop", "raise") and value:
@@ -203,11 +203,11 @@ def _let_happen(fault: Fault, process: int | None) -> None:
 
 
 def _pause(fault: Fault, process: int | None) -> None:
-    """Tell who waits for it that this process is here; go on when told so, or when that one ends.
+    """Notify the listener that this process is here; go on when it answers, or when it is gone.
 
     The reads let other threads run, so that a paused process gives signs of life. Each is short: a
-    signal that comes just before a read, or to another thread, does not end it, and Python runs
-    the handler only between two of them.
+    signal just before a read, or to another thread, does not end it, and Python runs the handler
+    only between two of them.
     """
     with socket.socket(socket.AF_UNIX) as bench:
         bench.connect(fault.value)

@@ -1,11 +1,11 @@
-"""Ctrl-C in the middle of a call: raised where it is heard, not where it is lost.
+"""Deliver Ctrl-C in the middle of a call where the exception is not lost.
 
 Python raises KeyboardInterrupt wherever the main thread happens to be. In a callback of the garbage
 collector (JAX has one), of a weak reference or of C++, or in a destructor, it is printed and lost,
-or ends the process. Inside the block it is raised where nothing but shoal's own code, or a wait of
-`threading`, stands between the block and the interrupted line. Where other code does, it is kept,
-and a thread sends it again and again until it meets such a place; at the latest the end of the
-block raises it. A second one is raised wherever it comes.
+or ends the process. Inside the block it is raised only where nothing but shoal's own code, or a
+wait of `threading`, lies between the block and the interrupted line. Elsewhere it is kept, and a
+thread sends it again and again until it hits such a place; at the latest the end of the block
+raises it. A second one is raised wherever it arrives.
 
 A program that has a handler of its own for SIGINT keeps it.
 """
@@ -28,24 +28,24 @@ from shoal.runtime.system.callsite import is_ours
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# What counts the calls of this process, and this: on their way in or out nothing is half done.
+# Bookkeeping of calls, and this module: entering or leaving them, nothing is half done.
 _KEPT_IN = (__name__, "shoal.runtime.client.lanes")
-_AGAIN_S = 0.002  # until an interrupt that was kept is sent again, at first
+_AGAIN_S = 0.002  # first delay before a kept interrupt is sent again
 _AGAIN_MAX_S = 0.1
 
 
 class HeardInterrupts:
-    """A block in which no interrupt is lost. Inside another one, and in other threads: nothing."""
+    """A block in which no interrupt is lost. No effect inside another one, or in other threads."""
 
     def __init__(self, base: FrameType) -> None:
-        """`base`: the frame that has the block."""
+        """Prepare a block of the frame `base`."""
         self._base: FrameType | None = base
         self._is_on = False
-        self._is_kept = False  # an interrupt is still to be raised
-        self._was_kept = False  # so there may be a signal of ours on its way
+        self._is_kept = False  # an interrupt has yet to be raised
+        self._was_kept = False  # so a resent signal may be on its way
         self._is_sent_again = False
-        self._is_again = False  # the next signal is one of ours
-        self._lock = threading.Lock()  # the main thread takes it at the end alone
+        self._is_again = False  # the next signal is a resent one
+        self._lock = threading.Lock()  # the main thread takes it only at the end
 
     def __enter__(self) -> HeardInterrupts:
         if threading.current_thread() is threading.main_thread():
@@ -67,19 +67,19 @@ class HeardInterrupts:
             raise KeyboardInterrupt from error
 
     def _close(self) -> None:
-        """Put the handler back; a signal of ours that is on its way does not outlive the block."""
+        """Restore the handler; a resent signal does not outlive the block."""
         self._base = None  # from here on every interrupt is kept
         if not self._was_kept:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             if not self._was_kept:
                 return
         with self._lock:
-            self._is_on = False  # nothing is sent again
+            self._is_on = False  # nothing is resent
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         while signal.SIGINT in signal.sigpending():
             signal.sigwait({signal.SIGINT})
             self._keep()
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # after ours has had its turn
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # after a resent signal
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _take(self, _number: int, frame: FrameType | None) -> None:
@@ -95,12 +95,12 @@ class HeardInterrupts:
             raise KeyboardInterrupt  # if it is lost here, the end of the block raises the first
         if is_new:
             self._is_sent_again = True
-            with contextlib.suppress(RuntimeError):  # the program ends: no more threads
-                # Not a `Thread`: its locks may be held by the very code that was interrupted.
+            with contextlib.suppress(RuntimeError):  # the program is ending: no more threads
+                # Not a `Thread`: its locks may be held by the interrupted code.
                 _thread.start_new_thread(self._send_again, ())
 
     def _keep(self) -> bool:
-        """Note that a signal came; return whether it begins an interrupt."""
+        """Record a signal; return whether it begins an interrupt."""
         is_again, self._is_again = self._is_again, False
         if is_again or self._is_kept:
             return False
@@ -108,7 +108,7 @@ class HeardInterrupts:
         return True
 
     def _is_heard(self, frame: FrameType | None) -> bool:
-        """Is an exception in this frame sure to come to the block?"""
+        """Return whether an exception in this frame is sure to reach the block."""
         if frame is not self._base and frame is not None:
             if frame.f_globals.get("__name__") in _KEPT_IN:
                 return False
@@ -131,7 +131,7 @@ class HeardInterrupts:
 
 
 def interrupts_heard(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that is to lose no interrupt, and calls no long code of the program's."""
+    """Decorate a function that must lose no interrupt, and calls no long code of the program."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -8,21 +8,23 @@ from typing import NamedTuple
 
 
 class ProcessStatus(NamedTuple):
-    """What the kernel says of one process."""
+    """The kernel's record of one process."""
 
     state: str  # one letter: R running, S sleeping, T and t stopped, Z zombie, X dead, …
     parent: int  # its pid
     session: int
-    started_ticks: int  # since the machine booted: pids are used again
+    started_ticks: (
+        int  # since boot; tells apart processes that reuse a pid
+    )
 
     @property
     def has_ended(self) -> bool:
-        """Is it dead, reaped or not?"""
+        """Return whether it is dead, reaped or not."""
         return self.state in "ZX"
 
     @property
     def is_stopped(self) -> bool:
-        """Is it stopped by a signal, or by a debugger?"""
+        """Return whether a signal or a debugger has stopped it."""
         return self.state in "Tt"
 
 
@@ -30,21 +32,21 @@ def status_of(pid: int) -> ProcessStatus | None:
     """Return the status of a process; None: there is no such process, or no /proc."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # pid (name, which may hold anything) state ppid pgrp session … starttime, the 22nd
+            # pid (name, of any characters) state ppid pgrp session … starttime, the 22nd
             fields = file.read().rpartition(b")")[2].split()
         return ProcessStatus(fields[0].decode(), int(fields[1]), int(fields[3]), int(fields[19]))
     except (OSError, IndexError):
-        return None  # it has ended, perhaps while we read
+        return None  # it has ended, perhaps meanwhile
 
 
 def is_stopped(pid: int) -> bool:
-    """Is a process stopped by a signal, or by a debugger? False where /proc does not say."""
+    """Return whether a signal or a debugger has stopped a process. False without /proc."""
     status = status_of(pid)
     return status is not None and status.is_stopped
 
 
 def all_statuses() -> Iterator[tuple[int, ProcessStatus]]:
-    """Yield the pid and the status of every process of this machine; of none without /proc."""
+    """Yield the pid and the status of every process of this machine; nothing without /proc."""
     try:
         names = os.listdir("/proc")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Where the threads of this process stand, also while one of them hangs in native code."""
+"""Dump the stacks of all threads, even while one of them hangs in native code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HEAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+).*:$")
 def stacks(max_bytes: int = MAX_BYTES) -> str:
     """Return the stacks of all Python threads, innermost frame first, the main thread's first.
 
-    The interpreter's own dump, which runs no code of these threads. What is too long loses
+    This is the interpreter's own dump, which runs no code of these threads. Long stacks lose their
     outermost frames.
     """
     with _file() as file:
@@ -47,7 +47,7 @@ def _file() -> IO[bytes]:
 
 
 def _main_block() -> list[str]:
-    """Return what the dump leaves out where there are more than a hundred younger threads."""
+    """Return the main thread's block, which the dump omits after a hundred younger threads."""
     main = threading.main_thread()
     lines = [f"Thread {main.name!r} (most recent call first):"]
     innermost_frame = sys._current_frames().get(main.ident or 0)
@@ -58,7 +58,7 @@ def _main_block() -> list[str]:
 
 
 def _blocks(text: str) -> list[list[str]]:
-    """Return the lines of each thread; the first of them is its head."""
+    """Return the lines of each thread; the first line is its head."""
     blocks: list[list[str]] = []
     for line in text.splitlines():
         if not line.startswith(" ") and line.endswith(":"):
@@ -69,7 +69,7 @@ def _blocks(text: str) -> list[list[str]]:
 
 
 def _named(block: list[str]) -> list[str]:
-    """Say the thread's name instead of its number."""
+    """Replace the thread's number with its name."""
     found = _HEAD.match(block[0])
     if found is None:
         return block
@@ -79,7 +79,7 @@ def _named(block: list[str]) -> list[str]:
 
 
 def _cut(blocks: list[list[str]], max_bytes: int) -> str:
-    """Return the text of all blocks, each with as many of its first lines as all may have."""
+    """Return the text of all blocks, each cut to the same number of lines."""
     most = max((len(block) for block in blocks), default=0)
     while True:
         shown = [

@@ -1,4 +1,4 @@
 """Bytes between processes: frames, and the sockets at both ends.
 
-Knows lengths, headers and deadlines; knows nothing of what a frame means.
+Knows lengths, headers and deadlines; does not know what a frame means.
 """

@@ -1,4 +1,4 @@
-"""The client's end of one connection to the meeting place: frames out, frames in, by a deadline."""
+"""The client side of a connection: send and receive frames, with a deadline."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import time
 
 from shoal.runtime.wire.frames import MAX_HEADER_BYTES, Frame, FrameReader
 
-_MOMENT_S = 1e-4  # the least time-out of a socket: 0 would mean "do not wait", in other words
+_MOMENT_S = 1e-4  # the least time-out of a socket: 0 would make it non-blocking
 _DAY_S = 86_400.0
-_LOOK_S = 100e-6  # how long to look for an answer before sleeping; others may run meanwhile
+_LOOK_S = 100e-6  # how long to spin before sleeping; other threads may run meanwhile
 
 
 class Channel:
@@ -33,11 +33,11 @@ class Channel:
     def send(self, data: bytes, limit: float) -> None:
         """Send all of `data` by the time `limit` of the monotonic clock.
 
-        What is left of a frame when its time is over, or when an interrupt ends the wait, goes out
-        before the next one: half a frame would make what follows unreadable.
+        The rest of a frame whose time is over, or whose wait was interrupted, is sent before the
+        next frame: half a frame would make everything after it unreadable.
 
         Raises:
-          OSError: the connection is gone; as TimeoutError: not sent by then.
+          OSError: the connection is gone; as TimeoutError: not sent by `limit`.
         """
         if not self._unsent:
             sent = self._send_some(data)
@@ -56,8 +56,8 @@ class Channel:
         """Return the next frame.
 
         Raises:
-          OSError: the connection is gone; as TimeoutError: nothing whole came by `limit`.
-          FrameError: what came is no frame.
+          OSError: the connection is gone; as TimeoutError: no whole frame arrived by `limit`.
+          FrameError: the bytes are not a frame.
         """
         while (frame := self._reader.next()) is None:
             data = self._receive_some(limit)
@@ -67,8 +67,8 @@ class Channel:
         return frame
 
     def _receive_some(self, limit: float) -> bytes:
-        """Look a little while before going to sleep: waking costs more than what is waited for,
-        when all come at the same time."""
+        """Spin for a moment before sleeping: if all processes arrive at the same time, waking up
+        costs more than the wait."""
         look_until = min(time.monotonic() + _LOOK_S, limit)
         while True:
             if self._readable.poll(0):
@@ -86,14 +86,14 @@ class Channel:
             return 0
 
     def shut(self) -> None:
-        """End the connection; a thread that waits in `receive` is woken. Nothing waits."""
+        """Shut the connection down, which wakes a thread in `receive`. Never blocks."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # the other side was faster
+            return  # the peer was faster
 
     def close(self) -> None:
-        """Close this process's end; a forked twin keeps its own."""
+        """Close this process's copy; a forked process keeps its own."""
         self._socket.close()
 
 
@@ -101,7 +101,7 @@ def connect(address: tuple[str, int], limit: float, *, max_body_bytes: int) -> C
     """Connect once.
 
     Raises:
-      OSError: nobody listens, or the name is unknown.
+      OSError: nothing listens there, or the name is unknown.
     """
     left_s = _left_s(limit)
     sock = socket.create_connection(
@@ -109,8 +109,8 @@ def connect(address: tuple[str, int], limit: float, *, max_body_bytes: int) -> C
     )
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if sock.getsockname() == sock.getpeername():
-        # Linux lets a socket connect to itself when it dials a free port of the ephemeral range
-        # often enough; we would wait for our own HELLO.
+        # Linux lets a socket connect to itself if it tries a free port of the ephemeral range often
+        # enough; this process would then wait for its own HELLO.
         sock.close()
         raise ConnectionRefusedError("Connection refused")
     return Channel(sock, max_body_bytes=max_body_bytes)
@@ -119,7 +119,7 @@ def connect(address: tuple[str, int], limit: float, *, max_body_bytes: int) -> C
 def _wait(socket_poll: select.poll, limit: float) -> None:
     while True:
         left_s = _left_s(limit)
-        # poll counts whole milliseconds; rounded up, so as not to come back early again and again.
+        # poll counts whole milliseconds; round up, to avoid a busy loop of early returns.
         if socket_poll.poll(None if left_s is None else math.ceil(left_s * 1e3)):
             return
         if time.monotonic() >= limit:
@@ -127,5 +127,5 @@ def _wait(socket_poll: select.poll, limit: float) -> None:
 
 
 def _left_s(limit: float) -> float | None:
-    """Return how long to wait now: no longer than a day, for that overflows nothing."""
+    """Return how long to wait now: at most a day, which overflows no timer."""
     return None if limit == math.inf else min(max(limit - time.monotonic(), 0.0), _DAY_S)

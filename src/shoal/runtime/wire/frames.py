@@ -1,11 +1,11 @@
-"""How words travel: a length, a JSON header, raw bytes. No pickle.
+"""The encoding of messages: a length, a JSON header, raw bytes. No pickle.
 
 ::
 
     frame = magic "SHL1" | header length (u32) | body length (u64) | header (JSON object) | body
 
-Whoever reads declares the largest header and body it accepts; more than that, or anything that is
-no frame, is refused as soon as it can be told, before memory is spent on it.
+The reader declares the largest header and body that it accepts; a larger frame, or anything that is
+not a frame, is refused as early as possible, before memory is spent on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 from shoal.errors import UsageError
 
-MAX_HELLO_BYTES = 16 << 10  # header of a stranger; a body it may not send
+MAX_HELLO_BYTES = 16 << 10  # header of an untrusted connection, which may send no body
 MAX_HEADER_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 16 << 20  # of one process at one point; larger values travel between devices
 
@@ -28,7 +28,7 @@ _REMEMBERED_BYTES = 1 << 10
 _SMALL_BYTES = 1 << 13
 _LARGE_BYTES = 1 << 18
 _MAGIC = b"SHL1"
-_ENCODE = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would build it each time
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would build one each time
 _DECODE = json.JSONDecoder().raw_decode
 _PREFIX = struct.Struct("!4sIQ")
 _SIZE = struct.Struct("!I")
@@ -36,13 +36,13 @@ _SIDE = struct.Struct("!II")
 
 
 class FrameError(ValueError):
-    """What came is no frame, is too large, or lacks a field."""
+    """The bytes received are not a frame, are too many, or lack a field."""
 
 
 class Frame(NamedTuple):
     """One message."""
 
-    header: Mapping[str, Any]  # shared by all frames that say the same
+    header: Mapping[str, Any]  # shared by all frames with equal headers
     body: bytes
 
 
@@ -52,18 +52,18 @@ def pack_frame(header: Mapping[str, Any], body: bytes = b"") -> bytes:
 
 
 def pack_text(header: bytes, body: bytes = b"") -> bytes:
-    """Return the bytes of one frame whose header is JSON already."""
+    """Return the bytes of one frame whose header is already JSON."""
     return _PREFIX.pack(_MAGIC, len(header), len(body)) + header + body
 
 
 def pack_answer(ticket: int, kind: str, body: bytes = b"") -> bytes:
     """Return `pack_frame({"ticket": ticket, "is": kind}, body)`, fast; ticket 0: without one."""
-    told = b'"is":"%b"}' % kind.encode()
-    return pack_text(b'{"ticket":%d,%b' % (ticket, told) if ticket else b"{" + told, body)
+    field = b'"is":"%b"}' % kind.encode()
+    return pack_text(b'{"ticket":%d,%b' % (ticket, field) if ticket else b"{" + field, body)
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames: `feed` what came, then take `next` until None."""
+    """Cuts a stream of bytes into frames: `feed` bytes, then call `next` until None."""
 
     def __init__(self, *, max_header_bytes: int, max_body_bytes: int) -> None:
         self.max_header_bytes = max_header_bytes
@@ -72,11 +72,11 @@ class FrameReader:
 
     @property
     def chunk_bytes(self) -> int:
-        """How much to ask the socket for next. More than needed costs: recv clears it first."""
+        """The size for the next recv. More than needed is slow: recv clears the buffer first."""
         return _LARGE_BYTES if len(self._buffer) >= _SMALL_BYTES else _SMALL_BYTES
 
     def feed(self, data: bytes) -> None:
-        """Add what came from the socket."""
+        """Add bytes from the socket."""
         self._buffer += data
 
     def next(self) -> Frame | None:
@@ -111,11 +111,11 @@ class FrameReader:
 
 def _check_magic(begin: bytes | bytearray) -> None:
     if not _MAGIC.startswith(begin):
-        raise FrameError(f"no frame of shoal: it begins with {bytes(begin)!r}")
+        raise FrameError(f"not a frame of shoal: it begins with {bytes(begin)!r}")
 
 
 def _parse_header(text: bytes) -> Mapping[str, Any]:
-    """Parse a header. A loop says the same ones again and again: small ones are remembered."""
+    """Parse a header. Loops repeat their headers, so small ones are cached."""
     return _remembered_header(text) if len(text) <= _REMEMBERED_BYTES else _read_header(text)
 
 
@@ -124,9 +124,9 @@ def _read_header(text: bytes) -> Mapping[str, Any]:
         decoded = text.decode()
         header, end = _DECODE(decoded)
     except (ValueError, RecursionError) as error:  # deep nesting overflows the parser's stack
-        raise FrameError(f"the header is no JSON: {error}") from None
+        raise FrameError(f"the header is not JSON: {error}") from None
     if not isinstance(header, dict) or end != len(decoded):
-        raise FrameError("the header is no JSON object")
+        raise FrameError("the header is not a JSON object")
     return MappingProxyType(header)
 
 
@@ -137,15 +137,15 @@ def text_field(header: Mapping[str, Any], name: str) -> str:
     """Return a field that must be text."""
     value = header.get(name)
     if not isinstance(value, str):
-        raise FrameError(f"field {name!r} is no text")
+        raise FrameError(f"field {name!r} is not text")
     return value
 
 
 def whole_field(header: Mapping[str, Any], name: str) -> int:
-    """Return a field that must be a whole number (JSON's true is none)."""
+    """Return a field that must be an integer (JSON's true is not one)."""
     value = header.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
-        raise FrameError(f"field {name!r} is no whole number")
+        raise FrameError(f"field {name!r} is not an integer")
     return value
 
 
@@ -156,18 +156,18 @@ def number_field(header: Mapping[str, Any], name: str) -> float:
         return math.inf
     try:
         is_number = isinstance(value, int | float) and math.isfinite(value)
-    except OverflowError:  # a whole number beyond all floats
+    except OverflowError:  # an integer beyond the range of floats
         is_number = False
     if not is_number or isinstance(value, bool):
-        raise FrameError(f"field {name!r} is no number")
+        raise FrameError(f"field {name!r} is not a number")
     return float(value)
 
 
 def join_payloads(payloads: Sequence[bytes]) -> bytes:
-    """Return one body for all payloads; equal ones travel once, with the runs of who brought them.
+    """Return one body for all payloads; equal ones are sent once, with their processes as runs.
 
-    When all are empty the body is too: the answer of a barrier does not grow with the job, nor
-    does that of a broadcast, or of a comparison of what is equal.
+    If all are empty the body is too: the answer of a barrier does not grow with the job, nor does
+    that of a broadcast, or of a comparison of equal values.
 
     ::
 
@@ -191,10 +191,10 @@ def join_payloads(payloads: Sequence[bytes]) -> bytes:
 
 
 def split_payloads(body: bytes, count: int) -> list[bytes]:
-    """Undo `join_payloads`.
+    """Inverse of `join_payloads`.
 
     Raises:
-      FrameError: it does not say for each of `count` exactly one.
+      FrameError: it does not hold exactly one payload for each of `count` processes.
     """
     if not body:
         return [b""] * count
@@ -208,15 +208,15 @@ def split_payloads(body: bytes, count: int) -> list[bytes]:
             at += _SIDE.size + 8 * num_runs
             sides.append((size, runs))
     except struct.error:
-        raise FrameError("the answer is cut short") from None
+        raise FrameError("the answer is truncated") from None
     for size, runs in sides:
         payload, at = body[at : at + size], at + size
         for first, end in zip(runs[::2], runs[1::2], strict=True):
             if not first < end <= count or payloads[first:end].count(None) != end - first:
-                raise FrameError("the answer does not add up")
+                raise FrameError("the answer is inconsistent")
             payloads[first:end] = [payload] * (end - first)
     if at != len(body) or None in payloads:
-        raise FrameError("the answer does not add up")
+        raise FrameError("the answer is inconsistent")
     return cast(list[bytes], payloads)
 
 
@@ -226,13 +226,13 @@ def address_text(host: str, port: int) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Undo `address_text`.
+    """Inverse of `address_text`.
 
     Raises:
-      UsageError: it is no `host:port`.
+      UsageError: it is not `host:port`.
     """
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{address!r} is no address; give host:port, as in 10.0.0.1:8476")
+        raise UsageError(f"{address!r} is not an address; give host:port, as in 10.0.0.1:8476")
     return host, int(port)

@@ -1,4 +1,4 @@
-"""Let the kernel tell of a link that is dead, where silence alone would tell nothing."""
+"""Detect dead TCP links with kernel keepalive."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _CUT_OFF = (
     errno.ENETDOWN,
 )
 _PROBES = 5
-_LONGEST_S = 30_000  # the kernel takes 16 bits of seconds between two probes
+_LONGEST_S = 30_000  # the kernel's interval between probes has 16 bits, in seconds
 
 
 def watch_link(sock: socket.socket, lost_after_s: float) -> None:
-    """Let reads of `sock` fail once its other end was out of reach for about `lost_after_s`.
+    """Let reads of `sock` fail once its peer was unreachable for about `lost_after_s`.
 
-    The kernel of a process that is stopped still answers: this finds cables that were pulled and
-    hosts that are off. Does what the platform can do; `inf` does nothing.
+    The kernel of a stopped process still answers: this detects pulled cables and hosts that are
+    off. Does as much as the platform supports; `inf` disables it.
     """
     if lost_after_s == math.inf:
         return
@@ -29,7 +29,7 @@ def watch_link(sock: socket.socket, lost_after_s: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         ("TCP_KEEPIDLE", every_s),
-        ("TCP_KEEPALIVE", every_s),  # what macOS calls it
+        ("TCP_KEEPALIVE", every_s),  # its name on macOS
         ("TCP_KEEPINTVL", every_s),
         ("TCP_KEEPCNT", max(1, min(math.ceil(lost_after_s / every_s) - 1, _PROBES))),
         ("TCP_USER_TIMEOUT", min(math.ceil(lost_after_s * 1e3), 2**31 - 1)),
@@ -39,5 +39,5 @@ def watch_link(sock: socket.socket, lost_after_s: float) -> None:
 
 
 def is_cut_off(error: OSError) -> bool:
-    """Does this error of a socket say that the other end is out of reach, not that it closed?"""
+    """Return whether a socket's error means that the peer is unreachable, not that it closed."""
     return error.errno in _CUT_OFF

@@ -1,8 +1,8 @@
 """The sockets of a server: one selectors loop that turns bytes into frames, and back.
 
-It knows limits, half frames and full buffers, but not what a frame says. Nobody can make it wait,
-spin or keep more than the declared limits: a *stranger* (who has not been trusted yet) may send
-one small header within `STRANGER_S`.
+Enforces limits and handles partial frames and full buffers, but does not know what a frame means.
+No peer can make it block, spin or keep more than the declared limits: an untrusted connection may
+send one small header within `STRANGER_S`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from shoal.runtime.wire.frames import (
 )
 from shoal.runtime.wire.keepalive import is_cut_off
 
-STRANGER_S = 30.0  # a connection that has not been trusted by then is closed
+STRANGER_S = 30.0  # a connection not trusted by then is closed
 
 _CLOSED = "its connection closed (killed?)"
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Connection:
-    """One socket: what came of the next frame, and what could not be sent yet."""
+    """One socket: the received part of the next frame, and unsent bytes."""
 
     def __init__(self, sock: socket.socket, origin: str, since: float, listener: Listener) -> None:
         self.socket = sock
@@ -42,25 +42,25 @@ class Connection:
         self.listener = listener
         self.reader = FrameReader(max_header_bytes=MAX_HELLO_BYTES, max_body_bytes=0)
         self.out: deque[memoryview] = deque()
-        self.is_blocked = False  # is there more in `out` than the kernel would take?
+        self.is_blocked = False  # whether `out` holds more than the kernel would take
         self.is_closed = False
         self.is_closing = False  # close as soon as `out` is sent
 
 
 class Listener(Protocol):
-    """Who is told what comes in."""
+    """The handler of a connection's events."""
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
-        """A frame has come. May raise FrameError: then the connection is closed."""
+        """Handle a frame. On FrameError the connection is closed."""
 
     def on_end(self, connection: Connection, reason: str) -> None:
-        """A connection has ended. Not called for those that we closed ourselves."""
+        """Handle the end of a connection. Not called for one closed by this server."""
 
 
 class Connections:
     """All connections of some listening sockets, driven by `poll`.
 
-    `listener` hears the strangers; who trusts one may say who hears it from then on.
+    `listener` handles untrusted connections; `trust` sets the listener of a trusted one.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Connections:
         self._strangers: dict[Connection, None] = {}  # oldest first
         self._selector = selectors.DefaultSelector()
         self._accepts = False
-        self._take_up_accepting()
+        self._resume_accepting()
         self._leash_ended = False
 
     @property
     def next_deadline(self) -> float:
-        """When `poll` must be called again, at the latest."""
+        """The latest time at which `poll` must be called again."""
         return next((s.since + STRANGER_S for s in self._strangers), math.inf)
 
     def hold_leash(self, file: int) -> None:
@@ -92,7 +92,7 @@ class Connections:
         self._selector.register(file, selectors.EVENT_READ, file)
 
     def poll(self, timeout_s: float | None) -> bool:
-        """Wait for something to happen, and let it happen. False: the leash has ended."""
+        """Wait for events and handle them. Return False once the leash has ended."""
         for key, mask in self._selector.select(timeout_s):
             about = key.data
             if about is None:
@@ -106,7 +106,7 @@ class Connections:
                     self._read(about)
                 if mask & selectors.EVENT_WRITE:
                     self._flush(about)
-                    self._take_frames(about)  # those that came before it was blocked
+                    self._take_frames(about)  # those received before it was blocked
         now = self._clock()
         while (stranger := next(iter(self._strangers), None)) is not None:
             if now < stranger.since + STRANGER_S:
@@ -122,7 +122,7 @@ class Connections:
         max_header_bytes: int = MAX_HEADER_BYTES,
         max_body_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
-        """Let a stranger stay, and send what members may send."""
+        """Trust a connection, with the limits of members."""
         self._strangers.pop(connection, None)
         connection.listener = listener or connection.listener
         connection.reader.max_header_bytes = max_header_bytes
@@ -132,7 +132,7 @@ class Connections:
         """Send as much as can be sent now, the rest when there is room."""
         if connection.is_closed:
             return
-        if not connection.out and not then_close:  # nearly always: the kernel takes it whole
+        if not connection.out and not then_close:  # the common case: the kernel takes it whole
             try:
                 sent = connection.socket.send(data)
             except OSError:
@@ -154,10 +154,10 @@ class Connections:
         self._selector.unregister(connection.socket)
         connection.socket.close()
         self._strangers.pop(connection, None)
-        self._take_up_accepting()
+        self._resume_accepting()
 
     def close_all(self) -> None:
-        """Close everything, the listening sockets too."""
+        """Close all connections and listening sockets."""
         for key in list(self._selector.get_map().values()):
             if isinstance(key.data, Connection):
                 self.close(key.data)
@@ -165,7 +165,7 @@ class Connections:
         for server in self._servers:
             server.close()
 
-    def _take_up_accepting(self) -> None:
+    def _resume_accepting(self) -> None:
         if not self._accepts:
             self._accepts = True
             for server in self._servers:
@@ -178,11 +178,11 @@ class Connections:
         except OSError as error:
             fewest = 1 + len(self._servers)
             if error.errno in _EXHAUSTED and len(self._selector.get_map()) > fewest:
-                # Else select would report it again at once, for ever. `close` takes it up again.
+                # Otherwise select would report it forever. `close` resumes accepting.
                 self._accepts = False
                 for each in self._servers:
                     self._selector.unregister(each)
-            return  # whoever knocked has gone again
+            return  # the peer has gone
         sock.setblocking(False)
         if sock.family == socket.AF_UNIX:
             origin = ("this host",)
@@ -210,8 +210,8 @@ class Connections:
         self._take_frames(connection)
 
     def _take_frames(self, connection: Connection) -> None:
-        """Let the listener hear what came whole. Who does not read what it is told is not heard:
-        else the answers to what it goes on to ask would fill our memory."""
+        """Pass received frames to the listener, unless the peer does not read its answers: those to
+        further requests would fill this process's memory."""
         try:
             while not (connection.is_blocked or connection.is_closing or connection.is_closed):
                 frame = connection.reader.next()
@@ -219,7 +219,7 @@ class Connections:
                     return
                 connection.listener.on_frame(connection, frame)
         except FrameError as error:
-            self._end(connection, f"it sent what no process of this job sends: {error}")
+            self._end(connection, f"it sent an invalid frame: {error}")
 
     def _flush(self, connection: Connection) -> None:
         if connection.is_closed:
@@ -235,7 +235,7 @@ class Connections:
         except BlockingIOError:
             pass
         except OSError:
-            out.clear()  # it is gone; the end of the connection is read in its turn
+            out.clear()  # it is gone, as the next read will show
         if connection.is_closing and not out:
             self.close(connection)
             return

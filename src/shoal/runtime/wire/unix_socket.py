@@ -1,9 +1,9 @@
-"""A second door of the meeting place, for the calls of processes on its own host.
+"""Unix-socket fast path for clients on the server's host.
 
-A Unix socket needs two thirds of the time of loopback TCP for a round trip. Its name is in Linux's
-abstract namespace (unix(7)): no file that could be left behind, seen within one network namespace
-only, and hidden in a random name; whoever comes in must show the token all the same. It carries
-calls alone. What tells of life and death stays on TCP, where the kernel watches the link.
+A round trip takes two thirds of the time of loopback TCP. The socket's name is in Linux's abstract
+namespace (unix(7)): no file is left behind, only one network namespace sees it, and the name is
+random; clients must show the token all the same. It carries calls only. Connections that determine
+liveness stay on TCP, where the kernel watches the link.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sys
 _BACKLOG = 4096
 
 
-def listen_near() -> socket.socket | None:
-    """Return a listening socket, or None where the platform has no such names."""
+def listen_unix() -> socket.socket | None:
+    """Return a listening socket, or None where the platform has no abstract names."""
     if sys.platform != "linux":
         return None
     server = socket.socket(socket.AF_UNIX)
@@ -25,14 +25,14 @@ def listen_near() -> socket.socket | None:
     return server
 
 
-def connect_near(name: str) -> socket.socket:
-    """Connect to the socket that has this name, without the zero in front.
+def connect_unix(name: str) -> socket.socket:
+    """Connect to the socket of this name, given without its leading zero byte.
 
     Raises:
-      OSError: nobody on this host has it, or so many wait there that it would take time.
+      OSError: no socket on this host has it, or its backlog is full.
     """
     if sys.platform != "linux":
-        raise OSError("no abstract names here")
+        raise OSError("no abstract socket names on this platform")
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
     try:

@@ -1,4 +1,4 @@
-"""JAX may count the processes of a job in an order of its own; shoal's numbers are the job's."""
+"""The mapping between JAX's process indices, which may have another order, and the job's."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from shoal.errors import InitializeError
 
 
 def checked(numbers: Mapping[int, int], own: int, process: int) -> dict[int, int]:
-    """Return the processes of the job by JAX's index of each, where both count one to one.
+    """Return the job's index of each process by JAX's index, if the mapping is one to one.
 
     Args:
-      numbers: what the processes told.
+      numbers: the job's index that each process published, by its index in JAX.
       own: JAX's index of this process.
-      process: what the job calls it.
+      process: the job's index of this process.
 
     Raises:
       InitializeError: two processes have one index, in JAX or in the job.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import InitializeError
-from shoal.runtime.rules.process_numbers import checked
+from shoal.runtime.jax_service.process_numbers import checked
 
 
 @given(st.permutations(range(6)), st.integers(0, 5), st.integers(1, 6))
