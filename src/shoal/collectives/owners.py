@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import jax
 
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.jax_service.process_numbers import processes_of
 
 
 def owner_numbers(
@@ -23,4 +23,4 @@ def owner_numbers(
     platforms = {device.process_index: device.platform for device in devices}
     if coordinator.num_processes == 1 or "tpu" not in platforms.values():
         return {owner: owner for owner in platforms}
-    return jax_runtime.processes_of(platforms, coordinator.process, timeout_s=timeout_s)
+    return processes_of(platforms, coordinator.process, timeout_s=timeout_s)

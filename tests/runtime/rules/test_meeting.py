@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.gathering import Gathering, Line, WaitingProcess, find_cycle
 from shoal.runtime.rules.meeting import Meeting
-from shoal.runtime.rules.meeting_answers import WaitInCircle
+from shoal.runtime.rules.meeting_answers import WaitCycle
 from shoal.runtime.rules.point import Point
 
 
@@ -318,7 +318,7 @@ class Oracle:
         circles = {}
         for meeting, keys in self.came.items():
             answer = self.table.answers.get(next(iter(keys.values())))
-            if isinstance(answer, WaitInCircle):
+            if isinstance(answer, WaitCycle):
                 circles.setdefault(id(answer), []).append(meeting)
         for meetings in circles.values():
             told = {process for meeting in meetings for process in self.came[meeting]}
@@ -339,7 +339,7 @@ class Oracle:
                 assert len(points) == 1
             if kind == "diverged":
                 answer = table.answers[next(iter(keys.values()))]
-                assert isinstance(answer, WaitInCircle) or len(points) > 1
+                assert isinstance(answer, WaitCycle) or len(points) > 1
             if kind == "deadline":
                 assert min(self.deadlines[key] for key in keys.values()) <= table.now
             if kind in ("lost", "failed"):

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.runtime.rules.meeting_answers import (
     CallLeft,
-    CircleSide,
+    CycleSide,
     MeetingSide,
     ProcessesGone,
     ServicesLost,
@@ -17,7 +17,7 @@ from shoal.runtime.rules.meeting_answers import (
     SurvivorsMet,
     TooLate,
     TrailsApart,
-    WaitInCircle,
+    WaitCycle,
     outcome_of,
 )
 from shoal.runtime.rules.trail_marks import TrailVersion, TrailVersions
@@ -43,7 +43,7 @@ TRAVELS = [
         '{"trails": [["3:ab", "w", "t.py:1", [0]], ["", "", "", [1, 2]]], "lane": "data"}',
     ),
     (
-        WaitInCircle([CircleSide("waits at 'a'", [0], [1]), CircleSide("waits at 'b'", [1], [0])]),
+        WaitCycle([CycleSide("waits at 'a'", [0], [1]), CycleSide("waits at 'b'", [1], [0])]),
         '{"circle": [["waits at \'a\'", [0], [1]], ["waits at \'b\'", [1], [0]]]}',
     ),
     (

@@ -145,7 +145,7 @@ def test_the_right_rule(env, process, count, rule, place):
         (without(SET, "JOB_INDEX"), ["REPLICATED_JOB_REPLICAS=2", "without JOB_INDEX"]),
         # no address
         (TWO_HOSTS, ["on several hosts", "LOCAL_SIZE=2", "SHOAL_RENDEZVOUS", "SHOAL_COORDINATOR"]),
-        (without(MPICH, "MPI_LOCALNRANKS"), ["does not say that all", "SHOAL_RENDEZVOUS"]),
+        (without(MPICH, "MPI_LOCALNRANKS"), ["nothing shows that all", "SHOAL_RENDEZVOUS"]),
         (without(TORCH, "MASTER_ADDR"), ["torchrun gives no address"]),
         ({**POD, "HOSTNAME": "other"}, ["headless service", "subdomain"]),
         ({**TWO_HOSTS, "SHOAL_RENDEZVOUS": "here"}, ["'here'", "absolute path"]),

@@ -80,16 +80,18 @@ def test_who_is_missing_is_named_on_all(where, tmp_path):
     failed = outcomes(where, [2, 0, 1], 5, first_s=1.0)
     assert all(isinstance(error, InitializeError) for error in failed)
     assert [error.missing for error in failed] == [(3, 4)] * 3
-    assert "processes 3-4 did not come within 1 s" in str(failed[1])
+    assert "processes 3-4 did not arrive within 1 s" in str(failed[1])
     assert str(failed[0]) == f"process 0 gave up: {failed[1]}"
     assert os.listdir(tmp_path) == []
 
 
 def test_a_missing_process_0_is_named(where, tmp_path):
-    with pytest.raises(InitializeError, match=r"process 0 said nothing within 0.05 s") as caught:
+    with pytest.raises(
+        InitializeError, match=r"process 0 published no address within 0.05 s"
+    ) as caught:
         meet(where, 1, 2, timeout_s=0.05)
     assert caught.value.missing == (0,)
-    assert "came process 1 of 2" in str(caught.value)
+    assert "process 1 of 2 arrived" in str(caught.value)
     assert os.listdir(tmp_path) == []
 
 
@@ -98,7 +100,7 @@ def test_an_index_that_comes_twice_is_refused_on_all(where, tmp_path):
     first.come()
     for drawn in ("a" * 16, "b" * 16):
         (tmp_path / where.name / f"process-1-{drawn}").touch()
-    with pytest.raises(InitializeError, match="process 1 came more than once"):
+    with pytest.raises(InitializeError, match="process 1 arrived more than once"):
         first.lead(PLACE, ends_at(30))
     answer = json.loads((tmp_path / where.name / "address").read_text())
     assert {"a" * 16, "b" * 16} < set(answer["to"])
@@ -109,7 +111,7 @@ def test_two_jobs_in_one_directory_do_not_mix(where):
     first, second = Visit(where, 0, 3), Visit(where, 0, 3)
     first.come()
     second.come()
-    with pytest.raises(InitializeError, match="another process 0 meets here too"):
+    with pytest.raises(InitializeError, match="another process 0 is here"):
         first.lead(PLACE, ends_at(30))
 
 
@@ -118,7 +120,7 @@ def test_a_wait_says_who_is_missing(where, caplog, monkeypatch):
     with pytest.raises(InitializeError):
         meet(where, 0, 2, timeout_s=0.2)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.endswith(f"meets in {where.base}/shoal-job: process 1 did not come yet")
+    assert line.endswith(f"meets in {where.base}/shoal-job: waiting for process 1")
 
 
 def test_a_directory_that_is_not_there(tmp_path):

@@ -23,7 +23,7 @@ from shoal.plan.mesh import Mesh
 from shoal.plan.notation.words import runs_to_text
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.jax_service.process_numbers import processes_of
 from shoal.runtime.rules.outcomes import ThisProcess, disagreement
 from shoal.runtime.system import fault_points
 
@@ -46,7 +46,7 @@ def owners_of(
     if devices[0].platform != "tpu":
         return tuple(sorted(owners))
     try:
-        numbers = jax_runtime.processes_of(owners, coordinator.process, timeout_s=timeout_s)
+        numbers = processes_of(owners, coordinator.process, timeout_s=timeout_s)
     except TimeoutError as error:
         me = ThisProcess(coordinator.process, coordinator.hosts)
         raise DeadlineError(

@@ -24,7 +24,7 @@ from shoal.plan.transfer.permutes import MOST_PERMUTES, num_permutes, side_of
 from shoal.plan.transfer.plan import plan_transfer
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.interface import Coordinator
-from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.jax_service.process_numbers import processes_of
 from shoal.runtime.rules.outcomes import ThisProcess, listed
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
@@ -147,7 +147,7 @@ def _as_the_job_counts(
     if len(owners) == coordinator.num_processes:
         return owners
     try:
-        return {*jax_runtime.processes_of(owners, coordinator.process, timeout_s=timeout_s)}
+        return {*processes_of(owners, coordinator.process, timeout_s=timeout_s)}
     except TimeoutError as error:
         me = ThisProcess(coordinator.process, coordinator.hosts)
         raise DeadlineError(

@@ -16,10 +16,9 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from shoal.runtime.jax_service.process_numbers import checked
 from shoal.runtime.jax_service.service_link import ServiceLink
 from shoal.runtime.system.accelerators import count_accelerators
 from shoal.runtime.system.child_process import ignore_job_signals
@@ -29,7 +28,6 @@ from shoal.runtime.wire.frames import address_text
 _NEVER_S = 10**6  # of heartbeats and registration: JAX must never declare a process dead
 _SHUTDOWN_S = 5
 _ANSWER_S = 2.0  # how long to wait for an answer of the service
-_PROCESS = "shoal/process"  # a process's index in the job, by its index in JAX
 _HERE = "shoal/here"  # a key that exists as long as JAX's service does
 
 
@@ -303,24 +301,6 @@ def look_up(key: str, *, timeout_s: float) -> str:
         return str(client.blocking_key_value_get(key, max(1, int(timeout_s * 1000))))
     except jax.errors.JaxRuntimeError as error:
         raise TimeoutError(str(error)) from None
-
-
-def processes_of(owners: Iterable[int], process: int, *, timeout_s: float) -> dict[int, int]:
-    """Return, for each of `owners` (indices in JAX), its index in the job; all of them call this.
-
-    Args:
-      process: this process's index in the job, published to the others.
-
-    Raises:
-      TimeoutError: one of them did not publish its index in time.
-      InitializeError: two processes have one index.
-    """
-    import jax
-
-    own = jax.process_index()
-    publish(f"{_PROCESS}/{own}", str(process))
-    told = {owner: int(look_up(f"{_PROCESS}/{owner}", timeout_s=timeout_s)) for owner in owners}
-    return checked(told, own, process)
 
 
 def serve_unmodified_scripts(on_initialize: Callable[[], None] = lambda: None) -> None:

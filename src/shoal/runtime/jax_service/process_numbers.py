@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from shoal.errors import InitializeError
+from shoal.runtime.jax_service.jax_runtime import look_up, publish
+
+_PROCESS = "shoal/process"  # a process's index in the job, by its index in JAX
 
 
 def checked(numbers: Mapping[int, int], own: int, process: int) -> dict[int, int]:
@@ -28,3 +31,21 @@ def checked(numbers: Mapping[int, int], own: int, process: int) -> dict[int, int
             f"is process {process} with JAX's index {own}; each index must be one process's"
         )
     return dict(numbers)
+
+
+def processes_of(owners: Iterable[int], process: int, *, timeout_s: float) -> dict[int, int]:
+    """Return, for each of `owners` (indices in JAX), its index in the job; all of them call this.
+
+    Args:
+      process: this process's index in the job, published to the others.
+
+    Raises:
+      TimeoutError: one of them did not publish its index in time.
+      InitializeError: two processes have one index.
+    """
+    import jax
+
+    own = jax.process_index()
+    publish(f"{_PROCESS}/{own}", str(process))
+    numbers = {owner: int(look_up(f"{_PROCESS}/{owner}", timeout_s=timeout_s)) for owner in owners}
+    return checked(numbers, own, process)

@@ -7,14 +7,12 @@ Only then does any process touch JAX's service, which would answer the same mist
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 import socket
 import threading
 import time
 from concurrent.futures import Future, wait
-from typing import Any, NamedTuple
+from typing import Any
 
 from shoal.errors import DeadlineError, InitializeError, ProcessLostError, ShoalError
 from shoal.runtime.client.interface import Coordinator
@@ -34,17 +32,16 @@ from shoal.runtime.startup.addresses import is_loopback
 from shoal.runtime.startup.launchers import JobPlace, decide
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.startup.peers_alive import TIMEOUT_HINT, check_living
-from shoal.runtime.startup.rendezvous import Visit, own_host
+from shoal.runtime.startup.place import Place, find_place
+from shoal.runtime.startup.rendezvous import Visit
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
-from shoal.runtime.wire.frames import address_text, split_address
+from shoal.runtime.wire.frames import split_address
 
 SAVES = "shoal-save"  # the name of saving threads, which meet other processes by themselves
 
-_KEY = "shoal/meeting_place"  # in JAX's key-value store, for attached jobs
 _CONNECTING = "shoal connects the devices"
-_ASK_S = 2.0  # for an answer of the process that has the port
 
 
 def find_cluster(arguments: Arguments) -> tuple[JobPlace, bool]:
@@ -102,15 +99,6 @@ def check_in_time(cluster: JobPlace, *, is_attached: bool) -> None:
             )
 
 
-class _Place(NamedTuple):
-    """The meeting place of a job."""
-
-    address: str
-    jax_service: str | None  # if this process knows it
-    token: str
-    services: services.ServiceAddresses | None = None  # if this process started them
-
-
 def become_member(
     cluster: JobPlace, deadline: float, *, is_attached: bool, attempt: int
 ) -> Coordinator:
@@ -132,7 +120,7 @@ def become_member(
         visit = Visit(cluster.rendezvous, cluster.process, cluster.num_processes)
     place, keeper, joined = None, HostKeeper(), None
     try:
-        place = _place(cluster, visit, deadline, f"{_KEY}/{attempt}" if is_attached else "")
+        place = find_place(cluster, visit, deadline, attempt=attempt if is_attached else None)
         if is_likely_leader(cluster.process, os.environ):
             keeper.start_early()
         joined = _join(cluster, place, deadline)
@@ -160,41 +148,7 @@ def become_member(
     return joined
 
 
-def _place(cluster: JobPlace, visit: Visit | None, deadline: float, key: str) -> _Place:
-    """Return where the job meets, as its processes find it; `key`: of an attached job."""
-    if visit is not None:
-        return _visited_place(cluster, visit, deadline)
-    address = str(cluster.address)
-    if key:
-        return _attached_place(cluster, address, deadline, key)
-    return _own_place(cluster, address, deadline)
-
-
-def _visited_place(cluster: JobPlace, visit: Visit, deadline: float) -> _Place:
-    """Process 0 starts the services on ports that are free, and tells the others in a directory."""
-    visit.come()
-    if cluster.process != 0:
-        told = visit.follow(deadline)
-        return _Place(told["address"], None, told["token"])
-    host = cluster.bind_host if cluster.bind_host not in ("0.0.0.0", "::") else None
-    if cluster.rendezvous is not None and cluster.rendezvous.on_one_host:
-        host = host or "127.0.0.1"
-    host = host or own_host()
-    token = cluster.token or secrets.token_hex(16)
-    bind = cluster.bind_host or _bind_for(host)
-    started = services.start(
-        cluster.num_processes, bind=bind, port=0, token=token, timeout_s=left_of(deadline)
-    )
-    address, jax_service = _moved(started.address, host), _moved(started.jax_service, host)
-    try:
-        visit.lead({"address": address, "token": token}, deadline)
-    except BaseException:
-        services.retire(started)
-        raise
-    return _Place(address, jax_service, token, started)
-
-
-def _join(cluster: JobPlace, place: _Place, deadline: float) -> TcpCoordinator:
+def _join(cluster: JobPlace, place: Place, deadline: float) -> TcpCoordinator:
     fault_points.reach("initialize.before_hello", cluster.process)
     return join(
         place.address,
@@ -228,78 +182,6 @@ def _enter(
         _connect_devices(joined, near, deadline)
     fault_points.reach("initialize.after_devices", joined.process)
     joined.arrive(Point("initialize", site=callsite()), timeout_s=left_of(deadline))
-
-
-def _own_place(cluster: JobPlace, address: str, deadline: float) -> _Place:
-    """Return the meeting place; process 0 starts the services, unless a launcher runs them."""
-    if cluster.jax_service is not None or cluster.process != 0:
-        return _Place(address, cluster.jax_service, cluster.token)
-    host, port = split_address(address)
-    bind = cluster.bind_host or _bind_for(host)
-    try:
-        started = services.start(
-            cluster.num_processes,
-            bind=bind,
-            port=port,
-            token=cluster.token,
-            timeout_s=left_of(deadline),
-        )
-    except InitializeError as taken:
-        raise _probe_taken_port(cluster, address, taken, deadline) from None
-    jax_service = _moved(started.jax_service, bind if is_loopback(host) else host)
-    return _Place(address, jax_service, cluster.token, started)
-
-
-def _probe_taken_port(
-    cluster: JobPlace, address: str, taken: InitializeError, deadline: float
-) -> InitializeError:
-    """Send HELLO to the server that has the port: perhaps another process 0 of this job was faster.
-
-    Its meeting place then reports to all of them that an index is taken twice.
-    """
-    try:
-        join(
-            address,
-            process=cluster.process,
-            num_processes=cluster.num_processes,
-            token=cluster.token,
-            timeout_s=min(_ASK_S, left_of(deadline)),
-        ).close()
-    except InitializeError as error:
-        return InitializeError(f"{taken}\nthe process there: {error}")
-    return taken
-
-
-def _attached_place(cluster: JobPlace, address: str, deadline: float, key: str) -> _Place:
-    """Start a meeting place on process 0, beside JAX's service; publish it in JAX's store.
-
-    Each attempt has its own key, so that no process goes to the place of an earlier one.
-    """
-    if cluster.jax_service is not None:
-        return _Place(address, cluster.jax_service, cluster.token)
-    if cluster.process != 0:
-        try:
-            published = json.loads(jax_runtime.look_up(key, timeout_s=left_of(deadline)))
-        except TimeoutError:
-            raise InitializeError(
-                "process 0 did not publish the meeting place: did it call shoal.initialize() too?",
-                missing=[0],
-            ) from None
-        return _Place(published["address"], address, published["token"])
-    host = split_address(address)[0]
-    bind = cluster.bind_host or _bind_for(host)
-    token = cluster.token or secrets.token_hex(16)
-    started = services.start(
-        cluster.num_processes,
-        bind=bind,
-        port=0,
-        token=token,
-        timeout_s=left_of(deadline),
-        jax_service=False,
-    )
-    where = _moved(started.address, bind if is_loopback(host) else host)
-    jax_runtime.publish(key, json.dumps({"address": where, "token": token}))
-    return _Place(where, address, token, started)
 
 
 def _connect_devices(joined: Coordinator, near: str, deadline: float) -> None:
@@ -378,14 +260,3 @@ def wait_for_saves(joined: Coordinator, deadline: float) -> None:
             me = f"process {joined.process} of {joined.num_processes} ({socket.gethostname()})"
             reason = f"shutdown waited {given_s(deadline):g} s for a save that goes on"
             raise DeadlineError(f"{me}: {reason}\n{TIMEOUT_HINT}", name="shutdown")
-
-
-def _bind_for(host: str) -> str:
-    if is_loopback(host):
-        return host if host[0].isdigit() or ":" in host else "127.0.0.1"
-    return "::" if ":" in host else "0.0.0.0"
-
-
-def _moved(address: str, host: str) -> str:
-    """Return the address, with the host by which other processes reach it."""
-    return address_text(host, split_address(address)[1])

@@ -13,9 +13,7 @@ class ProcessStatus(NamedTuple):
     state: str  # one letter: R running, S sleeping, T and t stopped, Z zombie, X dead, …
     parent: int  # its pid
     session: int
-    started_ticks: (
-        int  # since boot; tells apart processes that reuse a pid
-    )
+    started_ticks: int  # since boot; tells apart processes that reuse a pid
 
     @property
     def has_ended(self) -> bool:

@@ -1,0 +1,158 @@
+"""Find the meeting place of a job. Process 0 starts the services there, unless a launcher has.
+
+The address comes from one of three sources::
+
+    given       an argument, a variable or the launcher: process 0 binds it
+    rendezvous  a directory: process 0 binds a free port and publishes it there
+    attached    JAX's key-value store, in a job that `jax.distributed` joined: the same
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import NamedTuple
+
+from shoal.errors import InitializeError
+from shoal.runtime.client.over_tcp import join
+from shoal.runtime.jax_service import jax_runtime
+from shoal.runtime.rules.deadline import left_of
+from shoal.runtime.startup import services
+from shoal.runtime.startup.addresses import is_loopback
+from shoal.runtime.startup.launchers import JobPlace
+from shoal.runtime.startup.rendezvous import Visit, own_host
+from shoal.runtime.wire.frames import address_text, split_address
+
+_KEY = "shoal/meeting_place"  # in JAX's key-value store
+_ASK_S = 2.0  # for an answer of the process that has the port
+_ANY_HOST = ("0.0.0.0", "::")
+
+
+class Place(NamedTuple):
+    """The meeting place of a job."""
+
+    address: str
+    jax_service: str | None  # if this process knows it
+    token: str
+    services: services.ServiceAddresses | None = None  # if this process started them
+
+
+def find_place(
+    cluster: JobPlace, visit: Visit | None, deadline: float, *, attempt: int | None
+) -> Place:
+    """Return the meeting place; on process 0 it runs, but is released by the caller.
+
+    Args:
+      visit: the rendezvous of a job without an address.
+      deadline: on the monotonic clock.
+      attempt: the number of earlier attempts, in a job that JAX joined; else None.
+
+    Raises:
+      InitializeError: it cannot be started, or process 0 did not publish it in time.
+    """
+    if visit is not None:
+        return _by_rendezvous(cluster, visit, deadline)
+    address = str(cluster.address)
+    if cluster.jax_service is not None:
+        return Place(address, cluster.jax_service, cluster.token)
+    if attempt is not None:
+        return _of_attached_job(cluster, address, deadline, f"{_KEY}/{attempt}")
+    if cluster.process != 0:
+        return Place(address, None, cluster.token)
+    host, port = split_address(address)
+    try:
+        return _start(cluster, host, deadline, port=port, token=cluster.token)
+    except InitializeError as taken:
+        raise _probe_taken_port(cluster, address, taken, deadline) from None
+
+
+def _start(
+    cluster: JobPlace, host: str, deadline: float, *, port: int, token: str, jax_service: str = ""
+) -> Place:
+    """Start the services on this host, and JAX's unless `jax_service` runs already.
+
+    Args:
+      host: by which other processes reach this one.
+    """
+    bind = cluster.bind_host or _bind_for(host)
+    started = services.start(
+        cluster.num_processes,
+        bind=bind,
+        port=port,
+        token=token,
+        timeout_s=left_of(deadline),
+        jax_service=not jax_service,
+    )
+    reached = bind if is_loopback(host) and bind not in _ANY_HOST else host
+    address = _moved(started.address, reached) if port == 0 else address_text(host, port)
+    return Place(address, jax_service or _moved(started.jax_service, reached), token, started)
+
+
+def _by_rendezvous(cluster: JobPlace, visit: Visit, deadline: float) -> Place:
+    visit.come()
+    if cluster.process != 0:
+        published = visit.follow(deadline)
+        return Place(published["address"], None, published["token"])
+    on_one_host = cluster.rendezvous is not None and cluster.rendezvous.on_one_host
+    host = cluster.bind_host if cluster.bind_host not in _ANY_HOST else None
+    host = host or ("127.0.0.1" if on_one_host else own_host())
+    place = _start(cluster, host, deadline, port=0, token=_token_of(cluster))
+    try:
+        visit.lead({"address": place.address, "token": place.token}, deadline)
+    except BaseException:
+        if place.services is not None:
+            services.retire(place.services)
+        raise
+    return place
+
+
+def _of_attached_job(cluster: JobPlace, jax_service: str, deadline: float, key: str) -> Place:
+    """Each attempt has its own key, so that no process goes to the place of an earlier one."""
+    if cluster.process != 0:
+        try:
+            published = json.loads(jax_runtime.look_up(key, timeout_s=left_of(deadline)))
+        except TimeoutError:
+            raise InitializeError(
+                "process 0 did not publish the meeting place: did it call shoal.initialize() too?",
+                missing=[0],
+            ) from None
+        return Place(published["address"], jax_service, published["token"])
+    host, token = split_address(jax_service)[0], _token_of(cluster)
+    place = _start(cluster, host, deadline, port=0, token=token, jax_service=jax_service)
+    jax_runtime.publish(key, json.dumps({"address": place.address, "token": token}))
+    return place
+
+
+def _token_of(cluster: JobPlace) -> str:
+    return cluster.token or secrets.token_hex(16)
+
+
+def _probe_taken_port(
+    cluster: JobPlace, address: str, taken: InitializeError, deadline: float
+) -> InitializeError:
+    """Send HELLO to the server that has the port: perhaps another process 0 of this job was faster.
+
+    Its meeting place then reports to all of them that an index is taken twice.
+    """
+    try:
+        join(
+            address,
+            process=cluster.process,
+            num_processes=cluster.num_processes,
+            token=cluster.token,
+            timeout_s=min(_ASK_S, left_of(deadline)),
+        ).close()
+    except InitializeError as error:
+        return InitializeError(f"{taken}\nthe process there: {error}")
+    return taken
+
+
+def _bind_for(host: str) -> str:
+    if is_loopback(host):
+        return host if host[0].isdigit() or ":" in host else "127.0.0.1"
+    return "::" if ":" in host else "0.0.0.0"
+
+
+def _moved(address: str, host: str) -> str:
+    """Return the address, with the host by which other processes reach it."""
+    return address_text(host, split_address(address)[1])
