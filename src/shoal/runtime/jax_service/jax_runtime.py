@@ -280,6 +280,13 @@ class _Leaving:
         return getattr(self._client, name)
 
 
+def own_index() -> int:
+    """Return JAX's index of this process."""
+    import jax
+
+    return int(jax.process_index())
+
+
 def publish(key: str, value: str) -> None:
     """Publish `value` to the processes of an attached job."""
     from jax._src import distributed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from shoal.errors import InitializeError
-from shoal.runtime.jax_service.jax_runtime import look_up, publish
+from shoal.runtime.jax_service.jax_runtime import look_up, own_index, publish
 
 _PROCESS = "shoal/process"  # a process's index in the job, by its index in JAX
 
@@ -43,9 +43,7 @@ def processes_of(owners: Iterable[int], process: int, *, timeout_s: float) -> di
       TimeoutError: one of them did not publish its index in time.
       InitializeError: two processes have one index.
     """
-    import jax
-
-    own = jax.process_index()
+    own = own_index()
     publish(f"{_PROCESS}/{own}", str(process))
     numbers = {owner: int(look_up(f"{_PROCESS}/{owner}", timeout_s=timeout_s)) for owner in owners}
     return checked(numbers, own, process)

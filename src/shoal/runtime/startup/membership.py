@@ -30,9 +30,9 @@ from shoal.runtime.rules.point import Point
 from shoal.runtime.startup import services
 from shoal.runtime.startup.addresses import is_loopback
 from shoal.runtime.startup.launchers import JobPlace, decide
+from shoal.runtime.startup.meeting_address import Place, find_place
 from shoal.runtime.startup.options import Arguments
 from shoal.runtime.startup.peers_alive import TIMEOUT_HINT, check_living
-from shoal.runtime.startup.place import Place, find_place
 from shoal.runtime.startup.rendezvous import Visit
 from shoal.runtime.startup.single_process import alone
 from shoal.runtime.system import fault_points
