@@ -5,6 +5,9 @@ turns: `shoal.barrier`, `sync_global_devices`, the barrier of JAX's coordination
 (`service`), and, where `mpiexec` starts the job, mpi4py's. A sample is the mean of as many barriers
 as take each contestant about SAMPLE_S, on process 0. MPI spins while it waits: with more processes
 than cores it pays for that.
+
+The row `barrier sockets` is the same barrier with its calls over the Unix socket, for processes on
+the host of the meeting place, and over TCP, for all others.
 """
 
 from __future__ import annotations
@@ -43,7 +46,32 @@ def barriers() -> dict[str, Callable[[int], object]]:
     return contestants
 
 
-def measure_barriers() -> dict[str, list[float]]:
+def sockets() -> dict[str, Callable[[int], object]]:
+    """Return the barrier over each kind of connection."""
+    import shoal
+    from shoal.runtime.process import coordinator
+
+    calls = coordinator()._calls  # type: ignore[attr-defined]  # the pool of its connections
+    pools = {}
+    for name in ("shoal", "tcp"):
+        calls._free = []
+        shoal.barrier("open a connection")
+        pools[name] = calls._free
+        calls._near = ""  # from here on over TCP
+
+    def barrier_over(pool: list[object]) -> Callable[[int], object]:
+        def call(i: int) -> None:
+            calls._free = pool
+            shoal.barrier("b")
+
+        return call
+
+    return {name: barrier_over(pool) for name, pool in pools.items()}
+
+
+def measure_barriers(
+    contestants: dict[str, Callable[[int], object]],
+) -> dict[str, list[float]]:
     """In a process of the job: let the contestants take turns; return microseconds a call."""
     samples: dict[str, list[float]] = {}
     numbers = itertools.count()
@@ -54,7 +82,6 @@ def measure_barriers() -> dict[str, list[float]]:
             call(next(numbers))
         return (time.perf_counter() - began) / calls
 
-    contestants = barriers()
     calls = {}
     for name, call in contestants.items():
         mean_s(call, WARM_UP)
@@ -102,7 +129,10 @@ def be_process(what: str, address: str, index: int, count: int) -> None:
     shoal.initialize(
         coordinator_address=address, num_processes=count, process_id=index, virtual_devices=1
     )
-    samples = measure_barriers() if what == "barrier" else measure_step()
+    if what == "step":
+        samples = measure_step()
+    else:
+        samples = measure_barriers(barriers() if what == "barrier" else sockets())
     shoal.barrier("measured")
     if index == 0:
         print(json.dumps(samples), flush=True)
@@ -123,6 +153,7 @@ def rows() -> Iterator[tuple[str, dict[str, object], dict[str, list[float]], str
             "sample_s": SAMPLE_S,
         }
         yield "barrier", case, run_job("barrier", count), "us"
+        yield "barrier sockets", case, run_job("sockets", count), "us"
     for name, values in run_job("step", 2).items():
         case = {"processes": 2, "limit_percent": 1, "mean": round(statistics.mean(values), 4)}
         yield name.replace("_", " "), case, {"shoal": values}, "%"
