@@ -16,8 +16,8 @@ from shoal.collectives.broadcast import broadcast_with
 from shoal.collectives.live import live_with
 from shoal.collectives.same import assert_same_with
 from shoal.errors import ShoalError
-from shoal.runtime.barrier import barrier_with
-from shoal.runtime.preemption import rearm_with
+from shoal.runtime.barrier import barrier
+from shoal.runtime.preemption import rearm
 from shoal.runtime.rules.trail import TrailEntry
 from shoal.runtime.system.fault_points import InjectedError
 
@@ -163,9 +163,9 @@ def perform(coordinator, operation, at, faults, *, large=100_000):
     if kind == "put":
         coordinator.trails.record(_entry(at, faults), group=group, lane="main")
     elif kind == "rearm":
-        rearm_with(coordinator, timeout_s=more["timeout_s"])
+        rearm.on(coordinator, timeout_s=more["timeout_s"])
     elif kind == "barrier":
-        barrier_with(coordinator, name, processes=group, **more)
+        barrier.on(coordinator, name, processes=group, **more)
     elif kind == "live":
         live_with(coordinator, group, **more)
     elif kind in ("broadcast", "large"):
@@ -223,18 +223,18 @@ def agree_at_last(coordinator, program):
     some of them already had."""
     if not program.has_deaths:
         try:
-            barrier_with(coordinator, "at last", timeout_s=LONG_S)
+            barrier.on(coordinator, "at last", timeout_s=LONG_S)
         except ShoalError:
             if not any(fault.kind in ("group", "values") for fault in program.faults):
                 raise
             # Who names another group may wait until the others come to a point of all; other
             # values are known where all meet next.
-            barrier_with(coordinator, "at last, again", timeout_s=LONG_S)
+            barrier.on(coordinator, "at last, again", timeout_s=LONG_S)
         return
     for attempt in range(len(program.operations) + 4):
         try:
             alive = live_with(coordinator, timeout_s=LONG_S)
-            barrier_with(coordinator, "at last", processes=alive, timeout_s=LONG_S)
+            barrier.on(coordinator, "at last", processes=alive, timeout_s=LONG_S)
             return
         except ShoalError:
             if attempt == len(program.operations) + 3:

@@ -17,7 +17,7 @@ from shoal.arrays.bridge.devices import jax_mesh
 from shoal.collectives import drain as module
 from shoal.collectives.drain import drain, drain_with
 from shoal.errors import DeadlineError, DivergenceError, UsageError, UsageTypeError
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 
 
@@ -141,7 +141,7 @@ def test_a_process_without_a_device_in_the_mesh_is_told_so(mesh):
         except UsageError as error:
             return error
         finally:  # it was nobody's call but of the first process
-            barrier_with(coordinator, "the next call", timeout_s=PATIENCE_S)
+            barrier.on(coordinator, "the next call", timeout_s=PATIENCE_S)
         return True
 
     done, refused = run_all(LocalJob(2), go)

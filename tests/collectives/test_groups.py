@@ -14,7 +14,7 @@ from shoal.collectives.live import live_with
 from shoal.collectives.same import assert_same_with
 from shoal.collectives.transport import stream, windows
 from shoal.errors import DivergenceError, ProcessLostError, UsageError, UsageTypeError
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 
 LARGE = 300_000  # bytes: more than travel with a call
@@ -102,7 +102,7 @@ CALLS = {
     "broadcast": lambda c, **more: broadcast_with(c, 1, c.process, **more),
     "allgather": lambda c, **more: allgather_with(c, 1, **more),
     "assert_same": lambda c, **more: assert_same_with(c, 1, **more),
-    "barrier": lambda c, **more: barrier_with(c, "x", **more),
+    "barrier": lambda c, **more: barrier.on(c, "x", **more),
 }
 
 

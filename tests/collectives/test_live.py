@@ -13,7 +13,7 @@ from shoal.errors import (
     UsageError,
     UsageTypeError,
 )
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 
 NEVER = 99
@@ -43,7 +43,7 @@ def test_each_call_returns_exactly_those_that_are_left(dies_at, how, waits_first
                 return results
             if waits_first:
                 try:
-                    barrier_with(coordinator, f"turn {turn}", timeout_s=PATIENCE_S)
+                    barrier.on(coordinator, f"turn {turn}", timeout_s=PATIENCE_S)
                 except Exception as error:  # noqa: BLE001 - somebody is gone, or came from live
                     assert not isinstance(error, DeadlineError)  # noqa: PT017
             results.append(live_in(coordinator))
@@ -86,7 +86,7 @@ def test_the_loss_is_known_afterwards_and_the_next_one_is_news():
             coordinator.check("step")
         left = live_in(coordinator)
         coordinator.check("step")
-        barrier_with(coordinator, "go on", processes=left, timeout_s=PATIENCE_S)
+        barrier.on(coordinator, "go on", processes=left, timeout_s=PATIENCE_S)
         return left
 
     assert run_all(job, first) == [(0, 1, 2)] * 3 + [None]
@@ -128,7 +128,7 @@ def test_another_point_is_a_divergence_where_nobody_is_gone():
     def go(coordinator):
         if coordinator.process:
             return live_in(coordinator)
-        return barrier_with(coordinator, "live", timeout_s=PATIENCE_S)
+        return barrier.on(coordinator, "live", timeout_s=PATIENCE_S)
 
     assert [type(result) for result in run_all(job, go)] == [DivergenceError] * 2
 
@@ -153,6 +153,6 @@ def test_wrong_arguments_are_refused(arguments, told):
 @pytest.mark.parametrize("one", [0, "01", 1.5])
 def test_what_lists_no_processes_is_refused_in_words(one):
     first = LocalJob(2).coordinators[0]
-    for call, asked in ((live_with, ()), (barrier_with, ("x",))):
+    for call, asked in ((live_with, ()), (barrier.on, ("x",))):
         with pytest.raises(UsageTypeError, match=r"must be a list of process indices, such as \[0"):
             call(first, *asked, processes=one)

@@ -15,7 +15,7 @@ from shoal.errors import (
     UsageError,
     UsageTypeError,
 )
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 
 
@@ -68,7 +68,7 @@ def test_one_that_waits_inside_for_one_that_has_raised_comes_too():
         with block_in(coordinator):
             if coordinator.process == 0:
                 raise Mishap("before the barrier")
-            barrier_with(coordinator, "inside", timeout_s=PATIENCE_S)
+            barrier.on(coordinator, "inside", timeout_s=PATIENCE_S)
 
     def twice(coordinator):
         for _ in range(2):
@@ -107,7 +107,7 @@ def test_who_died_before_is_not_in_it_and_who_was_not_asked_about_is_not_looked_
         if coordinator.process not in (0, 2):
             return None
         with block_in(coordinator, iter([2, 0, 1])) as living:
-            barrier_with(coordinator, "a", processes=living, timeout_s=PATIENCE_S)
+            barrier.on(coordinator, "a", processes=living, timeout_s=PATIENCE_S)
             if coordinator.process == 0:
                 job.lose(3, "killed, and of no concern here")
             return living

@@ -6,7 +6,7 @@ import pytest
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.collectives.broadcast import broadcast_with
 from shoal.errors import PeerFailedError, UsageError
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 
 LIMIT_S = PATIENCE_S / 2
@@ -14,7 +14,7 @@ LIMIT_S = PATIENCE_S / 2
 
 def barrier_of(kind, processes):
     def call(one, timeout_s):
-        barrier_with(one, "x", processes=kind(processes), timeout_s=timeout_s)
+        barrier.on(one, "x", processes=kind(processes), timeout_s=timeout_s)
 
     return call
 
@@ -26,7 +26,7 @@ def broadcast(one, timeout_s):
 def goes_on(one):
     """The next calls of all are the same on all."""
     for name in "ab":
-        barrier_with(one, name, timeout_s=LIMIT_S)
+        barrier.on(one, name, timeout_s=LIMIT_S)
     return "goes on"
 
 

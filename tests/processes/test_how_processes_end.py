@@ -14,7 +14,7 @@ import pytest
 
 from shoal.errors import PeerFailedError
 from shoal.launch import child
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.over_tcp import join
 from shoal.runtime.system.failure_words import headline_of
 
@@ -142,7 +142,7 @@ def _told(address, count, programs):
     told = {}
     for process, (end, program) in enumerate(zip(ENDS, programs, strict=True), 1):
         with pytest.raises(PeerFailedError) as caught:
-            barrier_with(me, "after", processes=[0, process], timeout_s=PATIENCE_S)
+            barrier.on(me, "after", processes=[0, process], timeout_s=PATIENCE_S)
         if ENDS[end][1] is None:
             program.kill()
         _, err = program.communicate(timeout=PATIENCE_S)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from shoal.errors import DeadlineError, DivergenceError, InitializeError, ProcessLostError
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.over_tcp import join
 
 PATIENCE_S = 60.0  # a deadline of the test itself: reached only when something is broken
@@ -19,7 +19,7 @@ SURVIVOR_S = 2.0  # a killed process must be known to the others within this
 
 CHILD = """
 import json, os, sys
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.over_tcp import join
 
 def report(**facts):
@@ -45,7 +45,7 @@ def main(address, process, processes, timeout_s, hold):
         verb, *values = json.loads(line)
         if verb == "barrier":
             name, timeout_s = values
-            attempt(lambda: barrier_with(job, name, timeout_s=timeout_s))
+            attempt(lambda: barrier.on(job, name, timeout_s=timeout_s))
         elif verb == "fork":
             attempt(lambda: fork(hold))
         elif verb == "failed":
@@ -179,7 +179,7 @@ def test_a_killed_process_is_known_at_once_to_who_waits_and_to_who_comes(stage):
     assert "process 1 (" in told["words"]
     for name in ("epoch", "later"):
         with pytest.raises(ProcessLostError) as caught:
-            barrier_with(me, name, timeout_s=PATIENCE_S)
+            barrier.on(me, name, timeout_s=PATIENCE_S)
         assert set(caught.value.lost) == {1}
     assert time.monotonic() - killed < SURVIVOR_S
 
@@ -189,7 +189,7 @@ def test_a_frozen_process_is_late_is_named_and_may_come_back(stage):
     frozen.signal(signal.SIGSTOP)
     other.order("barrier", "epoch", 1.0)
     with pytest.raises(DeadlineError) as caught:
-        barrier_with(me, "epoch", timeout_s=PATIENCE_S)
+        barrier.on(me, "epoch", timeout_s=PATIENCE_S)
     assert caught.value.missing == (1,)
     assert caught.value.last_words[1].startswith("joined, ")
     assert other.answer()["error"] == "DeadlineError"
@@ -200,7 +200,7 @@ def test_a_frozen_process_is_late_is_named_and_may_come_back(stage):
     assert "arrived too late" in told["words"]
     for child in (frozen, other):
         child.order("barrier", "next", PATIENCE_S)
-    barrier_with(me, "next", timeout_s=PATIENCE_S)
+    barrier.on(me, "next", timeout_s=PATIENCE_S)
     assert [child.answer() for child in (frozen, other)] == [{"result": None}] * 2
 
 
@@ -208,7 +208,7 @@ def test_a_process_that_is_silent_too_long_is_lost_and_learns_it_when_it_wakes(s
     me, (frozen,) = stage.start(2, SHOAL_LOST_AFTER_S="0.5", SHOAL_SILENT_LOST_AFTER_S="1")
     frozen.signal(signal.SIGSTOP)
     with pytest.raises(ProcessLostError, match="silent for 1 s") as caught:
-        barrier_with(me, "epoch", timeout_s=PATIENCE_S)
+        barrier.on(me, "epoch", timeout_s=PATIENCE_S)
     assert set(caught.value.lost) == {1}
     assert me.members(timeout_s=PATIENCE_S)[1].state == "lost"
     frozen.signal(signal.SIGCONT)
@@ -219,7 +219,7 @@ def test_a_process_that_is_silent_too_long_is_lost_and_learns_it_when_it_wakes(s
 def test_a_deadline_shows_where_who_is_late_stands(stage):
     me, (child,) = stage.start(2)
     with pytest.raises(DeadlineError) as caught:
-        barrier_with(me, "epoch", timeout_s=0.2)
+        barrier.on(me, "epoch", timeout_s=0.2)
     assert "in main" in caught.value.stacks[1]
     assert "child.py" in caught.value.stacks[1]
     child.order("barrier", "epoch", PATIENCE_S)
@@ -230,7 +230,7 @@ def test_disagreeing_processes_are_shown_both_sides(stage):
     me, (child,) = stage.start(2)
     child.order("barrier", "save", PATIENCE_S)
     with pytest.raises(DivergenceError) as caught:
-        barrier_with(me, "evaluate", timeout_s=PATIENCE_S)
+        barrier.on(me, "evaluate", timeout_s=PATIENCE_S)
     words = child.answer()["words"]
     for told in (str(caught.value), words):
         assert re.search(r"process 0: 'evaluate' at \S*test_meeting_place\.py:\d+ \(test_", told)
@@ -257,14 +257,14 @@ def test_a_meeting_place_that_is_killed_ends_the_waits(stage):
     assert f"the meeting place at {stage.address} is lost" in told["words"]
     for _ in range(2):
         with pytest.raises(ProcessLostError, match="the meeting place"):
-            barrier_with(me, "epoch", timeout_s=PATIENCE_S)
+            barrier.on(me, "epoch", timeout_s=PATIENCE_S)
 
 
 def test_a_frozen_meeting_place_ends_the_wait_a_second_after_the_deadline(stage):
     me, (child,) = stage.start(2)
     stage.server.send_signal(signal.SIGSTOP)
     with pytest.raises(ProcessLostError, match="it does not answer"):
-        barrier_with(me, "epoch", timeout_s=0.2)
+        barrier.on(me, "epoch", timeout_s=0.2)
     stage.server.send_signal(signal.SIGCONT)
     child.order("barrier", "epoch", PATIENCE_S)
     told = child.answer()
@@ -288,7 +288,7 @@ def test_a_forked_child_does_not_hide_the_death_of_its_parent(stage):
     grandchild = parent.answer()["result"]
     parent.signal(signal.SIGKILL)
     with pytest.raises(ProcessLostError):
-        barrier_with(me, "epoch", timeout_s=PATIENCE_S)
+        barrier.on(me, "epoch", timeout_s=PATIENCE_S)
     os.kill(grandchild, 0)  # it lives on, with all that it inherited
 
 
@@ -298,9 +298,9 @@ def test_ctrl_c_in_a_wait_is_pythons_own_and_leaves_the_count_right(stage):
     stage.until_waits(child)
     child.signal(signal.SIGINT)
     assert child.answer()["error"] == "KeyboardInterrupt"
-    barrier_with(me, "first", timeout_s=PATIENCE_S)
+    barrier.on(me, "first", timeout_s=PATIENCE_S)
     child.order("barrier", "second", PATIENCE_S)
-    barrier_with(me, "second", timeout_s=PATIENCE_S)
+    barrier.on(me, "second", timeout_s=PATIENCE_S)
     assert child.answer() == {"result": None}
 
 
@@ -334,6 +334,6 @@ def test_a_begun_job_needs_nobody_who_holds_its_meeting_place(child_env):
         member = join(address, process=0, num_processes=1, timeout_s=PATIENCE_S)
         server.stdin.close()
         for turn in range(100):  # of which the first may be before the end of the pipe is seen
-            barrier_with(member, f"turn {turn}", timeout_s=PATIENCE_S)
+            barrier.on(member, f"turn {turn}", timeout_s=PATIENCE_S)
         member.close()
         assert server.wait(PATIENCE_S) == 0

@@ -16,15 +16,15 @@ PATIENCE_S = 60.0  # a deadline of the test itself: reached only when something 
 MEMBER = """
 import ctypes, logging, threading, time
 from shoal.collectives.live import live_with
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.over_tcp import join
 from shoal.runtime.exit.hang import HangWatch, HangTimeout
-from shoal.runtime.step import step_with
+from shoal.runtime.step import step
 
 logging.basicConfig(format="%(message)s")
 member = join(address, process=index, num_processes=count, timeout_s=30)
 member.watch_main_line(HangWatch(member, HangTimeout.of_settings()).look)
-meet = lambda name, **more: barrier_with(member, name, timeout_s=50, **more)
+meet = lambda name, **more: barrier.on(member, name, timeout_s=50, **more)
 
 def attempt(action):
     try:
@@ -34,7 +34,7 @@ def attempt(action):
 
 def steps_until_error():
     for number in range(10**9):
-        with step_with(member, number):
+        with step.on(member, number):
             time.sleep(0.001)  # a program that computes
 
 def count_in_native_code(seconds, keeps_the_lock=False):
@@ -189,7 +189,7 @@ def test_a_frozen_meeting_place_is_lost_to_a_program_that_asks_nothing(stage, to
 @pytest.mark.parametrize(("end", "code"), [("kill", 71), ("raise", 72)])
 def test_who_hangs_in_native_code_is_ended_with_a_report(stage, end, code):
     stage.settings["SHOAL_ABORT_AFTER_S"] = "1"
-    hangs = "with step_with(member, 41):\n    say('hangs')\n    count_in_native_code(10_000)\n"
+    hangs = "with step.on(member, 41):\n    say('hangs')\n    count_in_native_code(10_000)\n"
     ends = "member.tell('failed', 'Traceback\\nValueError: no data')\nos._exit(1)"
     hanging, victim = stage.start(hangs, f"await_the_test()\n{ends}")
     stage.until(hanging, "hangs")
@@ -247,7 +247,7 @@ say("saved")
 
 
 def test_a_deadline_shows_the_stack_of_a_process_that_hangs_in_native_code(stage, told):
-    waits = "attempt(lambda: barrier_with(member, 'epoch', timeout_s=0.5))"
+    waits = "attempt(lambda: barrier.on(member, 'epoch', timeout_s=0.5))"
     stage.start(waits, "say('hangs')\ncount_in_native_code(10_000)")
     ended = stage.job.wait_for(0)
     assert ended.code == 0, ended

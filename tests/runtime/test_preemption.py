@@ -21,7 +21,7 @@ from shoal.errors import (
 from shoal.runtime import preemption
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.client.over_tcp import join
-from shoal.runtime.preemption import exit_code_with, preempted_with, rearm_with, saved_with
+from shoal.runtime.preemption import exit_code_with, preempted_with, rearm, saved
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import ReceivedNotice
 from shoal.runtime.startup.single_process import alone
@@ -67,7 +67,7 @@ def test_all_stop_at_one_step_again_and_again(make_job, stride, given_to):
             stop = loop(coordinator, range(first, first + 10**9, stride), on_step=on_step)
             notice = coordinator.stop.notice()
             stops.append((stop, notice.step, notice.process, notice.reason))
-            rearm_with(coordinator, timeout_s=PATIENCE_S)
+            rearm.on(coordinator, timeout_s=PATIENCE_S)
             first = stop + stride
         return stops
 
@@ -123,7 +123,7 @@ WRONG = [-1, True, 1.0, "3", [], np.bool_(True), np.float32(2), -(2**80), -(10**
 
 
 @pytest.mark.parametrize("step", WRONG, ids=range(len(WRONG)))
-@pytest.mark.parametrize("call", [preempted_with, saved_with])
+@pytest.mark.parametrize("call", [preempted_with, saved.on])
 def test_a_step_that_is_none_is_refused(call, step):
     is_number = isinstance(step, int) and step is not True
     with pytest.raises(UsageError if is_number else UsageTypeError, match="the step must"):
@@ -136,7 +136,7 @@ def test_going_on_closes_what_all_knew_of(make_job):
     for coordinator in job.coordinators:
         until_known(coordinator, 1)
     assert job.on_all(lambda c: preempted_with(c, 0)) == [True] * 3
-    assert job.on_all(partial(rearm_with, timeout_s=PATIENCE_S)) == [None] * 3
+    assert job.on_all(partial(rearm.on, timeout_s=PATIENCE_S)) == [None] * 3
     assert [c.stop.notice() for c in job.coordinators] == [None] * 3
     assert job.on_all(lambda c: preempted_with(c, 0)) == [False] * 3
     job.coordinators[1].give_notice(TERM)  # the same again
@@ -148,17 +148,17 @@ def test_going_on_closes_what_all_knew_of(make_job):
 def test_the_exit_code_asks_to_start_again_after_a_save(make_job):
     job = make_job(2)
     first, second = job.coordinators
-    saved_with(first, 3)
+    saved.on(first, 3)
     first.give_notice(TERM)
     for coordinator in job.coordinators:
         until_known(coordinator, 1)
     assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
-    saved_with(first, 4)
+    saved.on(first, 4)
     assert [exit_code_with(c) for c in job.coordinators] == [75, 0]
     assert job.until_said(0, "saved step 4")
-    saved_with(second)
+    saved.on(second)
     assert exit_code_with(second) == 75
-    job.on_all(partial(rearm_with, timeout_s=PATIENCE_S))
+    job.on_all(partial(rearm.on, timeout_s=PATIENCE_S))
     assert [exit_code_with(c) for c in job.coordinators] == [0, 0]
 
 
@@ -348,8 +348,8 @@ def test_the_meeting_place_prints_who_leaves_only_if_it_is_asked(meeting_places)
         )
         coordinator.give_notice(TERM)
         until_known(coordinator, 1)
-        saved_with(coordinator, 3)
-        rearm_with(coordinator, timeout_s=PATIENCE_S)
+        saved.on(coordinator, 3)
+        rearm.on(coordinator, timeout_s=PATIENCE_S)
         coordinator.members(timeout_s=PATIENCE_S)
         coordinator.close()
         server.stdin.close()

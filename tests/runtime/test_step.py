@@ -5,9 +5,9 @@ import pytest
 
 from shoal.errors import PeerFailedError, ProcessLostError, UsageError, UsageTypeError
 from shoal.runtime.client.in_process import LocalJob
-from shoal.runtime.rollcall import RollCall, roll_call, roll_call_with
+from shoal.runtime.rollcall import RollCall, roll_call
 from shoal.runtime.rules.point import Point
-from shoal.runtime.step import step, step_with
+from shoal.runtime.step import step
 from shoal.testing.clock import Clock
 
 
@@ -24,7 +24,7 @@ def pair(clock):
 def test_a_step_is_the_label_and_is_timed(pair, clock):
     first = pair.coordinators[0]
     for number in (7, 8, 9):
-        with step_with(first, number):
+        with step.on(first, number):
             assert first.progress.step == number
             clock.advance(number)
     assert first.progress.step == 9  # the last one that began
@@ -35,7 +35,7 @@ def test_a_step_is_the_label_and_is_timed(pair, clock):
 
 @pytest.mark.parametrize("number", [0, 2**62, np.int64(5)])
 def test_any_whole_number_is_a_step(pair, number):
-    with step_with(pair.coordinators[0], number):
+    with step.on(pair.coordinators[0], number):
         assert pair.coordinators[0].progress.step == int(number)
     assert type(pair.coordinators[0].progress.step) is int
 
@@ -43,30 +43,30 @@ def test_any_whole_number_is_a_step(pair, number):
 def test_what_is_no_step_is_refused(pair):
     for wrong in ("3", 1.0, None, True):
         with pytest.raises(UsageTypeError, match=r"step: number=.* must be a whole number"):
-            step_with(pair.coordinators[0], wrong)
+            step.on(pair.coordinators[0], wrong)
     with pytest.raises(UsageError, match="step: number=-1 must be at least 0"):
-        step_with(pair.coordinators[0], -1)
+        step.on(pair.coordinators[0], -1)
     with pytest.raises(UsageError, match="64 bits"):
-        step_with(pair.coordinators[0], 2**63)
+        step.on(pair.coordinators[0], 2**63)
     assert pair.coordinators[0].progress.step is None
 
 
 def test_an_exception_passes_through_and_its_time_does_not_count(pair, clock):
     first = pair.coordinators[0]
-    with pytest.raises(KeyError), step_with(first, 1):  # noqa: PT012
+    with pytest.raises(KeyError), step.on(first, 1):  # noqa: PT012
         clock.advance(100)
         raise KeyError
     assert first.progress.step_s is None
-    with step_with(first, 2):
+    with step.on(first, 2):
         clock.advance(3)
     assert first.progress.step_s == 3
 
 
 def test_of_steps_inside_each_other_the_inner_ones_are_timed(pair, clock):
     progress = pair.coordinators[0].progress
-    with step_with(pair.coordinators[0], 100):  # an epoch, say
+    with step.on(pair.coordinators[0], 100):  # an epoch, say
         for number in (1, 2):
-            with step_with(pair.coordinators[0], number):
+            with step.on(pair.coordinators[0], number):
                 assert progress.step == number
                 clock.advance(2)
             assert progress.step == 100
@@ -76,7 +76,7 @@ def test_of_steps_inside_each_other_the_inner_ones_are_timed(pair, clock):
 
 def test_the_same_object_may_be_used_again_also_inside_itself(pair, clock):
     progress = pair.coordinators[0].progress
-    again = step_with(pair.coordinators[0], 4)
+    again = step.on(pair.coordinators[0], 4)
     with again:
         clock.advance(1)
         with again:
@@ -90,14 +90,14 @@ def test_who_is_gone_is_raised_at_each_step_and_the_block_does_not_run(pair):
     first = pair.coordinators[0]
     pair.lose(1, "killed")
     for _ in range(2):
-        with pytest.raises(ProcessLostError) as caught, step_with(first, 3):
+        with pytest.raises(ProcessLostError) as caught, step.on(first, 3):
             pytest.fail("the block runs")
         assert caught.value.lost == {1: "killed"}
         told = str(caught.value)
         assert told.startswith("process 0 of 2 (a): step 3 (tests/runtime/test_step.py:")
         assert told.endswith("cannot go on: process 1 (b) is lost: killed")
     first.troubles.acknowledge([1])
-    with step_with(first, 4):
+    with step.on(first, 4):
         pass
     assert first.progress.ended == 1
 
@@ -106,21 +106,21 @@ def test_who_failed_is_raised_with_its_traceback(pair):
     pair.coordinators[1].tell("failed", "Traceback\nValueError: no data")
     with (
         pytest.raises(PeerFailedError, match="ValueError: no data"),
-        step_with(pair.coordinators[0], 3),
+        step.on(pair.coordinators[0], 3),
     ):
         pytest.fail("the block runs")
 
 
 def test_who_left_in_peace_is_no_trouble(pair):
     pair.coordinators[1].close()
-    with step_with(pair.coordinators[0], 3):
+    with step.on(pair.coordinators[0], 3):
         pass
 
 
 def test_who_was_declared_lost_itself_is_told_so(pair):
     pair.lose(1, "silent for 60 s")
     with pytest.raises(ProcessLostError, match="this process was declared lost: silent for 60 s"):
-        step_with(pair.coordinators[1], 3).__enter__()
+        step.on(pair.coordinators[1], 3).__enter__()
 
 
 def test_a_process_alone_has_steps_too():
@@ -135,10 +135,10 @@ def test_a_process_alone_has_steps_too():
 def test_a_roll_call_says_who_is_slow_against_all(clock):
     job = LocalJob(4, hosts=list("abcd"), clock=clock)
     for coordinator, seconds in zip(job.coordinators, (1.0, 1.0, 5.0), strict=False):
-        with step_with(coordinator, 12):
+        with step.on(coordinator, 12):
             clock.advance(seconds)
     job.lose(3, "killed")
-    call = roll_call_with(job.coordinators[0])
+    call = roll_call.on(job.coordinators[0])
     assert isinstance(call, RollCall)
     assert call.median_step_s == 1.0
     slow = call.slowest()
@@ -155,10 +155,10 @@ def test_who_is_slow_is_found_where_all_wait_for_it_in_each_step(clock):
     """All steps take equally long there: the others wait inside the step."""
     job = LocalJob(3, hosts=list("abc"), clock=clock)
     for coordinator, own_s in zip(job.coordinators, (2.0, 8.0, 2.0), strict=True):
-        with step_with(coordinator, 1), step_with(coordinator, 2):
+        with step.on(coordinator, 1), step.on(coordinator, 2):
             clock.advance(own_s)
             _wait(coordinator.progress, clock, 10.0 - own_s)
-    call = roll_call_with(job.coordinators[0])
+    call = roll_call.on(job.coordinators[0])
     assert [m.step_s for m in call.members] == [10.0] * 3
     assert [m.wait_s for m in call.members] == [8.0, 2.0, 8.0]
     assert (call.median_step_s, call.median_own_s) == (10.0, 2.0)
@@ -171,11 +171,11 @@ def test_who_is_slow_is_found_where_all_wait_for_it_in_each_step(clock):
 def test_only_waits_within_a_step_count(pair, clock):
     first = pair.coordinators[0]
     _wait(first.progress, clock, 100.0)
-    with step_with(first, 1):
+    with step.on(first, 1):
         clock.advance(3)
     _wait(first.progress, clock, 100.0)
     assert (first.progress.step_s, first.progress.wait_s) == (3.0, 0.0)
-    with pytest.raises(KeyError), step_with(first, 2):  # noqa: PT012
+    with pytest.raises(KeyError), step.on(first, 2):  # noqa: PT012
         _wait(first.progress, clock, 5.0)
         raise KeyError
     assert first.progress.wait_s == 0.0
@@ -192,4 +192,4 @@ def _wait(progress, clock, seconds):
 @pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
 def test_a_roll_call_wants_a_positive_timeout(pair, timeout_s):
     with pytest.raises(UsageError, match="timeout_s"):
-        roll_call_with(pair.coordinators[0], timeout_s=timeout_s)
+        roll_call.on(pair.coordinators[0], timeout_s=timeout_s)

@@ -13,10 +13,14 @@ from shoal.runtime.client.lanes import one_call
 from shoal.runtime.rules.point import Point, group_of
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.verb import verb
 
 
 @collective("processes")
+@verb
+@one_call("barrier")
 def barrier(
+    coordinator: Coordinator,
     name: str,
     *,
     processes: Iterable[int] | None = None,
@@ -56,21 +60,6 @@ def barrier(
 
     >>> barrier("data is ready")  # one process: returns at once
     """
-    from shoal.runtime.process import coordinator
-
-    barrier_with(coordinator(), name, processes=processes, timeout_s=timeout_s, lane=lane)
-
-
-@one_call("barrier")
-def barrier_with(
-    coordinator: Coordinator,
-    name: str,
-    *,
-    processes: Iterable[int] | None = None,
-    timeout_s: float | None = None,
-    lane: str = "main",
-) -> None:
-    """Like `barrier`, with an explicit coordinator."""
     for argument, text in (("name", name), ("lane", lane)):
         if not isinstance(text, str):
             raise UsageTypeError(f"barrier({name!r}): {argument}={text!r} must be text")

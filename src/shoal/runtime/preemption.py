@@ -20,6 +20,7 @@ from shoal.runtime.rules.outcomes import ThisProcess, listed
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.stopping import REQUEUE, Notice
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.verb import verb
 
 _LOG = logging.getLogger("shoal")
 _ASK_S = 2.0  # how long late processes may take to report
@@ -102,7 +103,9 @@ def notice() -> Notice | None:
 
 
 @collective("processes")
-def rearm(*, timeout_s: float | None = None) -> None:
+@verb
+@one_call("rearm")
+def rearm(coordinator: Coordinator, *, timeout_s: float | None = None) -> None:
     """Continue after a notice: `preempted` is False again until the next one.
 
     Collective over processes.
@@ -120,12 +123,6 @@ def rearm(*, timeout_s: float | None = None) -> None:
     >>> preempted(0)
     False
     """
-    rearm_with(process.coordinator(), timeout_s=timeout_s)
-
-
-@one_call("rearm")
-def rearm_with(coordinator: Coordinator, *, timeout_s: float | None = None) -> None:
-    """Like `rearm`, with an explicit coordinator."""
     timeout_s = settings.timeout("rearm()", timeout_s, "SHOAL_TIMEOUT_S")
     point = Point("rearm", fingerprint="rearm", site=callsite())
     known = b"%d" % coordinator.stop.known
@@ -135,7 +132,8 @@ def rearm_with(coordinator: Coordinator, *, timeout_s: float | None = None) -> N
 
 
 @local
-def saved(step: int | None = None) -> None:
+@verb
+def saved(coordinator: Coordinator, step: int | None = None) -> None:
     """Declare that the program's state is safe on disk, so that the job may be requeued.
 
     Local.
@@ -151,11 +149,6 @@ def saved(step: int | None = None) -> None:
 
     >>> saved(12)
     """
-    saved_with(process.coordinator(), step)
-
-
-def saved_with(coordinator: Coordinator, step: int | None = None) -> None:
-    """Like `saved`, with an explicit coordinator."""
     if step is not None:
         coordinator.tell("doing", f"saved step {_shown(checked_step('saved', step))}")
     report = coordinator.stop.save()

@@ -10,6 +10,7 @@ from shoal.colour import local
 from shoal.errors import UsageError
 from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.rules.point import Member
+from shoal.runtime.verb import verb
 
 
 class RollCall(NamedTuple):
@@ -68,7 +69,8 @@ class RollCall(NamedTuple):
 
 
 @local
-def roll_call(*, timeout_s: float | None = None) -> RollCall:
+@verb
+def roll_call(coordinator: Coordinator, *, timeout_s: float | None = None) -> RollCall:
     """Return the state, step, place, pace and memory of every process.
 
     Local.
@@ -89,13 +91,6 @@ def roll_call(*, timeout_s: float | None = None) -> RollCall:
     >>> [member.state for member in call.members]
     ['here']
     """
-    from shoal.runtime.process import coordinator
-
-    return roll_call_with(coordinator(), timeout_s=timeout_s)
-
-
-def roll_call_with(coordinator: Coordinator, *, timeout_s: float | None = None) -> RollCall:
-    """Like `roll_call`, with an explicit coordinator."""
     timeout_s = settings.timeout("roll_call()", timeout_s, "SHOAL_TIMEOUT_S")
     if not timeout_s > 0:
         raise UsageError(f"roll_call: timeout_s={timeout_s!r} must be a positive number of seconds")

@@ -12,12 +12,14 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.client.trail_search import raise_found
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
+from shoal.runtime.verb import verb
 
 _LIMIT = 1 << 63
 
 
 @local
-def step(number: int) -> AbstractContextManager[None]:
+@verb
+def step(coordinator: Coordinator, number: int) -> AbstractContextManager[None]:
     """Mark a block as one step of the program, so that its progress and pace are visible.
 
     Local.
@@ -53,13 +55,6 @@ def step(number: int) -> AbstractContextManager[None]:
     ...     with step(i):
     ...         pass
     """
-    from shoal.runtime.process import coordinator
-
-    return step_with(coordinator(), number)
-
-
-def step_with(coordinator: Coordinator, number: int) -> AbstractContextManager[None]:
-    """Like `step`, with an explicit coordinator."""
     index = integer("step", "number", number, least=0)
     if index >= _LIMIT:
         raise UsageError(f"step({number!r}): the number must have no more than 64 bits")

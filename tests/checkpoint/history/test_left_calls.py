@@ -8,7 +8,7 @@ import pytest
 from collectives.thread_jobs import PATIENCE_S, run_all
 from shoal.checkpoint.history.checkpoints import Checkpoints
 from shoal.errors import PeerFailedError, SaveAborted, UsageError
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.system import fault_points
 
@@ -51,7 +51,7 @@ def test_a_wrong_argument_of_one_process_ends_the_call_of_all(tmp_path, name, as
         saved(one, 1)
         with pytest.raises(UsageError if coordinator.process == 1 else others_get):
             call(one, coordinator.process == 1)
-        barrier_with(coordinator, "the next call", timeout_s=PATIENCE_S / 2)
+        barrier.on(coordinator, "the next call", timeout_s=PATIENCE_S / 2)
         one.save(3, W)
         one.close()
         return one.all_steps()
@@ -87,10 +87,10 @@ def test_an_interrupt_of_one_process_aborts_the_save_of_all(tmp_path, monkeypatc
         is_left = coordinator.process == 1
         with pytest.raises(KeyboardInterrupt if is_left else SaveAborted):
             saved(one, 1)
-        barrier_with(coordinator, "the next call", timeout_s=PATIENCE_S / 2)
+        barrier.on(coordinator, "the next call", timeout_s=PATIENCE_S / 2)
         if is_left:
             monkeypatch.undo()
-        barrier_with(coordinator, "the fault is over", timeout_s=PATIENCE_S / 2)
+        barrier.on(coordinator, "the fault is over", timeout_s=PATIENCE_S / 2)
         one.save(2, W)
         one.close()
         return one.all_steps()

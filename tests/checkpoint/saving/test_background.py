@@ -17,7 +17,7 @@ from checkpoint.saved_contents import CLEAN, files_of, in_job, kept, same_bits
 from shoal.checkpoint.blocks.arena import Arena
 from shoal.checkpoint.saving.background import start_save_with
 from shoal.errors import DeadlineError, SaveAborted, StepAlreadyCommitted, StorageError
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.process import coordinator
 from shoal.runtime.system import fault_points
@@ -104,7 +104,7 @@ def test_the_main_line_meets_others_meanwhile(path, held):
     def work(one):
         saving = start_save_with(one, path, {"w": np.arange(9)}, arena=Arena())
         for turn in range(3):
-            barrier_with(one, f"turn {turn}")
+            barrier.on(one, f"turn {turn}")
         met.wait(DEADLINE_S)
         held.set()
         saving.wait(DEADLINE_S)

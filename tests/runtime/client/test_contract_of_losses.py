@@ -6,12 +6,12 @@ import pytest
 
 from shoal.collectives.live import live_with
 from shoal.errors import DeadlineError, PeerFailedError, ProcessLostError, UsageError
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.jax_service import jax_runtime
-from shoal.runtime.rollcall import roll_call_with
+from shoal.runtime.rollcall import roll_call
 from shoal.runtime.rules.point import Point
 from shoal.runtime.startup.membership import wait_until_idle
-from shoal.runtime.step import step_with
+from shoal.runtime.step import step
 
 LONG_S = 60.0  # a deadline that no test here waits for
 
@@ -27,7 +27,7 @@ def test_a_loss_is_known_without_asking_and_raised_at_the_next_step(make_job):
     job.kill(1)
     job.until_known(0, [1])
     for _ in range(2):
-        with pytest.raises(ProcessLostError) as caught, step_with(first, 7):
+        with pytest.raises(ProcessLostError) as caught, step.on(first, 7):
             pytest.fail("the block runs")
         assert set(caught.value.lost) == {1}
         assert str(caught.value).startswith("process 0 of 3 (")
@@ -74,7 +74,7 @@ def test_survivors_meet_from_wherever_the_loss_met_them(make_job):
     job.until_known(2, [1])
     both = [job.start(lambda c=c: live_with(c, timeout_s=LONG_S)) for c in (first, third)]
     assert [wait() for wait in both] == [(0, 2)] * 2
-    both = [job.start(lambda c=c: barrier_with(c, "on", processes=[0, 2])) for c in (first, third)]
+    both = [job.start(lambda c=c: barrier.on(c, "on", processes=[0, 2])) for c in (first, third)]
     assert [wait() for wait in both] == [None] * 2
 
 
@@ -89,13 +89,13 @@ def test_a_living_one_that_does_not_come_to_live_is_a_deadline(make_job):
 
 def test_members_say_the_step_the_place_and_the_memory(make_job):
     job = make_job(2)
-    with step_with(job.coordinators[1], 41):
+    with step.on(job.coordinators[1], 41):
         waits = job.start(lambda: len(meet(job.coordinators[1], "epoch", site="t.py:3 (f)")))
         member = job.until_said(1, "step 41, waits at 'epoch' (t.py:3 (f)) for")
         assert (member.step, member.is_waiting, member.state) == (41, True, "here")
         assert "'epoch'" in member.place
         assert len(meet(job.coordinators[0], "epoch")) == waits() == 2
-    call = roll_call_with(job.coordinators[0], timeout_s=LONG_S)
+    call = roll_call.on(job.coordinators[0], timeout_s=LONG_S)
     assert str(call).startswith("2 of 2 processes are here")
     assert "process 1 (" in str(call)
 

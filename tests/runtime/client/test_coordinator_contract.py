@@ -12,7 +12,7 @@ from shoal.errors import (
     UsageError,
     UsageTypeError,
 )
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.rules.deadline import Allowance
 from shoal.runtime.rules.point import Point
 from shoal.runtime.wire.frames import MAX_PAYLOAD_BYTES
@@ -279,9 +279,9 @@ def test_barrier_names_its_callers_line(make_job):
 
     def come(coordinator):
         if coordinator.process:
-            barrier_with(coordinator, "here", timeout_s=LONG_S)
+            barrier.on(coordinator, "here", timeout_s=LONG_S)
         else:
-            barrier_with(coordinator, "there", timeout_s=LONG_S)
+            barrier.on(coordinator, "there", timeout_s=LONG_S)
 
     for error in job.on_all(come):
         assert type(error) is DivergenceError
@@ -292,18 +292,18 @@ def test_barrier_names_its_callers_line(make_job):
 
 def test_barrier_over_some_and_over_all(make_job):
     job = make_job(3)
-    pair = [job.start(lambda p=p: barrier_with(job.coordinators[p], "pair", processes=[0, 2]))
+    pair = [job.start(lambda p=p: barrier.on(job.coordinators[p], "pair", processes=[0, 2]))
             for p in (0, 2)]  # fmt: skip
     assert [wait() for wait in pair] == [None, None]
-    assert job.on_all(lambda c: barrier_with(c, "all")) == [None] * 3
+    assert job.on_all(lambda c: barrier.on(c, "all")) == [None] * 3
 
 
 def test_barrier_refuses_what_is_no_barrier(make_job):
     coordinator = make_job(1).coordinators[0]
     for arguments in ({"name": 3}, {"name": "x", "timeout_s": "9"}, {"name": "x", "lane": None}):
         with pytest.raises(UsageTypeError):
-            barrier_with(coordinator, **arguments)
+            barrier.on(coordinator, **arguments)
     with pytest.raises(UsageTypeError, match="integers"):
-        barrier_with(coordinator, "x", processes=["0"])
+        barrier.on(coordinator, "x", processes=["0"])
     with pytest.raises(UsageError, match="must not be empty"):
-        barrier_with(coordinator, "")
+        barrier.on(coordinator, "")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import DeadlineError, DivergenceError, UsageError
 from shoal.runtime.agreement import Call, agree
-from shoal.runtime.barrier import barrier_with
+from shoal.runtime.barrier import barrier
 from shoal.runtime.client.in_process import LocalJob
 from shoal.runtime.rules.point import Point
 from shoal.runtime.rules.trail import Trail, TrailEntry, Trails
@@ -185,7 +185,7 @@ def test_every_way_of_meeting_says_it(make_job):
     job = make_job(2)
     call = Call("allgather", "x", "a.py:1 (f)", tuple(map(str, range(100))))
     ways = [
-        lambda c: barrier_with(c, "go"),
+        lambda c: barrier.on(c, "go"),
         lambda c: agree(c, call, b"secret", timeout_s=PATIENCE_S),
     ]
     for way in ways:

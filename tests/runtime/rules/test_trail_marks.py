@@ -18,7 +18,7 @@ from shoal.runtime.rules.trail_marks import (
     exact_of,
     lanes_of,
 )
-from shoal.runtime.step import step_with
+from shoal.runtime.step import step
 from shoal.runtime.wire.frames import FrameError
 from shoal.testing.coordinator_contract import KillableJob, meet, run_together
 
@@ -193,7 +193,7 @@ class TestSignsOfLife:
         """Let signs of life travel, and each begin a step; return what each raised."""
 
         def begin(coordinator):
-            with step_with(coordinator, 7):
+            with step.on(coordinator, 7):
                 return "went on"
 
         job.members()

@@ -43,7 +43,7 @@ from shoal.checkpoint.saving.save_members import MeetingFailed, SaveMembers
 from shoal.checkpoint.saving.state import State
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.errors import StorageError
-from shoal.runtime.preemption import saved_with
+from shoal.runtime.preemption import saved
 from shoal.runtime.system import fault_points
 
 Value = TypeVar("Value")
@@ -103,7 +103,7 @@ def complete(
             settling.abandon(members.scene)
         raise
     fault_points.reach("save.announced", members.process)
-    saved_with(members.coordinator, members.request.step)
+    saved.on(members.coordinator, members.request.step)
     return commit
 
 
