@@ -1,4 +1,4 @@
-"""Do the headers of data files say what manifest and index say? Other readers believe them."""
+"""Check that headers of data files agree with manifest and index: other readers trust them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN = 100  # characters of a name
 
 
 class _Said(NamedTuple):
-    """What is said of an entry; bytes count from the beginning of the file."""
+    """The dtype, shape and byte range of an entry; offsets count from the beginning of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -30,10 +30,10 @@ class _Said(NamedTuple):
 
 
 def check_header(checkpoint: Checkpoint, file: int) -> None:
-    """Refuse a data file whose header contradicts manifest and index, though its hashes are right.
+    """Reject a data file whose header contradicts manifest and index, whatever its hashes.
 
     Raises:
-      CorruptCheckpoint: names the file, and the first leaf that they do not agree on.
+      CorruptCheckpoint: names the file and the first leaf that differs.
     """
     record, path = checkpoint.index.files[file], checkpoint.folder.path
     try:
@@ -65,7 +65,7 @@ def check_header(checkpoint: Checkpoint, file: int) -> None:
 
 
 def _read(checkpoint: Checkpoint, file: int) -> memoryview:
-    """Return a file from its beginning, as far as its header may reach."""
+    """Read a file from its beginning, as far as its header may reach."""
     record = checkpoint.index.files[file]
     first = memoryview(bytearray(8))
     checkpoint.folder.read_at(record.name, 0, first)
@@ -75,7 +75,7 @@ def _read(checkpoint: Checkpoint, file: int) -> memoryview:
 
 
 def _expected(checkpoint: Checkpoint, file: int) -> dict[str, tuple[str, _Said]]:
-    """Return by entry: the leaf, and what manifest and index say."""
+    """Return, by entry name, the leaf and what manifest and index say of it."""
     chunks, found = checkpoint.index.chunks, {}
     for row in np.flatnonzero(chunks.file == file).tolist():
         leaf = checkpoint.manifest.leaves[int(chunks.leaf[row])]
@@ -95,7 +95,7 @@ def _expected(checkpoint: Checkpoint, file: int) -> dict[str, tuple[str, _Said]]
 def _difference(
     entries: dict[str, _Said], expected: dict[str, tuple[str, _Said]]
 ) -> tuple[str, str]:
-    """Return the first leaf that differs, and how, in words; empty if none does."""
+    """Describe the first leaf that differs; empty if none does."""
     for name, (leaf, said) in expected.items():
         if name not in entries:
             return leaf, f"lacks the entry {name[:_SHOWN]!r}, which the index has there"

@@ -1,4 +1,4 @@
-"""Reading what is committed: every block that is read is verified before a value is returned."""
+"""Read committed data: every block is verified before any value is returned."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Bytes = NDArray[np.uint8]
 Progress = Callable[[int], None]
 
 _MOST_THREADS = 8
-_SHOWN = 3  # leaves of a file, and files, that an error names
-_LEAST_RUN_BYTES = 64 << 10  # that are worth a read of their own
+_SHOWN = 3  # leaves per file, and files, named in an error
+_LEAST_RUN_BYTES = 64 << 10  # below this, a read into a buffer and a copy are cheaper
 
 
 class Want(NamedTuple):
-    """A box of a leaf, and the memory that it goes to."""
+    """A box of a leaf, and the memory to read it into."""
 
     leaf: int
     origin: tuple[int, ...]
@@ -39,7 +39,7 @@ class Want(NamedTuple):
 def plan_of(
     checkpoint: Checkpoint, boxes: Boxes, most_request_bytes: int = REQUEST_BYTES
 ) -> ReadPlan:
-    """Return how boxes of a checkpoint are read."""
+    """Plan the reads for boxes of a checkpoint."""
     sizes = np.array([one.bytes for one in checkpoint.index.files], dtype=np.int64)
     return plan_reads(
         checkpoint.chunks,
@@ -57,16 +57,16 @@ def read(
     most_bytes: int,
     progress: Progress = lambda _: None,
 ) -> int:
-    """Fill the memory of all wants; return the bytes read.
+    """Fill the memory of all wants; return the number of bytes read.
 
     A block is read once, even if several wants need it.
 
     Args:
-      most_bytes: of memory beside that of the wants; wants that are not contiguous need as much
-        as they have in addition.
+      most_bytes: limit of temporary memory; wants that are not contiguous need their own
+        size in addition.
 
     Raises:
-      CorruptCheckpoint: names file, leaf and offset.
+      CorruptCheckpoint: names the file, leaf and offset.
     """
     wants = [want for want in wants if want.out.nbytes]
     threads, request_bytes = _sizes(checkpoint.manifest, wants, most_bytes)
@@ -84,9 +84,9 @@ def read(
 
 
 def verify(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[str]:
-    """Read every byte of every file; return what is wrong, in words. Raises nothing for it.
+    """Read every byte of every file; return what is wrong, in words, instead of raising it.
 
-    Where the bytes are right, what the header of a file says is compared with manifest and index.
+    Where the hashes are right, the header of the file is also compared with manifest and index.
     """
     found: list[tuple[int, int, str]] = []
     parts: list[tuple[int, int, int]] = []
@@ -118,7 +118,7 @@ def verify(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[
 
 
 class _ReadCall:
-    """One call of `read`: what every thread needs."""
+    """State of one call of `read`, shared by its threads."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _ReadCall:
         self._lay_out(boxes)
 
     def _lay_out(self, boxes: Boxes) -> None:
-        """Find how each piece lies in its chunk and in the memory of its want."""
+        """Find where each piece lies in its chunk and in the memory of its want."""
         plan, chunks, items = self.plan, self.checkpoint.chunks, self.checkpoint.items
         leaf = boxes.leaf[plan.box]
         item, per_byte = items.num_bytes[leaf], items.per_byte[leaf]
@@ -158,7 +158,7 @@ class _ReadCall:
         self.from_, self.to = from_, to
 
     def serve(self, requests: Iterable[int]) -> None:
-        """Read, verify and hand out some of the requests, through one buffer that stays warm."""
+        """Read, verify and distribute some of the requests, through one reused buffer."""
         memory = np.empty(int((self.plan.end - self.plan.begin).max(initial=0)), np.uint8)
         for number in requests:
             self._serve(number, memory)
@@ -180,16 +180,16 @@ class _ReadCall:
         self.progress(end - begin)
 
     def _run(self, piece: int, begin: int, end: int) -> tuple[int, int, Bytes]:
-        """Return which bytes of a file are a plain piece's between two places, and their memory."""
+        """Return a contiguous piece's bytes between two offsets of the file, and their memory."""
         first = self.first[piece]
         low, high = max(first, begin), min(self.last[piece], end)
         into = self.into[piece] - first
         return low, high, self.targets[self.want[piece]][into + low : into + high]
 
     def _parts_in_place(self, pieces: Iterable[int], begin: int, buffer: Bytes) -> list[Bytes]:
-        """Return the memory of the wants as a request lies in the file, gaps from `buffer`.
+        """Return destination buffers that cover a request, with gaps from `buffer`.
 
-        Empty if that is not to be had: what lies in rows, is small, or is wanted twice is copied.
+        Empty if it cannot be read in place: strided, small or duplicate destinations are copied.
         """
         at, end = begin, begin + len(buffer)
         parts = []
@@ -204,7 +204,7 @@ class _ReadCall:
         return [part for part in (*parts, buffer[at - begin :]) if len(part)]
 
     def _scatter(self, piece: int, begin: int, buffer: Bytes) -> None:
-        """Copy what lies in rows, or packed."""
+        """Copy out pieces that are strided or packed."""
         per_byte, chunk = self.per_byte[piece], self.chunk_begin[piece]
         target = self.targets[self.want[piece]]
         extent = self.plan.extent[piece].tolist()
@@ -222,7 +222,7 @@ class _ReadCall:
 
 
 def _contiguous(out: Array) -> Array:
-    """Return the array itself, or memory for what will be copied to it."""
+    """Return the array itself if contiguous, else temporary memory of its shape."""
     return out if out.flags.c_contiguous else np.empty(out.shape, out.dtype)
 
 
@@ -230,7 +230,7 @@ def _boxes(checkpoint: Checkpoint, wants: Sequence[Want]) -> Boxes:
     """Return the boxes of wants as arrays.
 
     Raises:
-      UsageError: a want is none of its leaf.
+      UsageError: a want is not a box of its leaf.
     """
     rank = checkpoint.chunks.origin.shape[1]
     leaf = np.array([want.leaf for want in wants], dtype=np.int64)
@@ -247,7 +247,7 @@ def _boxes(checkpoint: Checkpoint, wants: Sequence[Want]) -> Boxes:
 
 
 def _check_filled(checkpoint: Checkpoint, boxes: Boxes, plan: ReadPlan) -> None:
-    """Raise if a box reaches out of its leaf: some of its memory would hold anything."""
+    """Raise if a box exceeds its leaf: some of its memory would stay uninitialised."""
     found = np.zeros(len(boxes.leaf), dtype=np.int64)
     np.add.at(found, plan.box, plan.extent.prod(axis=1))
     outside = np.flatnonzero(found != boxes.extent.prod(axis=1))
@@ -259,7 +259,7 @@ def _check_filled(checkpoint: Checkpoint, boxes: Boxes, plan: ReadPlan) -> None:
 def _wrong(
     checkpoint: Checkpoint, file: int, begin: int, parts: Sequence[Bytes]
 ) -> Iterator[CorruptCheckpoint]:
-    """Fill parts of memory with bytes of a file; tell each block that is not what was saved."""
+    """Read a byte range of a file into buffers; yield the blocks whose hash differs."""
     record = checkpoint.index.files[file]
     at = begin
     for part in parts:
@@ -284,7 +284,7 @@ def _wrong(
 def _damaged(
     checkpoint: Checkpoint, file: int, offset: int | None, what: str, *, to_end: bool = False
 ) -> CorruptCheckpoint:
-    """Return the error for a file, or a block of it, or all from there `to_end`."""
+    """Return the error for a file, for a block of it, or for everything from there `to_end`."""
     record, path = checkpoint.index.files[file], checkpoint.folder.path
     leaves = _leaves_at(checkpoint, file, offset, to_end)
     more = f" and {len(leaves) - _SHOWN} more" if len(leaves) > _SHOWN else ""
@@ -300,7 +300,7 @@ def _damaged(
 
 
 def _leaves_at(checkpoint: Checkpoint, file: int, offset: int | None, to_end: bool) -> list[str]:
-    """Return the names of leaves with bytes in a block; without an offset, in the file."""
+    """Return the names of the leaves in a block, or without an offset, in the file."""
     chunks = checkpoint.chunks
     inside = chunks.file == file
     if offset is not None:
@@ -313,7 +313,7 @@ def _leaves_at(checkpoint: Checkpoint, file: int, offset: int | None, to_end: bo
 
 
 def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
-    """Raise if files are not as long as they were; one error names all of them."""
+    """Raise one error that names all files whose size has changed."""
     found: list[CorruptCheckpoint] = []
     for number in numbers:
         record = checkpoint.index.files[number]
@@ -335,15 +335,15 @@ def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
 
 
 def _said(error: CorruptCheckpoint) -> str:
-    """Return what an error says of its file."""
+    """Return the message of an error about a file."""
     return str(error).partition("\n")[0].partition(f"{error.file}: ")[2]
 
 
 def _sizes(manifest: Manifest, wants: Sequence[Want], most_bytes: int) -> tuple[int, int]:
-    """Return how many threads read at a time, and how much each."""
+    """Return the number of reader threads and the buffer size of each."""
     dtypes = {manifest.leaves[want.leaf].dtype for want in wants}
     packed = max((storage_of(dtype_of(dtype)).per_byte for dtype in dtypes), default=1)
-    cost = 1 if packed == 1 else 2 + 2 * packed  # unpacking takes a few arrays of elements
+    cost = 1 if packed == 1 else 2 + 2 * packed  # unpacking needs several temporary arrays
     threads = max(min(_threads(), most_bytes // (cost * BLOCK_BYTES)), 1)
     return threads, min(REQUEST_BYTES, most_bytes // (threads * cost))
 

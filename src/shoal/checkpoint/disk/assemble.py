@@ -1,4 +1,4 @@
-"""Parts of all processes → the index and the text of COMMIT. Whoever does it gets the same."""
+"""Assemble the parts of all processes into the index and the text of COMMIT, deterministically."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoal.errors import CorruptCheckpoint
 
 
 def assemble(folder: Folder, attempt: str) -> tuple[Manifest, Blob, Index]:
-    """Read manifest and parts, and check that they tell of whole leaves and of files that exist.
+    """Read manifest and parts; check that they cover whole leaves and that their files exist.
 
     Raises:
       FileNotFoundError: manifest or a part is missing.
@@ -59,12 +59,12 @@ def _check_files(folder: Folder, index: Index) -> None:
 
 
 def blob_of(name: str, data: bytes) -> Blob:
-    """Return what COMMIT says of a file."""
+    """Return COMMIT's record of a file."""
     return Blob(name, len(data), hashlib.sha256(data).hexdigest())
 
 
 def commit_of(manifest: Manifest, manifest_blob: Blob, index: Index, index_blob: Blob) -> Commit:
-    """Return what COMMIT says: the same, whoever commits."""
+    """Return the contents of COMMIT, the same on every process that commits."""
     return Commit(
         attempt=manifest.attempt,
         step=manifest.step,

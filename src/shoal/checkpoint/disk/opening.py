@@ -1,4 +1,4 @@
-"""A committed checkpoint, opened: COMMIT vouches for manifest and index, and these for all else."""
+"""Open a committed checkpoint: COMMIT vouches for manifest and index, these for all else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Checkpoint:
 
     @cached_property
     def chunks(self) -> Chunks:
-        """The index's chunks, values of processes one behind the other, as if they were a row."""
+        """The index's chunks, with per-process values concatenated into one row."""
         return replace(self.index.chunks, origin=self._origins)
 
     @cached_property
@@ -57,11 +57,11 @@ class Checkpoint:
 
     @cached_property
     def items(self) -> Items:
-        """What an element of each leaf is; 0 bytes of those without data in files."""
+        """Element sizes of each leaf; 0 bytes for leaves without data in files."""
         return _items(self.manifest.leaves)
 
     def values_of(self, leaf: int) -> dict[int, tuple[int, int]]:
-        """Return where the value of each process lies: its first byte in `chunks`, and how many."""
+        """Return the first byte in `chunks` and the length of each process's value."""
         rows = np.flatnonzero(self.chunks.leaf == leaf)
         processes = self.index.chunks.origin[rows, 0].tolist()
         first, sizes = self.chunks.origin[rows, 0], self.chunks.extent[rows, 0]
@@ -69,17 +69,17 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open what is committed at `path`.
+    """Open the checkpoint committed at `path`.
 
     Raises:
-      NotCommitted: nothing is.
+      NotCommitted: nothing is committed there.
       CorruptCheckpoint, UnsupportedCheckpoint, StorageError.
     """
     return open_folder(LocalFolder(path))
 
 
 def open_folder(folder: Folder) -> Checkpoint:
-    """Do what `open_checkpoint` does."""
+    """Like `open_checkpoint`, given a `Folder`."""
     commit = step_folder.committed(folder)
     if commit is None:
         raise NotCommitted(f"{folder.path}: {_what_is_there(folder)}", path=folder.path)
@@ -123,7 +123,7 @@ def _read_blob(folder: Folder, blob: Blob) -> bytes:
 
 
 def _what_is_there(folder: Folder) -> str:
-    """Say why nothing can be read."""
+    """Say why there is nothing to read."""
     names = folder.names()
     steps = [name for name in names if name.startswith("step_")]
     if steps:

@@ -1,4 +1,4 @@
-"""A process's own tree of plain values and arrays of NumPy ↔ bytes, without pickle.
+"""Serialise a per-process tree of plain values and NumPy arrays to bytes, without pickle.
 
 The bytes are a small safetensors file: an entry for each array; the tree and all other values are
 JSON in its metadata.
@@ -24,10 +24,10 @@ _FORMAT = "shoal-values"
 
 
 def blob_of(tree: Any, *, asked: str = "a process's own value") -> bytes:
-    """Return the bytes of a tree of plain values and arrays of NumPy.
+    """Serialise a tree of plain values and NumPy arrays.
 
     Raises:
-      UsageError: something in it is neither; all offenders.
+      UsageError: a leaf is neither; names all offenders.
     """
     leaves, structure = flatten(tree, asked=asked)
     offences: list[str] = []
@@ -58,13 +58,13 @@ def blob_of(tree: Any, *, asked: str = "a process's own value") -> bytes:
 
 
 def tree_of(blob: bytes | memoryview, *, file: str = "") -> Any:
-    """Return the tree of these bytes; its arrays are copies.
+    """Deserialise a tree; its arrays are copies.
 
     Args:
-      file: where they lie, for errors.
+      file: where the bytes come from, for errors.
 
     Raises:
-      CorruptCheckpoint: they are none's.
+      CorruptCheckpoint: the bytes do not encode a tree.
     """
     file = file or "a process's own value"
     view = memoryview(blob)
@@ -99,4 +99,4 @@ def _leaf(said: Any, entry: header.Entry | None, data: memoryview) -> Any:
     if entry.dtype != dtypes.storage_of(dtype).entry or entry.shape != wanted:
         raise UsageError("is not the array that its entry says")
     found = dtypes.unpack(data[entry.begin : entry.end], dtype, shape)
-    return found.copy() if dtype.itemsize else found  # a copy would be of another dtype
+    return found.copy() if dtype.itemsize else found  # a copy would change the dtype

@@ -1,4 +1,4 @@
-"""Fields of JSON that may come from an enemy: asked for by name and type, or refused in words."""
+"""Validate fields of untrusted JSON by name and type."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all
 FORMAT = "shoal-checkpoint"
 _ATTEMPT = re.compile("[0-9a-f]{12}", re.ASCII)
 _SHA256 = re.compile("[0-9a-f]{64}", re.ASCII)
-_DEEPEST = 100  # lists and objects of the caller in one another
+_DEEPEST = 100  # nesting of the user's lists and objects
 
 
 class Fields:
-    """One object of a file."""
+    """One JSON object of a file."""
 
     def __init__(self, found: Any, file: str, where: str = "") -> None:
         self.file = file
@@ -33,7 +33,7 @@ class Fields:
             self.refuse(f"has {key!r} that is {what}: {shown(self.found.get(key))}")
 
     def only(self, known: frozenset[str]) -> None:
-        """Refuse keys that are not known."""
+        """Reject unknown keys."""
         extra = self.found.keys() - known
         if extra:
             self.refuse(f"has unknown keys: {sorted(extra)[:5]}")
@@ -66,7 +66,7 @@ class Fields:
         return dict(value)
 
     def free(self, key: str) -> dict[str, Any]:
-        """Return an object of the caller's own."""
+        """Return a free-form object of the user's."""
         value = self.mapping(key)
         offences: list[str] = []
         _check_json(value, key, _DEEPEST, offences)
@@ -91,12 +91,12 @@ class Fields:
 
 
 def is_step(value: Any) -> bool:
-    """Is it the number of a step?"""
+    """Is it a valid step number?"""
     return type(value) is int and abs(value) < LARGEST
 
 
 def is_text(value: Any) -> bool:
-    """Is it a str that can be printed and sent? JSON may say lone surrogates."""
+    """Is it a str that can be encoded? JSON may contain lone surrogates."""
     if type(value) is not str:
         return False
     try:
@@ -106,12 +106,12 @@ def is_text(value: Any) -> bool:
 
 
 def head(kind: str) -> dict[str, Any]:
-    """Return the fields that each file begins with."""
+    """Return the fields that every file begins with."""
     return {"format": FORMAT, "file": kind, "version": list(VERSION)}
 
 
 def check_version(fields: Fields, kind: str) -> bool:
-    """Refuse another format, a later version, unknown features; say whether all keys are known.
+    """Reject other formats, later versions and unknown features; are all keys known?
 
     Raises:
       CorruptCheckpoint, UnsupportedCheckpoint.
@@ -133,7 +133,7 @@ def check_version(fields: Fields, kind: str) -> bool:
 
 
 def check_json(value: Any, asked: str) -> None:
-    """Refuse what would not come back from JSON as it is.
+    """Reject values that would not survive a round trip through JSON.
 
     Raises:
       UsageError: names every offender.

@@ -1,4 +1,4 @@
-"""Manifest and COMMIT ↔ JSON: one leaf a line, the same bytes for the same content."""
+"""Manifest and COMMIT ↔ JSON: one leaf per line, deterministic."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _line(value: Any) -> str:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the text of a manifest.
+    """Encode a manifest.
 
     Raises:
       UsageError: `user` is not JSON.
@@ -71,7 +71,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     lines = [f"{_line(key)}: {_line(value)}," for key, value in first.items()]
     leaves = ",\n".join([_line(_leaf_json(leaf)) for leaf in manifest.leaves])
     text = "{\n" + "\n".join(lines) + '\n"leaves": [\n' + leaves + "\n]\n}\n"
-    return text.encode("utf-8", "replace")  # of what is information only
+    return text.encode("utf-8", "replace")  # for information only
 
 
 def _leaf_json(leaf: LeafRecord) -> dict[str, Any]:
@@ -88,11 +88,11 @@ def _leaf_json(leaf: LeafRecord) -> dict[str, Any]:
 
 
 def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
-    """Return what a manifest says.
+    """Decode a manifest.
 
     Raises:
-      CorruptCheckpoint: it is none, or it contradicts itself.
-      UnsupportedCheckpoint: it needs features that are not known here.
+      CorruptCheckpoint: it is malformed or contradicts itself.
+      UnsupportedCheckpoint: it needs unknown features.
     """
     fields = Fields(strict_json(data, file), file)
     knows_all = check_version(fields, "manifest")
@@ -149,7 +149,7 @@ def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
 
 
 def _why_no_leaf(leaf: LeafRecord) -> str:
-    """Return what is wrong with a leaf, in words."""
+    """Say what is wrong with a leaf; empty if nothing is."""
     try:
         if leaf.has_data:
             if leaf.value is not None:
@@ -169,7 +169,7 @@ def _why_no_leaf(leaf: LeafRecord) -> str:
 def _why_no_data(
     kind: str, dtype: str, shape: tuple[int, ...], words: tuple[int, ...], impl: str
 ) -> str:
-    """Return what is wrong with a leaf that has data in files, in words."""
+    """Say what is wrong with a leaf that has data in files; empty if nothing is."""
     stored = shape + words
     if min(stored, default=0) < 0:
         return "has a shape that is no list of sizes"
@@ -191,10 +191,10 @@ def _why_no_data(
 
 
 def encode_commit(commit: Commit) -> bytes:
-    """Return the text of COMMIT, the same for the same content.
+    """Encode COMMIT, deterministically.
 
     Raises:
-      UsageError: the metrics are too many, or no numbers.
+      UsageError: the metrics are too large, or not numbers.
     """
     fields = {
         **head("commit"),
@@ -213,10 +213,10 @@ def encode_commit(commit: Commit) -> bytes:
 
 
 def metrics_json(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """Return metrics as JSON has them: what is not finite is text.
+    """Return metrics as JSON; non-finite values become text.
 
     Raises:
-      UsageError: one is no number, or they are too long.
+      UsageError: one is not a number, or they are too large.
     """
     found = {name: _metric(name, value) for name, value in metrics.items()}
     check_json(found, "metrics")
@@ -236,10 +236,10 @@ def _metric(name: str, value: Any) -> float | str:
 
 
 def decode_commit(data: bytes, file: str = "COMMIT") -> Commit:
-    """Return what COMMIT says.
+    """Decode COMMIT.
 
     Raises:
-      CorruptCheckpoint: it is none, or its bytes are not those that were written.
+      CorruptCheckpoint: it is malformed, or its bytes have changed.
       UnsupportedCheckpoint: it is of a later version.
     """
     text, seal = data[:-65], data[-65:]

@@ -1,4 +1,4 @@
-"""Part and index ↔ bytes: tables of integers in a safetensors file of their own.
+"""Part and index ↔ bytes: a safetensors file of integer tables.
 
 The last 32 bytes are the SHA-256 of all bytes before them.
 """
@@ -41,13 +41,13 @@ _KEYS = frozenset(
 
 
 def first_blocks(files: Sequence[FileRecord]) -> IntArray:
-    """Return the number of each file's first block among all blocks, and one past the last."""
+    """Return each file's first block number, and the total number of blocks at the end."""
     counts = [-(-one.bytes // BLOCK_BYTES) for one in files]
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
 
 def encode_part(part: Part) -> bytes:
-    """Return the bytes of a part."""
+    """Encode a part."""
     return _encode(
         {**head("part"), "attempt": part.attempt, "process": part.process},
         part.files,
@@ -57,7 +57,7 @@ def encode_part(part: Part) -> bytes:
 
 
 def encode_index(index: Index) -> bytes:
-    """Return the bytes of an index, the same for the same content."""
+    """Encode an index, deterministically."""
     return _encode(
         {**head("index"), "attempt": index.attempt},
         index.files,
@@ -67,10 +67,10 @@ def encode_index(index: Index) -> bytes:
 
 
 def decode_part(data: bytes, file: str = "a part") -> Part:
-    """Return what a part says; everything in it agrees with everything else.
+    """Decode a part, and check its consistency.
 
     Raises:
-      CorruptCheckpoint: it is none, or its bytes are not those that were written.
+      CorruptCheckpoint: it is malformed, or its bytes have changed.
       UnsupportedCheckpoint: it is of a later version.
     """
     fields, tables = _decode(data, "part", file)
@@ -83,10 +83,10 @@ def decode_part(data: bytes, file: str = "a part") -> Part:
 
 
 def decode_index(data: bytes, file: str = "the index") -> Index:
-    """Return what an index says; everything in it agrees with everything else.
+    """Decode an index, and check its consistency.
 
     Raises:
-      CorruptCheckpoint: it is none, or its bytes are not those that were written.
+      CorruptCheckpoint: it is malformed, or its bytes have changed.
       UnsupportedCheckpoint: it is of a later version.
     """
     fields, tables = _decode(data, "index", file)
@@ -125,7 +125,7 @@ def _text(value: Any) -> str:
 
 
 def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]]:
-    """Check the seal, the version and the tables' dtypes."""
+    """Check the trailing hash, the version and the tables' dtypes."""
     if hashlib.sha256(memoryview(data)[:-32]).digest() != data[-32:]:
         raise CorruptCheckpoint(
             f"{file} is damaged: it does not end with the SHA-256 of the bytes before it", file=file
@@ -160,7 +160,7 @@ def _last(found: header.Header, data: bytes) -> tuple[int, int]:
 
 
 def _files(fields: Fields) -> tuple[FileRecord, ...]:
-    """Return the files, whose names can be no others than they are: no path leaves the folder."""
+    """Return the files; their names are derived, so no path can leave the folder."""
     listed = fields.found.get("files")
     attempt = fields.attempt()
     found: list[FileRecord] = []

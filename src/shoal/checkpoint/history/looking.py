@@ -1,4 +1,4 @@
-"""What a history can be asked without changing it."""
+"""Read-only queries of a history."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from shoal.errors import NotCommitted, UsageError, nearest
 
 
 class Looking:
-    """Steps with their metrics, the best of them, what one holds, and whether a save runs."""
+    """Mixin: steps with their metrics, the best step, contents, and whether a save runs."""
 
     _root: Folder
     _saver: Saver
 
     @property
     def is_saving(self) -> bool:
-        """Does a save of this process still run? False once it is over, well or not."""
+        """Is a save of this process still running? False once it is over, successful or not."""
         return self._saver.is_saving
 
     @local
     def all_metrics(self, *, skip_corrupt: bool = False) -> dict[int, dict[str, float]]:
-        """Return the committed steps, in order, with what `save(metrics=…)` said of each.
+        """Return the committed steps, in order, each with its `save(metrics=…)`.
 
         Local.
 
@@ -38,17 +38,17 @@ class Looking:
     def best_step(
         self, metric: str, mode: str = "min", *, skip_corrupt: bool = False
     ) -> int | None:
-        """Return the committed step with the best `metric`: that which `Best(1, …)` keeps.
+        """Return the committed step with the best `metric`: the one that `Best(1, …)` keeps.
 
         Local.
 
         Args:
           metric: its name in `save(metrics=…)`.
-          mode: "min" or "max": which is better.
+          mode: "min" or "max": whether lower or higher is better.
           skip_corrupt: as for `all_steps`.
 
         Returns:
-          the step; of equal ones the newest. None: no step has metrics, or this one is NaN.
+          The step; of equals the newest. None: no step has metrics, or this one is NaN.
 
         Raises:
           UsageError: steps have metrics, and none has this one.
@@ -70,7 +70,7 @@ class Looking:
         Local.
 
         Args:
-          step: None: the newest that is committed.
+          step: None: the newest committed step.
 
         Raises:
           NotCommitted: nothing is saved, or not that step.

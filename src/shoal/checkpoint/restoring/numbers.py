@@ -1,4 +1,4 @@
-"""A number was saved, such as a step, and an array is wanted. Without JAX."""
+"""Restore a saved number, such as a step, as an array. Without JAX."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from shoal.checkpoint.format.records import LeafRecord
 from shoal.checkpoint.planning.casting import as_array, policy_for
 from shoal.checkpoint.tree.plain_values import value_of
 
-_POLICIES = ("exact", "safe", "any")  # the later does what the earlier does
+_POLICIES = ("exact", "safe", "any")  # each allows what the earlier ones allow
 
 
 def wrong_number(
     record: LeafRecord, shape: tuple[int, ...], dtype: np.dtype[Any] | None, policy: str
 ) -> tuple[str, str]:
-    """Return what keeps a leaf that is no array from becoming one: kind of mismatch, and words.
+    """Say why a non-array leaf cannot become an array: kind of mismatch, and words.
 
     Args:
-      dtype: of the array that is wanted; None: keys are.
-      policy: what may be cast, as `restore(dtype=…)`.
+      dtype: of the wanted array; None: PRNG keys are wanted.
+      policy: permitted casts, as `restore(dtype=…)`.
     """
     told = f"was saved as {record.kind}"
     is_number = not record.has_data and record.kind not in ("str", "bytes", "none")
@@ -39,5 +39,5 @@ def wrong_number(
 
 
 def array_of(record: LeafRecord, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return a number as the array that is wanted."""
+    """Return a number as the wanted array."""
     return as_array(value_of(record.kind, record.value), dtype)

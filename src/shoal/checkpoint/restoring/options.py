@@ -1,4 +1,4 @@
-"""What a history and its calls may be asked for."""
+"""Check the options of a history and of its calls."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shoal.errors import UsageError, raise_all
 
 
 def check_history(flags: dict[str, object], waits: dict[str, object]) -> None:
-    """Raise if an argument of `Checkpoints` is no flag, or no time.
+    """Raise if an argument of `Checkpoints` is not a flag or not a duration.
 
     Raises:
-      UsageError: it is none.
+      UsageError: it is not.
     """
     raise_all("Checkpoints", not_flags(**flags))
     for name, value in waits.items():
@@ -22,7 +22,7 @@ def check_history(flags: dict[str, object], waits: dict[str, object]) -> None:
 
 
 def check_restore(asked: str, options: Iterable[str], timeout_s: object) -> None:
-    """Raise if an argument of `restore` or `resume` is wrong, whatever is saved.
+    """Raise if an argument of `restore` or `resume` is wrong regardless of the checkpoint.
 
     Raises:
       UsageError: it is.
@@ -32,6 +32,6 @@ def check_restore(asked: str, options: Iterable[str], timeout_s: object) -> None
 
 
 def check_seconds(asked: str, name: str, value: object) -> None:
-    """Raise for what is neither None nor a positive number of seconds."""
+    """Raise unless it is None or a positive number of seconds."""
     if value is not None and not settings.timeout(asked, value, "", name) > 0:
         raise UsageError(f"{asked}: {name}={value!r} must be positive seconds")

@@ -1,4 +1,4 @@
-"""One restore: all processes open the same checkpoint, read, and come to the same end."""
+"""One restore: all processes open the same checkpoint, read, and end alike."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ _LOG = logging.getLogger("shoal")
 
 
 class RestoreRequest(NamedTuple):
-    """What is restored, as one process asks for it."""
+    """What one process asks to restore."""
 
     folder: Folder
     options: TargetOptions
     mode: str
     asked: Sequence[TargetLeaf] = ()
-    structure: tree_nodes.Structure | None = None  # of the target; None: there is none
+    structure: tree_nodes.Structure | None = None  # of the target; None: no target
     given: Sequence[Any] = ()  # the leaves of the target
     merge: Callable[[list[Any]], Any] | None = None
-    form: str = "tree"  # of what comes back where the target has none
+    form: str = "tree"  # of the result, without a target
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What all processes must say alike."""
+        """What must be equal on all processes."""
         options = self.options
         renames = options.rename if isinstance(options.rename, Mapping) else bool(options.rename)
         return (
@@ -67,19 +67,19 @@ class RestoreRequest(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A checkpoint, and what is wanted of it."""
+    """An open checkpoint, and what to restore from it."""
 
     checkpoint: Checkpoint
     wishes: Wishes
-    geometry: Geometry | None  # None: nothing lies on devices
+    geometry: Geometry | None  # None: nothing is placed on devices
     ways: Ways
 
 
 def understand(folder: Folder, target: Any, options: TargetOptions, mode: str) -> RestoreRequest:
-    """Take a target apart.
+    """Parse a target.
 
     Raises:
-      UsageError: it can be none.
+      UsageError: it is not a valid target.
     """
     if target is None:
         return RestoreRequest(folder, options, mode)
@@ -90,7 +90,7 @@ def understand(folder: Folder, target: Any, options: TargetOptions, mode: str) -
 
 
 def open_for(request: RestoreRequest) -> Opened:
-    """Open the checkpoint, and find what is wanted in it.
+    """Open the checkpoint, and match the target with it.
 
     Raises:
       RestoreMismatch, NotCommitted, CorruptCheckpoint, UnsupportedCheckpoint, StorageError.
@@ -124,11 +124,11 @@ class Restore:
         group: Group,
     ) -> None:
         self._coordinator, self._request, self._group = coordinator, request, group
-        self._call, self._timeout_s = call, timeout_s  # of each wait: reading may take long
+        self._call, self._timeout_s = call, timeout_s  # per wait: reading may take long
         self._me = ThisProcess(coordinator.process, coordinator.hosts)
 
     def run(self, most_bytes: int) -> Any:
-        """Do it all."""
+        """Run all steps."""
         opened, problem = _tried(lambda: open_for(self._request))
         brought = b"" if opened is None else _identity(opened, self._group)
         fault_points.reach("restore.before_arrive", self._coordinator.process)
@@ -143,7 +143,7 @@ class Restore:
         return _built(self._request, opened, values)
 
     def _meet(self, call: Call, problem: Exception | None, brought: bytes) -> Mapping[int, bytes]:
-        """Meet all, and return what they bring; raise, on all alike, what one of them met with."""
+        """Exchange results with all processes; if one of them failed, raise its error on all."""
         payload = brought if problem is None else told(problem)
         answers = agree(
             self._coordinator,
@@ -156,7 +156,7 @@ class Restore:
         if not who:
             return answers
         error = untold(answers[who[0]], who[0], self._me)
-        is_opening = call is self._call  # later, somebody may have deleted it for all
+        is_opening = call is self._call  # later, it may have been deleted for all
         if is_opening and isinstance(error, NotCommitted) and len(who) < len(answers):
             raise self._not_shared(who, answers) from problem
         is_own = problem is not None and type(problem) is type(error)
@@ -182,11 +182,11 @@ class Restore:
         )
 
     def _same(self, answers: Mapping[int, bytes]) -> None:
-        """Raise unless all see the same checkpoint."""
+        """Raise unless all processes see the same checkpoint."""
         sides: dict[str, tuple[int, ...]] = {}
         found = {process: json.loads(answers[process]) for process in sorted(answers)}
         if len({(said["attempt"], said["index"]) for said in found.values()}) == 1:
-            return  # also where they call the folder by several names
+            return  # even if their paths differ
         is_one = len({said["path"] for said in found.values()}) == 1
         for process, said in found.items():
             text = f"step {said['step']}, attempt {said['attempt']}, index {said['index'][:12]}"
@@ -203,7 +203,7 @@ class Restore:
         )
 
     def _refuse_other_devices(self, opened: Opened, answers: Mapping[int, bytes]) -> None:
-        """Raise, on all alike, if arrays shall lie on devices of processes outside of the group."""
+        """Raise on all processes if arrays are to be placed on devices outside the group."""
         if self._group.is_all or opened.geometry is None:
             return
         numbers = {json.loads(text)["number"] for text in answers.values()}
@@ -236,7 +236,7 @@ class Restore:
         return values
 
     def _exchange(self, opened: Opened, values: list[Any]) -> None:
-        """Move on the devices what was read as it lies in the files."""
+        """Move the arrays that were read in file order to their final shardings."""
         if not opened.ways.transport:
             return
         from shoal.checkpoint.restoring.placing import exchanged
@@ -267,7 +267,7 @@ def _allowed(opened: Opened) -> AbstractContextManager[Any]:
 
 
 def _gone(checkpoint: Checkpoint, error: CorruptCheckpoint) -> NotCommitted | None:
-    """Return the error of a checkpoint that was deleted while it was read; None: it was not."""
+    """Return the error for a checkpoint deleted while being read; None if it was not."""
     path = checkpoint.folder.path
     try:
         commit = committed(checkpoint.folder)
@@ -280,7 +280,7 @@ def _gone(checkpoint: Checkpoint, error: CorruptCheckpoint) -> NotCommitted | No
 
 
 def _built(request: RestoreRequest, opened: Opened, values: Sequence[Any]) -> Any:
-    """Return the tree: the target's, or the one that was stored."""
+    """Return the tree: the target's, or the stored one."""
     structure, wishes = opened.checkpoint.manifest.tree, opened.wishes
     nodes = _nodes()
     if request.form == "names":
@@ -309,21 +309,21 @@ def _tree(
     numbers = [wish.leaf for wish in wishes]
     if len(numbers) < tree_nodes.num_leaves(structure):
         return flatten.unflatten(tree_nodes.prune(structure, numbers), values, nodes)
-    leaves: Any = dict(zip(numbers, values, strict=True))  # of a branch they do not begin at 0
+    leaves: Any = dict(zip(numbers, values, strict=True))  # those of a branch do not begin at 0
     return flatten.unflatten(structure, leaves, nodes)
 
 
 def _branch(structure: tree_nodes.Structure, name: str) -> tree_nodes.Structure:
-    """Return what is below a name."""
+    """Return the substructure below a name."""
     for part in [] if name == ROOT else name.split("/"):
-        if not isinstance(structure, int):  # it is none: there are leaves whose names begin so
+        if not isinstance(structure, int):  # not a leaf: there are leaves below this name
             pairs = zip(structure.child_keys(), structure.children, strict=True)
             structure = next(child for key, child in pairs if component(key) == part)
     return structure
 
 
 def _nodes() -> flatten.Nodes | None:
-    """Return who knows nodes that are registered with JAX; without JAX none is."""
+    """Return the registry of JAX's node types; without JAX, none."""
     if sys.modules.get("jax") is None:
         return None
     from shoal.checkpoint.tree.jax_nodes import JaxNodes
@@ -332,7 +332,7 @@ def _nodes() -> flatten.Nodes | None:
 
 
 def _identity(opened: Opened, group: Group) -> bytes:
-    """Return which checkpoint this process sees; of a part of the job, also its number in JAX."""
+    """Return which checkpoint this process sees; in a group, also its number in JAX."""
     commit = opened.checkpoint.commit
     said: dict[str, Any] = {"attempt": commit.attempt, "step": commit.step}
     said |= {"index": commit.index.sha256, "path": opened.checkpoint.folder.path}
@@ -344,7 +344,7 @@ def _identity(opened: Opened, group: Group) -> bytes:
 
 
 def _tried(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """Return what came out, or what went wrong: the others are told."""
+    """Return the result, or the error, which is sent to the other processes."""
     try:
         with uncollected():
             return work(), None

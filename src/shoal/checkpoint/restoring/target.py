@@ -1,7 +1,6 @@
-"""What is wanted of a checkpoint, held against what it has. Without JAX.
+"""Match a target with a checkpoint. Without JAX.
 
-A *wish* is a leaf of what is restored. Everything that does not fit is said at once, before
-anything is read.
+A *wish* is a leaf to restore. All mismatches are reported at once, before anything is read.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ from shoal.plan import patterns
 OPTIONS = ("only", "rename", "dtype", "form", "mode", "most_bytes", "merge")
 DTYPES = ("exact", "safe", "any")
 FORMS = ("tree", "dicts", "names")
-HELD = ("array", "key")  # kinds of leaves that can lie on devices
+HELD = ("array", "key")  # kinds of leaves that can be placed on devices
 _MOST_LISTED = 50
 
 Rename = Mapping[str, str] | Callable[[str], str]
 
 
 class TargetOptions(NamedTuple):
-    """How a target is understood."""
+    """How to interpret a target."""
 
     only: tuple[str, ...] | None = None  # patterns; None: all
     rename: Rename | None = None
     dtype: str = "exact"
 
     def takes(self, name: str) -> bool:
-        """Shall this leaf be restored?"""
+        """Is this leaf to be restored?"""
         return self.only is None or any(patterns.matches(one, name) for one in self.only)
 
     def stored_name(self, name: str) -> str:
@@ -57,38 +56,38 @@ class TargetOptions(NamedTuple):
 
 
 class TargetLeaf(NamedTuple):
-    """What a leaf of a target says."""
+    """The requirements of one leaf of a target."""
 
     name: str
-    place: Any = None  # where it shall lie, opaque here; None: in the memory of the host
+    place: Any = None  # placement, opaque here; None: host memory
     shape: tuple[int, ...] | None = None  # None: as stored
-    dtype: np.dtype[Any] | None = None  # None: as stored; of arrays alone
-    impl: str = ""  # of PRNG keys
-    is_layout: bool = False  # a layout alone; it may stand for a whole subtree
-    has_dims: bool = False  # a layout of arrays alone, as no mesh or function is
-    is_array: bool = False  # it must be an array or a key
-    is_function: bool = False  # it says where leaves lie; or has nothing to do with them
-    text: str = ""  # what all processes must say alike
-    hint: str = ""  # what to write instead, where nothing like it was saved
+    dtype: np.dtype[Any] | None = None  # None: as stored; arrays only
+    impl: str = ""  # generator of PRNG keys
+    is_layout: bool = False  # only a layout; may stand for a whole subtree
+    has_dims: bool = False  # has a rank, unlike a mesh or function
+    is_array: bool = False  # must be an array or a key
+    is_function: bool = False  # a function: it may be a placement, or a leaf by chance
+    text: str = ""  # must be equal on all processes
+    hint: str = ""  # what to write instead, if nothing like it was saved
 
     @property
     def line(self) -> str:
-        """One line for the comparison of all processes."""
+        """One line to compare between processes."""
         said = f" {self.dtype or self.impl}{list(self.shape)}" if self.shape is not None else ""
         return f"{self.name}:{said} {self.text}".rstrip()
 
 
 class Wish(NamedTuple):
-    """A leaf that is restored."""
+    """A leaf to restore."""
 
     leaf: int  # its number in the manifest
     place: Any  # None: on the host
-    dtype: np.dtype[Any] | None  # that it is cast to; None: as stored
+    dtype: np.dtype[Any] | None  # dtype to cast to; None: as stored
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """All that is restored, and where in the target it belongs."""
+    """All leaves to restore, and where they belong in the target."""
 
     wishes: tuple[Wish, ...]
     of_asked: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -113,7 +112,7 @@ def options_of(
         only = tuple(only)
         if not all(isinstance(one, str) and one for one in only):
             raise UsageTypeError(f"{asked}: only={only!r} must be patterns such as 'params/**'")
-        only = tuple(sorted(only))  # a set has another order on each process
+        only = tuple(sorted(only))  # the order of a set differs between processes
         if wrong := [one for one in only if not patterns.is_pattern(one)]:
             raise UsageError(f"{asked}: only={wrong!r}: what stands in [ ] is no range")
     if rename is not None and not has_target:
@@ -131,7 +130,7 @@ def one_of(asked: str, name: str, value: object, known: Sequence[str]) -> str:
     """Return the value of an option.
 
     Raises:
-      UsageError: it is none of those.
+      UsageError: it is not one of the known values.
     """
     if not isinstance(value, str) or value not in known:
         words = ", ".join(map(repr, known))
@@ -140,7 +139,7 @@ def one_of(asked: str, name: str, value: object, known: Sequence[str]) -> str:
 
 
 def check_names(asked: str, options: Iterable[str]) -> None:
-    """Raise a TypeError, as Python does, for an option that a restore does not have."""
+    """Raise a TypeError, as Python does, for an unknown option."""
     for name in options:
         if name not in OPTIONS:
             words = ", ".join(OPTIONS)
@@ -150,7 +149,7 @@ def check_names(asked: str, options: Iterable[str]) -> None:
 
 
 def all_of(manifest: Manifest, options: TargetOptions) -> Wishes:
-    """Return all leaves that `only` takes, as they are stored, on the host.
+    """Return wishes for all leaves that `only` takes, as stored, on the host.
 
     Raises:
       RestoreMismatch: it takes none.
@@ -170,10 +169,10 @@ def match(
     """Find each leaf of a target in the checkpoint.
 
     Args:
-      fit: return the place of a leaf that is an array or a key, and what is wrong with it.
+      fit: returns the placement of a leaf that is an array or a key, and any problem with it.
 
     Raises:
-      RestoreMismatch: something is missing, unexpected, or does not fit; all of it.
+      RestoreMismatch: leaves are missing, unexpected, or do not fit; names all.
     """
     matching = _Matching(manifest, options, fit)
     for number, one in enumerate(asked):
@@ -185,7 +184,7 @@ def match(
 
 
 class _Matching:
-    """What was found so far, and what is wrong."""
+    """The matches found so far, and the problems."""
 
     def __init__(self, manifest: Manifest, options: TargetOptions, fit: Callable[..., Any]) -> None:
         self.leaves, self.options, self.fit = manifest.leaves, options, fit
@@ -210,10 +209,10 @@ class _Matching:
         if asked.is_layout:
             start = "" if stored == ROOT else f"{stored}/"
             below = [n for name, n in self.number.items() if name.startswith(start)]
-        is_all = asked.is_layout and stored == ROOT  # of a tree without leaves, too
+        is_all = asked.is_layout and stored == ROOT  # even if the tree has no leaves
         if not below and not is_all:
             if asked.is_function and not self.options.takes(asked.name):
-                return  # a part of the program that was never saved
+                return  # part of the program, never saved
             told = Missing(asked.name, stored, asked.shape, asked.is_layout, asked.hint)
             self.missing.append(told)
             return
@@ -235,7 +234,7 @@ class _Matching:
     def _wish(self, asked: TargetLeaf, leaf: int) -> Wish:
         record = self.leaves[leaf]
         if record.kind not in HELD:
-            name = self.options.stored_name(asked.name)  # else it stands for a subtree
+            name = self.options.stored_name(asked.name)  # otherwise it stands for a subtree
             if asked.has_dims and record.name == name != ROOT and record.kind != "none":
                 told = f"was saved as {record.kind}, which is no array"
                 told += f"; give any {record.kind} in place of the layout"
@@ -248,11 +247,11 @@ class _Matching:
         dtype = self._dtype(asked, record)
         place = self._place(asked, record, dtype)
         stored = dtype_of(record.dtype)
-        is_kept = dtype is None or dtype == stored  # a dtype is in (None,) if it is float64
+        is_kept = dtype is None or dtype == stored  # `in (None,)` would be true of float64
         return Wish(leaf, place, None if is_kept else dtype)
 
     def _number(self, asked: TargetLeaf, leaf: int) -> Wish:
-        """Return the wish of an array where a number was saved, such as a step."""
+        """Return the wish for an array where a number was saved, such as a step."""
         record, dtype = self.leaves[leaf], asked.dtype
         kind, told = wrong_number(record, asked.shape or (), dtype, self.options.dtype)
         if kind:
@@ -278,7 +277,7 @@ class _Matching:
         if asked.dtype is None or asked.dtype == stored:
             return stored
         policy = self.options.dtype
-        is_text = {stored.kind, asked.dtype.kind} & {*"SUO"}  # that may be a number, or not
+        is_text = {stored.kind, asked.dtype.kind} & {*"SUO"}  # may or may not parse as a number
         is_possible = stored.kind == asked.dtype.kind or not is_text
         is_possible = is_possible and np.can_cast(stored, asked.dtype, "unsafe")
         if (policy == "any" and is_possible) or (
@@ -301,18 +300,18 @@ class _Matching:
         self.offences.append(f"{asked.name}: {told}")
 
     def rest(self, asked: Sequence[TargetLeaf]) -> None:
-        """Find what is in the checkpoint and not in the target."""
+        """Find the leaves in the checkpoint that the target lacks."""
         self.names = [one.name for one in asked]
         names = set(self.names)
         back = {self.options.stored_name(name) for name in names}
-        if self.options.only is not None:  # of its names, those are the target's own
+        if self.options.only is not None:  # names that `only` leaves out belong to the target
             back |= names
         for number, leaf in enumerate(self.leaves):
             if number not in self.used and leaf.name not in back and self.options.takes(leaf.name):
                 self.kinds["unexpected"].append(leaf.name)
 
     def _unmatched(self) -> list[str]:
-        """Say what has no place in the checkpoint, or none in the target."""
+        """Describe leaves that only the target or only the checkpoint has."""
         options, missing = self.options, {one.name for one in self.missing}
         spare = {leaf.name: leaf.shape for n, leaf in enumerate(self.leaves) if n not in self.used}
         return lines_of(
@@ -324,7 +323,7 @@ class _Matching:
         )
 
     def finish(self) -> None:
-        """Raise if anything is wrong."""
+        """Raise if there are any problems."""
         if self.missing or self.kinds["unexpected"]:
             self.offences += self._unmatched()
         if self.offences:
@@ -334,7 +333,7 @@ class _Matching:
 
 
 def mismatch(offences: Sequence[str], **kinds: Iterable[str]) -> RestoreMismatch:
-    """Return the error that lists what does not fit."""
+    """Return the error that lists all problems."""
     count = len(offences)
     listed = [*offences[:_MOST_LISTED]]
     if count > len(listed):

@@ -1,4 +1,4 @@
-"""A save that goes on while the program does: values are copied first, then nobody waits."""
+"""Save in the background: values are copied first, then the program goes on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOG = logging.getLogger("shoal")
 
 
 class Saving:
-    """A save that runs in a thread, which the end of the program waits for."""
+    """A save in a thread, which interpreter shutdown waits for."""
 
     def __init__(self, asked: str, work: Callable[[], None]) -> None:
         self._asked = asked
@@ -38,23 +38,23 @@ class Saving:
 
     @property
     def done(self) -> bool:
-        """Is it over, well or not?"""
+        """Is it over, successful or not?"""
         return self._is_over.is_set()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until it is over.
 
         Raises:
-          DeadlineError: it still runs after `timeout_s`; it goes on.
-          UsageError: this process is a fork of the one that saves.
-          Else, once, what went wrong, as `save` does.
+          DeadlineError: it still runs after `timeout_s`; it continues.
+          UsageError: this process is a fork of the saving process.
+          Otherwise the save's error, once, as `save` does.
         """
         if self._pid != os.getpid():
             raise UsageError(
                 f"{self._asked} was begun by process {self._pid} of the system, of which this is "
                 "a fork: wait for it there"
             )
-        # Not by `join`: before Python 3.13 an interrupt of it takes the thread for one that ended.
+        # Not `join`: before Python 3.13, an interrupted join marks the thread as ended.
         limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
         if not self._is_over.wait(limit_s):
             raise DeadlineError(
@@ -72,7 +72,7 @@ class Saving:
             self._work()
         except BaseException as error:  # noqa: BLE001 - raised where somebody waits
             self._error = error
-            _LOG.warning("%s failed: %s", self._asked, error)  # perhaps nobody ever waits
+            _LOG.warning("%s failed: %s", self._asked, error)  # `wait` may never be called
         finally:
             del self._work
             self._is_over.set()
@@ -94,14 +94,14 @@ def start_save_with(
     name: str | None = None,
     timeout_s: float | None = None,
 ) -> Saving:
-    """Do what `save` does, in a thread, once all agree and the values are copied.
+    """Like `save`, in a thread from the moment when all agree and the values are copied.
 
-    Afterwards the values may be changed, donated and deleted. What waits for others in the thread
-    does so in a lane of its own.
+    Afterwards the values may be modified, donated and deleted. The thread communicates in a lane of
+    its own.
 
     Args:
-      arena: memory for the copies; it belongs to this save until that is over.
-      on_done: called in the thread, after the commit.
+      arena: memory for the copies; this save owns it until it is over.
+      on_done: called in the thread after the commit.
 
     Raises:
       What `save` raises before anything is written.
@@ -111,7 +111,7 @@ def start_save_with(
     group = group_in(coordinator, request.asked, processes)
     one = Save(coordinator, request, group)
     one.agree(state)
-    with coordinator.call("save", one.own_lane, group.named):  # if it is left, no thread comes
+    with coordinator.call("save", one.own_lane, group.named):  # if left, no thread follows
         one.snapshot(state, arena)
 
     def work() -> None:

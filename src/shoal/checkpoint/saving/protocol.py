@@ -1,17 +1,17 @@
-"""One save on one process: what all of them do together, from S0 to S7.
+"""The protocol of a save, from S0 to S7, run by all processes.
 
 ::
 
-    S0  agree     all bring the same step, tree and layouts; nothing was written yet
-    S2  snapshot  values are copied, or will be read while they are written
+    S0  agree     all have the same step, tree and layouts; nothing is written yet
+    S2  snapshot  values are copied, or kept to be read during the write
     S1  open      the lead begins an attempt; all see it
     S3  write     data, durable
     S4  part      "this process has written all of its data", durable
     S5  S6        the lead joins the parts and commits
     S7            all know
 
-Storage is the truth, not what others say: whoever is told of a loss looks there. If all parts are
-there, it commits; else it ends the attempt. One of the two wins, for all.
+Storage, not messages, decides the outcome: a process that learns of a loss looks at the storage. If
+all parts are there, it commits; else it ends the attempt. One of the two wins, for all.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ from shoal.runtime.rules.outcomes import ThisProcess, listed
 from shoal.runtime.rules.point import Point
 from shoal.runtime.system import fault_points
 
-MAX_FILE_BYTES = 16 << 30  # a larger box is a file by itself
+MAX_FILE_BYTES = 16 << 30  # a larger box gets a file of its own
 _SHOWN_HOSTS = 8
 
 
 class Save:
-    """One save of one process."""
+    """One save on one process."""
 
     def __init__(
         self, coordinator: Coordinator, request: Request, group: Group | None = None
@@ -76,7 +76,7 @@ class Save:
         self._group = group or group_in(coordinator, request.asked, None)
         self._folder = request.folder
         self._me = ThisProcess(coordinator.process, coordinator.hosts)
-        self._attempt = step_folder.new_attempt()  # the lead's counts
+        self._attempt = step_folder.new_attempt()  # the lead's is used
         self._lane = "main"
         self._phase = "agree"
         self._has_part = False
@@ -84,7 +84,7 @@ class Save:
         self._own: list[Own] = []
         self._plan = lay_out((), self._group.place, "", max_file_bytes=MAX_FILE_BYTES)
         self._problem: Exception | None = None
-        self._paths: Mapping[int, str] = {}  # what each process calls the folder
+        self._paths: Mapping[int, str] = {}  # the folder's path on each process
         self._images: list[FileImage] = []
         self._manifest: Manifest | None = None
 
@@ -99,16 +99,16 @@ class Save:
 
     @property
     def num_bytes(self) -> int:
-        """What this process writes."""
+        """Bytes that this process writes."""
         return self._plan.num_bytes
 
     def agree(self, state: State) -> None:
-        """S0: find out, with all others, that the save can be done.
+        """S0: check with all processes that the save is possible.
 
         Raises:
-          DivergenceError: the processes do not save the same.
+          DivergenceError: the processes do not save the same state.
           SaveAborted: a process was lost, failed or late.
-          StepAlreadyCommitted, StorageError, …: on all alike, what one of them found.
+          StepAlreadyCommitted, StorageError, …: on all, if raised on any.
         """
         process, group = self._coordinator.process, self._group
         fault_points.reach("save.preflight", process)
@@ -134,7 +134,7 @@ class Save:
         self._attempt = json.loads(answers[group.lead])["attempt"]
 
     def _numbers(self, state: State) -> list[int] | None:
-        """Ask the members which numbers they have in JAX; None: all of the job save."""
+        """Exchange the JAX process numbers of the members; None if all of the job save."""
         group = self._group
         if group.is_all:
             return None
@@ -146,10 +146,10 @@ class Save:
         return numbers
 
     def _share(self, state: State, numbers: Sequence[int] | None) -> int:
-        """Decide what this process writes; return how it is called as a holder.
+        """Decide what this process writes; return its number as a holder.
 
         Raises:
-          UsageError: parts of the state lie on processes outside of the group alone.
+          UsageError: parts of the state are held only by processes outside the group.
         """
         group, process = self._group, self._coordinator.process
         if numbers is None:
@@ -177,7 +177,7 @@ class Save:
             raise settling.aborted(self._scene, self._phase, error) from error
 
     def _check_numbers(self, answers: Mapping[int, bytes]) -> None:
-        """JAX's numbers of processes must be those of the job, in whatever order."""
+        """Check that JAX's process numbers are those of the job, in any order."""
         found = [
             json.loads(text)["number"] if b'"number"' in text else process
             for process, text in answers.items()
@@ -192,9 +192,9 @@ class Save:
         )
 
     def snapshot(self, state: State, arena: Arena | None) -> None:
-        """S2: copy the values, or without an arena, keep them to be read while they are written.
+        """S2: copy the values, or without an arena, keep them to be read during the write.
 
-        What goes wrong is told to the others by `complete`, which raises it.
+        An error here is reported to the other processes by `complete`, which raises it.
         """
         self._phase = "snapshot"
         self._problem = _tried(lambda: self._take(state, arena))
@@ -215,15 +215,15 @@ class Save:
 
     @property
     def own_lane(self) -> str:
-        """A lane for a thread that completes this save, and for nothing else."""
+        """A lane used only by the thread that completes this save."""
         return f"save {self._attempt}"
 
     def complete(self, arena: Arena | None, *, lane: str = "main") -> Commit:
-        """S1, then S3 to S7: from the first file to a commit that all know of.
+        """S1, then S3 to S7: from the first file to a commit known to all processes.
 
         Raises:
-          SaveAborted: a process was lost, failed or late, and the parts are not all there.
-          Else what one process met with: the same type on all.
+          SaveAborted: a process was lost, failed or late, and parts are missing.
+          Otherwise the error of one process: the same type on all.
         """
         self._lane = lane
         try:
@@ -231,8 +231,8 @@ class Save:
                 commit = self._run(arena, beat)
         except Exception:
             raise
-        except BaseException:  # an interrupt: what the others are told is that it cannot complete
-            with contextlib.suppress(StorageError):  # committed: it stands
+        except BaseException:  # an interrupt: the others learn that the save cannot complete
+            with contextlib.suppress(StorageError):  # already committed: it stands
                 settling.abandon(self._scene)
             raise
         fault_points.reach("save.announced", self._coordinator.process)
@@ -266,7 +266,7 @@ class Save:
 
     def _open(self) -> None:
         process, manifest = self._coordinator.process, self._manifest
-        if manifest is None:  # it is not the lead
+        if manifest is None:  # not the lead
             return
         fault_points.reach("save.open", process)
         owner = {"host": self._coordinator.hosts[process], "pid": os.getpid(), "began": time.time()}
@@ -333,7 +333,7 @@ class Save:
     def _meet(
         self, name: str, problem: Exception | None, brought: bytes = b""
     ) -> Mapping[int, bytes]:
-        """Meet all, and return what they bring; raise what any of them met with."""
+        """Exchange payloads with all processes; raise if any of them failed."""
         request = self._request
         payload = brought if problem is None else told(problem)
         mark, group = f"save {self._attempt}", self._group.named
@@ -348,7 +348,7 @@ class Save:
         return answers
 
     def _raise_told(self, answers: Mapping[int, bytes], problem: Exception | None) -> None:
-        """Raise, on all alike, the error of the lowest process that has one."""
+        """Raise, on all alike, the error of the lowest failed process."""
         who = tellers(answers)
         if not who:
             return
@@ -366,7 +366,7 @@ class Save:
 
 
 def _tried(work: Callable[[], None]) -> Exception | None:
-    """Return what went wrong."""
+    """Return the error, if any."""
     try:
         work()
     except Exception as error:  # noqa: BLE001 - the others are told of whatever it is
@@ -375,7 +375,7 @@ def _tried(work: Callable[[], None]) -> Exception | None:
 
 
 class _MeetingFailed(Exception):
-    """A point could not be met."""
+    """A rendezvous failed."""
 
     def __init__(self, cause: ShoalError) -> None:
         super().__init__(str(cause))

@@ -1,6 +1,6 @@
-"""Do the paths that the processes give lead to one folder? What lies there says so, not the names.
+"""Check that the paths given by the processes lead to one folder, by its contents.
 
-One folder may be mounted, or linked to, under another name on each host.
+One folder may be mounted or linked under another path on each host.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def in_one_folder(
     timeout_s: float,
     may_write: bool,
 ) -> tuple[Any, str]:
-    """Do what `lead_says` does if all mean one folder; return also what the lead calls it.
+    """Like `lead_says`, if all paths lead to one folder; return also the lead's path.
 
-    `options` must be equal on all.
+    `options` must be equal on all processes.
 
-    Where the paths differ, the lead leaves an empty file there for a moment, and all look for it;
-    where nothing may be written, they compare what is there.
+    Where the paths differ, the lead creates an empty file for a moment, and all processes look for
+    it; where nothing may be written, they compare the contents.
 
-    Raises, besides: DivergenceError: on all: the paths lead to different folders.
+    Also raises DivergenceError on all: the paths lead to different folders.
     """
 
     def answer() -> tuple[Any, str]:
@@ -63,7 +63,7 @@ def in_one_folder(
         seen = agree(coordinator, call, _look(folder, mark), timeout_s=timeout_s, group=group.named)
     finally:
         if mark is not None and coordinator.process == group.lead:
-            with contextlib.suppress(StorageError):  # empty, and no name of a checkpoint's
+            with contextlib.suppress(StorageError):  # empty, and not a checkpoint's name
                 folder.remove(mark)
     if len({*seen.values()}) > 1:
         raise different_folders(coordinator, operation, paths)
@@ -73,7 +73,7 @@ def in_one_folder(
 def different_folders(
     coordinator: Coordinator, asked: str, paths: Mapping[int, str]
 ) -> DivergenceError:
-    """Return the error that says which process gave which path."""
+    """Return the error that lists the path of each process."""
     me = ThisProcess(coordinator.process, coordinator.hosts)
     sides: dict[str, tuple[int, ...]] = {}
     for process in sorted(paths):
@@ -87,7 +87,7 @@ def different_folders(
 
 
 def _leave_mark(folder: Folder, may_write: bool) -> str | None:
-    """Write a file that all look for; return its name, None if nothing can be written."""
+    """Create a marker file; return its name, None if nothing can be written."""
     mark = temporary_name(new_attempt())
     try:
         if may_write:
@@ -100,7 +100,7 @@ def _leave_mark(folder: Folder, may_write: bool) -> str | None:
 
 
 def _look(folder: Folder, mark: str | None) -> bytes:
-    """Return what all see alike who look at one folder."""
+    """Return a fingerprint of the folder, equal on all processes that see the same one."""
     try:
         if mark is None:
             return hashlib.sha256(json.dumps(folder.names()).encode()).digest()

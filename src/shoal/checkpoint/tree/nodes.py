@@ -1,6 +1,6 @@
-"""The structure of a tree: its nodes and the numbers of its leaves ↔ JSON.
+"""The structure of a tree, nodes and leaf numbers, as JSON.
 
-Leaves are counted from 0 in the order in which the structure lists them.
+Leaves are numbered from 0 in the order of the structure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.checkpoint.tree.names import ROOT, Key, Path, component, key_of
 from shoal.checkpoint.tree.plain_values import plain_json, plain_value, shown
 from shoal.errors import CorruptCheckpoint, UsageError
 
-DEEPEST = 100  # nodes in nodes: far from the limits of JSON libraries, two levels a node
+DEEPEST = 100  # well below the nesting limits of JSON libraries, at two levels a node
 _KINDS = ("dict", "list", "tuple", "namedtuple", "OrderedDict", "defaultdict", "node")
 KEYLESS = ("list", "tuple")
 _TYPED = ("namedtuple", "node")
@@ -30,7 +30,7 @@ class _Opaque(Enum):
         return self.name
 
 
-OPAQUE = _Opaque.OPAQUE  # static data that do not consist of plain values
+OPAQUE = _Opaque.OPAQUE  # auxiliary data that are not plain values
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Branch:
     static: Any = None  # of a node; of a defaultdict: the name of its factory
 
     def child_keys(self) -> Iterable[Key]:
-        """The keys by which the children are named: of lists, the text of each index."""
+        """The keys of the children; in lists, the text of each index."""
         return map(str, range(len(self.children))) if self.kind in KEYLESS else self.keys
 
 
@@ -87,17 +87,17 @@ def _paths(structure: Structure, path: Path) -> Iterator[tuple[int, Path]]:
 
 
 def prune(structure: Structure, wanted: Iterable[int]) -> Structure:
-    """Return the structure of some of the leaves, numbered anew from 0 in the same order.
+    """Return the structure of some of the leaves, renumbered from 0 in the same order.
 
-    A node other than a dict that loses children becomes a dict of what is left: every leaf keeps
-    its name. With no leaves wanted it is an empty dict.
+    A node other than a dict that loses children becomes a dict of the rest: every leaf keeps its
+    name. If no leaves are wanted, the result is an empty dict.
     """
     number = {old: new for new, old in enumerate(sorted(set(wanted)))}
     return _pruned(structure, number) if number else Branch("dict", (), ())
 
 
 def _pruned(structure: Structure, number: Mapping[int, int]) -> Any:
-    """Return what is left, None if nothing is."""
+    """Return the rest of a structure; None if nothing is left."""
     if isinstance(structure, int):
         return number.get(structure)
     pairs = zip(structure.child_keys(), structure.children, strict=True)
@@ -114,7 +114,7 @@ def _pruned(structure: Structure, number: Mapping[int, int]) -> Any:
 
 
 def as_dicts(structure: Structure) -> Structure:
-    """Return the structure with a dict for every node: of lists, by the text of each index."""
+    """Return the structure with every node a dict; lists are keyed by the text of each index."""
     if isinstance(structure, int):
         return structure
     keys = tuple(structure.child_keys())
@@ -122,7 +122,7 @@ def as_dicts(structure: Structure) -> Structure:
 
 
 def to_json(structure: Structure) -> Any:
-    """Return a structure as JSON: a leaf is its number, a node an object."""
+    """Encode a structure as JSON: a leaf is its number, a node an object."""
     if isinstance(structure, int):
         return structure
     found: dict[str, Any] = {"kind": structure.kind}
@@ -140,10 +140,10 @@ def to_json(structure: Structure) -> Any:
 
 
 def from_json(found: Any, file: str) -> tuple[Structure, int]:
-    """Return the structure that JSON says, and how many leaves it has.
+    """Decode a structure from JSON; return also its number of leaves.
 
     Raises:
-      CorruptCheckpoint: it says none.
+      CorruptCheckpoint: it is not a valid structure.
     """
     reading = _NodeReading()
     try:

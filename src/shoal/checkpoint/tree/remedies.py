@@ -1,4 +1,4 @@
-"""What to write instead of a value that cannot be saved."""
+"""Suggest what to save instead of a value that cannot be saved."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _REGISTER = "jax.tree_util.register_dataclass"
 
 
 def remedy(value: Any, *, can_register: bool = True) -> str:
-    """Return what a value is, and what to write instead, in words.
+    """Say what a value is, and what to save instead.
 
     Args:
-      can_register: would its class be taken apart if JAX knew it?
+      can_register: would registering its class with JAX help?
 
     >>> from fractions import Fraction
     >>> remedy({1, 2})
