@@ -1,4 +1,4 @@
-"""Layout ⇄ `jax.sharding.NamedSharding`: the one bridge. Nothing else converts."""
+"""Layout ⇄ `jax.sharding.NamedSharding`: the only conversion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal.plan.mesh import Mesh
 def sharding(
     layout: Layout | NamedSharding, *, devices: Sequence[jax.Device] | None = None
 ) -> NamedSharding:
-    """Return JAX's sharding for a layout.
+    """Return the JAX sharding for a layout.
 
     Local.
 
@@ -28,11 +28,11 @@ def sharding(
     Equal layouts give the same object.
 
     Args:
-      layout: the layout; a NamedSharding is returned as it is. A reduction that is still to be
-        done must be "sum" over Explicit axes: JAX calls those axes *unreduced*.
-      devices: among which the mesh's are found, such as those of a described TPU slice
-        (`jax.experimental.topologies.get_topology_desc(…).devices`), to compile for hardware that
-        is not here. None: those of this job.
+      layout: the layout; a NamedSharding is returned unchanged. A pending reduction must be "sum"
+        over Explicit axes: JAX calls those axes *unreduced*.
+      devices: the devices to search for the mesh's, such as those of a described TPU slice
+        (`jax.experimental.topologies.get_topology_desc(…).devices`), to compile for absent
+        hardware. None: those of this job.
 
     Raises:
       UsageError: devices that do not exist, or pending reductions that JAX cannot express.
@@ -94,10 +94,10 @@ def layout_of(x: jax.Array | jax.ShapeDtypeStruct | NamedSharding) -> Layout:
 
 
 def layout_of_sharding(given: jax.sharding.Sharding, rank: int) -> Layout:
-    """Return the layout that arrays of `rank` dims have under a sharding.
+    """Return the layout of arrays of `rank` dims under a sharding.
 
     Raises:
-      UsageError: the sharding stands for no layout.
+      UsageError: the sharding is not equivalent to a layout.
     """
     if not isinstance(given, NamedSharding | SingleDeviceSharding):
         raise UsageError(
@@ -127,7 +127,7 @@ def _sharding(layout: Layout, devices: tuple[jax.Device, ...] | None) -> NamedSh
 
 
 def memory_of(given: Sharding) -> str:
-    """Return the kind of memory that a sharding names; "" if it is the devices' default memory."""
+    """Return the memory kind that a sharding names; "" if it is the devices' default memory."""
     kind = given.memory_kind
     return "" if kind is None or kind == _default_memory(_platform(given)) else str(kind)
 
@@ -138,7 +138,7 @@ def _platform(given: Sharding) -> str:
 
 @lru_cache(maxsize=16)
 def _default_memory(platform: str) -> str:
-    """Of this process's devices: those of others cannot be asked, and are the same."""
+    """Of this process's devices: remote devices cannot be queried, and are the same."""
     here = jax.local_devices(backend=platform)
     return str(here[0].default_memory().kind) if here else ""
 
@@ -157,7 +157,7 @@ def _layout_of(given: NamedSharding | SingleDeviceSharding, rank: int) -> Layout
 
 
 def padded(spec: PartitionSpec, rank: int) -> tuple[Dim, ...]:
-    """Return the dims of a PartitionSpec, those that it leaves out filled in as JAX does.
+    """Return the dims of a PartitionSpec, padded to the rank as JAX does.
 
     Raises:
       UsageError: the spec has more entries than dims, or leaves some to the compiler.

@@ -1,7 +1,7 @@
-"""What all processes say of one batch → what all of them do with it. Pure: nothing is sent here.
+"""From all processes' statuses of one batch to one verdict. Pure: nothing is sent here.
 
-Every process judges the same words, so all come to the same end: the batch is given, or all end, or
-all raise.
+Every process judges the same statuses, so all reach the same verdict: the batch is delivered, or
+all end, or all raise.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ _LOG = logging.getLogger("shoal")
 
 
 class Status(NamedTuple):
-    """What one process says of a batch."""
+    """One process's report on a batch."""
 
-    kind: str = "rows"  # or "closed": it wants no more; or "failed"
-    rows: int = 0  # that it brings; 0: its reader has ended
-    size: int = 0  # of the batch of all, as these rows imply it; where it ended: 0
+    kind: str = "rows"  # or "closed" early, or "failed"
+    rows: int = 0  # number of rows; 0: its reader has ended
+    size: int = 0  # global batch size implied by these rows; at the end: 0
     is_exact: bool = True  # do its shards divide its rows evenly?
-    leaves: str = ""  # a line for each; "=": as at the batch before
-    digests: Mapping[str, list[str]] = {}  # of rows that others bring, too: see `Batch.digests`
+    leaves: str = ""  # a line for each; "=": as in the previous batch
+    digests: Mapping[str, list[str]] = {}  # of rows held by several: see `Batch.digests`
     held: tuple[int, ...] = ()  # its shards; sent with the first batch
     own: str = ""  # the digest of all its rows; sent with the first batch
-    words: str = ""  # why it failed; how many batches it took before it closed
+    words: str = ""  # reason of a failure; number of batches before closing
 
     def pack(self) -> bytes:
-        """Return it as it travels."""
+        """Serialise it."""
         return json.dumps(self._asdict()).encode(errors="surrogatepass")
 
     @classmethod
     def unpack(cls, data: bytes) -> Status:
-        """Return what `pack` wrote."""
+        """Deserialise the result of `pack`."""
         return cls(**json.loads(data))
 
 
 class BatchVerdict(NamedTuple):
-    """What all do."""
+    """What all processes do."""
 
     size: int  # rows of the batch; 0: all have ended
-    leaves: str = ""  # what they are
+    leaves: str = ""  # their description
 
 
 class BatchId(NamedTuple):
-    """Which batch it is, of which feed."""
+    """Identifies a batch of a feed."""
 
     me: ThisProcess
     words: str  # "batch 3 of feed (train.py:12 (main))"
     last: str
-    size: int  # of all batches; 0: this is the first, which says
-    leaves: str  # of the batch before
+    size: int  # of all batches; 0: this is the first, which decides
+    leaves: str  # of the previous batch
 
 
 def judge(asked: BatchId, said: Mapping[int, Status]) -> BatchVerdict:
-    """Return what becomes of the batch. Whose own reader failed does not ask.
+    """Return the verdict on a batch. A process whose own reader failed does not call this.
 
     Raises:
       PeerFailedError: the reader of another process failed.
@@ -102,7 +102,7 @@ def _closed(asked: BatchId, closed: Mapping[int, str]) -> DivergenceError:
 
 
 def _first_size(asked: BatchId, said: Mapping[int, Status], having: Mapping[int, Status]) -> int:
-    """Return the size of all batches, as the first one says."""
+    """Return the size of all batches, which the first one decides."""
     if empty := [p for p in said if p not in having]:
         raise UsageError(
             f"{asked.me}: {asked.words}: the reader of {listed(empty)} is empty, that of "
@@ -140,7 +140,7 @@ def _rows(said: Mapping[int, Status]) -> str:
 
 
 def _tell_dropped(asked: BatchId, said: Mapping[int, Status], having: Mapping[int, Status]) -> None:
-    """Log, in one process, that some had more batches than others; one short batch is no news."""
+    """Log, on one process, that some readers had more batches; one short batch is expected."""
     if len(having) < len(said) and asked.me.process == min(said):
         ended = [p for p in said if p not in having]
         _LOG.warning(
@@ -166,7 +166,7 @@ def _same_leaves(asked: BatchId, said: Mapping[int, Status]) -> str:
 
 
 def _check_values(asked: BatchId, said: Mapping[int, Status], leaves: str) -> None:
-    """Compare the rows that several processes bring."""
+    """Compare the rows that several processes read."""
     groups = {holders: None for one in said.values() for holders in one.digests}
     for holders in groups:
         digests_of = {p: one.digests[holders] for p, one in said.items() if holders in one.digests}
@@ -186,8 +186,9 @@ def _check_values(asked: BatchId, said: Mapping[int, Status], leaves: str) -> No
 
 
 def _suspect_same_rows(asked: BatchId, said: Mapping[int, Status]) -> None:
-    """Log, in one process, that others bring the same values for other rows: most likely every
-    process reads the whole data set from its beginning."""
+    """Warn, on one process, if others read equal values for different rows: probably every process
+    reads the whole data set from its beginning.
+    """
     seen: dict[str, list[int]] = {}
     for process, one in said.items():
         if one.own:

@@ -1,4 +1,4 @@
-"""The program waits for a batch: who is it that is late, and until when is that no error?"""
+"""Wait for a batch: which process is late, and until when that is no error."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _LOG = logging.getLogger("shoal")
 
 
 class BatchWait:
-    """One wait for a batch. Others that are late are the meeting's to name; here it is the reader
-    of this very process."""
+    """One wait for a batch. The meeting names other processes that are late; this concerns the
+    reader of this process.
+    """
 
     def __init__(self, meeting: FeedMeeting, line: Prefetch[FedBatch], number: int) -> None:
         self._meeting = meeting
@@ -24,11 +25,11 @@ class BatchWait:
         self._has_logged = False
 
     def look(self, since: float) -> None:
-        """Called now and then while the program waits, with the time since when.
+        """Called periodically while the program waits, with the time since it began.
 
         Raises:
-          DeadlineError: the reader of this process gave nothing for too long.
-          ProcessLostError, PeerFailedError: meanwhile a process is gone.
+          DeadlineError: the reader of this process took too long.
+          ProcessLostError, PeerFailedError: a process was lost or failed meanwhile.
         """
         here = self._meeting.coordinator
         if here.troubles.any():

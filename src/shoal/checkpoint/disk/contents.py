@@ -81,8 +81,8 @@ def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Conten
 
     Local.
 
-    Reads the description of the checkpoint, and no data. Needs no JAX. It is what
-    `shoal ckpt show --json` prints.
+    Reads the description of the checkpoint, and no data. Needs no JAX. It is what `shoal ckpt show
+    --json` prints.
 
     Args:
       path: one checkpoint, or a history, of which the newest step is described.

@@ -45,17 +45,17 @@ class Checkpoints(Looking):
 
     Args:
       path: the folder; it must be the same one for all processes.
-      keep: which steps stay: a number (that many newest), or policies such as
-        `Last(2) | EverySteps(1000) | Best(1, "loss")`; None: all. Pinned steps always stay.
+      keep: which steps stay: a number (that many newest), or policies such as `Last(2) |
+        EverySteps(1000) | Best(1, "loss")`; None: all. Pinned steps always stay.
       every: which steps `save` saves: a number of steps, a `datetime.timedelta`, `EverySteps`,
         `EverySeconds`, several joined by `|`, or a function of the step that returns the same on
         all processes; None: every step.
       asynchronous: `save` returns once the state is copied, and a thread does the rest.
       recover: finish what a crash left; False: change nothing, for readers.
-      lease_s: seconds after which an untouched attempt is stale; a running save touches
-        its own at least every 4 s. None: SHOAL_LEASE_S (60).
-      timeout_s: deadline of each call in seconds; None: each wait in it has a deadline
-        of SHOAL_TIMEOUT_S (600).
+      lease_s: seconds after which an untouched attempt is stale; a running save touches its own at
+        least every 4 s. None: SHOAL_LEASE_S (60).
+      timeout_s: deadline of each call in seconds; None: each wait in it has a deadline of
+        SHOAL_TIMEOUT_S (600).
       processes: the processes that share it, the caller among them; "collective" here means
         over these. After a loss: `live()`. None: all of the job.
       coordinator: the job's coordinator, for tests; None: this process's.

@@ -58,22 +58,21 @@ def restore(
 
     Args:
       path: a single checkpoint.
-      target: the result's layouts. None: all leaves as whole NumPy arrays, on every process.
-        A tree of Layouts or shardings, which may stand for whole subtrees; of
-        `jax.ShapeDtypeStruct`s (with a sharding; else they become NumPy arrays); of arrays, whose
-        placement is used; other values, and leaves that were not arrays, come back as saved; a
-        layout for such a leaf alone is an error. One layout for all arrays. A mesh: each array is
-        replicated over its devices, whatever its rank. A function that is called with (name, x)
-        for each array, `name` in the checkpoint such as "params/w", `x` a `jax.ShapeDtypeStruct`
-        of its shape and dtype, and returns a Layout, a sharding, a mesh, or None for a NumPy array.
-        Meshes and functions may also stand for subtrees. "stored": the saved layouts,
-        where they fit, and memory kinds, such as "pinned_host"; an error where the devices
-        lack that kind.
+      target: the result's layouts. None: all leaves as whole NumPy arrays, on every process. A tree
+        of Layouts or shardings, which may stand for whole subtrees; of `jax.ShapeDtypeStruct`s
+        (with a sharding; else they become NumPy arrays); of arrays, whose placement is used; other
+        values, and leaves that were not arrays, come back as saved; a layout for such a leaf alone
+        is an error. One layout for all arrays. A mesh: each array is replicated over its devices,
+        whatever its rank. A function that is called with (name, x) for each array, `name` in the
+        checkpoint such as "params/w", `x` a `jax.ShapeDtypeStruct` of its shape and dtype, and
+        returns a Layout, a sharding, a mesh, or None for a NumPy array. Meshes and functions may
+        also stand for subtrees. "stored": the saved layouts, where they fit, and memory kinds, such
+        as "pinned_host"; an error where the devices lack that kind.
       only: patterns of names, such as "params/**" or "opt/*/mu": other leaves come back as the
         target has them; without a target they are left out.
-      rename: prefixes of names of the target → those in the checkpoint, such as
-        `{"enc": "encoder"}` ("" is the root), or a function of a name. If subtrees were renamed,
-        the error prints the mapping that finds them.
+      rename: prefixes of names of the target → those in the checkpoint, such as `{"enc":
+        "encoder"}` ("" is the root), or a function of a name. If subtrees were renamed, the error
+        prints the mapping that finds them.
       dtype: "exact"; "safe": arrays are cast to the target's dtype if the cast is lossless;
         "any": they are cast. On the host, before they are placed. Where a number was saved and
         a 0-d array is wanted, such as the step of a train state, both convert it.
@@ -81,9 +80,9 @@ def restore(
         "tree": as saved; "dicts": nested dicts, also in place of lists, tuples and classes
         (the keys of lists are "0", "1", …); "names": one flat dict from names to values.
       mode: "direct", "exchange", or "auto"; among some processes of the job "auto" is "direct".
-      most_bytes: limit of temporary memory on each process; None: a quarter of what is free,
-        at most 2 GiB. Data for devices with memory of their own passes through it:
-        at least one leaf at a time, as much of it as this process's devices hold.
+      most_bytes: limit of temporary memory on each process; None: a quarter of what is free, at
+        most 2 GiB. Data for devices with memory of their own passes through it: at least one leaf
+        at a time, as much of it as this process's devices hold.
       merge: merges the list of all per-process values into one, where the job has another
         number of processes than the one that saved them.
       processes: the processes that restore, the caller among them; equal on all. Layouts use only

@@ -46,8 +46,8 @@ class Saving:
 
         Raises:
           DeadlineError: it still runs after `timeout_s`; it continues.
-          UsageError: this process is a fork of the saving process.
-          Otherwise the save's error, once, as `save` does.
+          UsageError: this process is a fork of the saving process. Otherwise the save's error,
+          once, as `save` does.
         """
         if self._pid != os.getpid():
             raise UsageError(

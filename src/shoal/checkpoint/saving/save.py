@@ -66,8 +66,8 @@ def save(
       processes: the processes that save, the caller among them; equal on all. The data on their
         devices are saved, as if they were the whole job. None: all of the job.
       name: identifies calls at different places as the same call; None: the call site does.
-      timeout_s: deadline of the save, in seconds; None: each wait in it has a deadline
-        of SHOAL_TIMEOUT_S (600). The earliest deadline ends the wait for all.
+      timeout_s: deadline of the save, in seconds; None: each wait in it has a deadline of
+        SHOAL_TIMEOUT_S (600). The earliest deadline ends the wait for all.
 
     Raises:
       StepAlreadyCommitted: on all: something is saved there.

@@ -65,8 +65,8 @@ def ended_by(scene: SaveScene, problem: Exception | None) -> Commit | None:
     """End the attempt because of this process's error; return the commit if already committed.
 
     Raises:
-      StorageError: it is committed, and the error may concern its durability. It is
-        neither ended nor retried: an fsync may succeed after one that failed.
+      StorageError: it is committed, and the error may concern its durability. It is neither ended
+        nor retried: an fsync may succeed after one that failed.
     """
     doubt = problem if isinstance(problem, StorageError) else None
     if doubt is None or not committing.is_standing(scene.request.folder, scene.attempt):
