@@ -90,8 +90,8 @@ def make_mesh(
       axis_types: "auto" (the compiler chooses layouts of intermediates) or "explicit" (layouts
         are part of the type, as JAX's `AxisType`); or a dict for each axis.
       name: a label; part of equality.
-      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest of all ends the
-        wait for all.
+      timeout_s: deadline in seconds; None: SHOAL_TIMEOUT_S (600). The earliest deadline
+        ends the wait for all.
       lane: the line of execution; see `barrier`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What the collectives of values have in common: arguments, a deadline of all waits, a meeting."""
+"""Common to all collectives of values: arguments, one deadline for all waits, a meeting."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Deadline(NamedTuple):
 
     @property
     def left_s(self) -> float:
-        """Until then; what is not positive is for `arrive` to refuse.
+        """Seconds left; `arrive` rejects values that are not positive.
 
-        Within the first moments it is what was given: a loop then says the same words again and
-        again, which neither side has to read anew.
+        At first it returns the original time-out unchanged: a loop then sends identical requests,
+        which neither side has to parse again.
         """
         past_s = time.monotonic() - self.began
         if past_s < _MOMENT_S or not self.timeout_s > 0:
@@ -39,7 +39,7 @@ class Deadline(NamedTuple):
 
     @property
     def is_over(self) -> bool:
-        """Is it past?"""
+        """Has it expired?"""
         return time.monotonic() - self.began >= self.timeout_s
 
 
@@ -60,10 +60,10 @@ def deadline_of(asked: str, name: object, timeout_s: object, lane: object) -> De
 
 
 def process_of(asked: str, argument: str, value: object, group: Group, num_processes: int) -> int:
-    """Return which process of the group an argument names, as the job counts.
+    """Return the job number of the process that an argument names within a group.
 
     Raises:
-      UsageError: it is no index, there is no such process, or it is not in the group.
+      UsageError: it is not an index, or names a process outside the job or the group.
     """
     process = integer(asked, argument, value, wanted="the index of a process")
     if not 0 <= process < num_processes:
@@ -83,8 +83,8 @@ def meet(
     lane: str,
     group: Group,
 ) -> Mapping[int, bytes]:
-    """Meet all who make the same call, and return what each brings. Raises as `agree`."""
-    has_faults = fault_points.VARIABLE in os.environ  # one look: it is a part of a small call
+    """Meet all processes that make the same call; return their payloads. Raises as `agree`."""
+    has_faults = fault_points.VARIABLE in os.environ  # checked once: this is on the fast path
     if has_faults:
         fault_points.reach(f"{call.operation}.before_arrive", coordinator.process)
     answers = agree(

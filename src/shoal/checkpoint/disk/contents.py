@@ -81,8 +81,7 @@ def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Conten
 
     Local.
 
-    Reads the description of the checkpoint, and no data. Needs no JAX. It is what `shoal ckpt show
-    --json` prints.
+    Reads metadata only. Needs no JAX. `shoal ckpt show --json` prints the same.
 
     Args:
       path: one checkpoint, or a history, of which the newest step is described.

@@ -72,8 +72,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open the checkpoint committed at `path`.
 
     Raises:
-      NotCommitted: nothing is committed there. CorruptCheckpoint, UnsupportedCheckpoint,
-      StorageError.
+      NotCommitted: nothing is committed there.
+      CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
     """
     return open_folder(LocalFolder(path))
 
