@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shoal
-from shoal.checkpoint.tree.flatten import flatten, unflatten
+from shoal.checkpoint.tree.flatten import flatten_tree, unflatten_tree
 from shoal.checkpoint.tree.names import component
 from shoal.checkpoint.tree.nodes import as_dicts
 from shoal.errors import UsageError
@@ -140,8 +140,8 @@ TREES = st.recursive(
 
 @given(TREES)
 def test_every_leaf_of_the_dicts_is_where_its_name_says(tree):
-    leaves, structure = flatten(tree)
-    found = unflatten(as_dicts(structure), [value for _, value in leaves])
+    leaves, structure = flatten_tree(tree)
+    found = unflatten_tree(as_dicts(structure), [value for _, value in leaves])
 
     def walk(value, name):
         if type(value) is dict:

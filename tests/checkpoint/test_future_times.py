@@ -98,12 +98,12 @@ def test_of_two_complete_attempts_the_one_with_a_time_of_the_past_counts(tmp_pat
         file_level_saves.Save(f"{number}" * 12, value=number).prepare(folder)
     set_ahead(tmp_path, "1" * 12, step=5)
     set_ahead(tmp_path, "2" * 12, step=5, ahead_s=-600)
-    assert sweep.recover(folder).attempt == "2" * 12
+    assert sweep.recover_step(folder).attempt == "2" * 12
 
 
 def test_clocks_that_differ_by_little_are_no_matter(run):
     attempt = sample_checkpoints.begun(run)
     set_ahead(run, attempt, ahead_s=0.3)
-    (one,) = step_folder.state_of(LocalFolder(run / step_name(25))).attempts
+    (one,) = step_folder.folder_state(LocalFolder(run / step_name(25))).attempts
     assert not one.is_ahead
     assert one.idle_s == pytest.approx(0, abs=0.3)

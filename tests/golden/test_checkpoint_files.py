@@ -48,7 +48,7 @@ def test_a_reader_of_the_page_alone_gets_every_value():
     commit, manifest, found = plain_reader.read(HERE)
     assert (commit["step"], commit["metrics"]["loss"]) == (1000, 0.25)
     assert manifest["user"] == {"lr": [0.1, None], "größe": "ß"}
-    leaves, _ = flatten.flatten(sample_checkpoint.STATE, is_leaf=sample_checkpoint.is_leaf)
+    leaves, _ = flatten.flatten_tree(sample_checkpoint.STATE, is_leaf=sample_checkpoint.is_leaf)
     assert list(found) == [names.name_of(path) for path, _ in leaves]
     for path, leaf in leaves:
         value = found[names.name_of(path)]

@@ -188,7 +188,7 @@ def test_figures_are_the_published_ones_or_yours():
         ("v5e:2x4", {"data": 8}, "permute", ("data", "data"), 1, "names an axis twice"),
         ("v5e:2x4", {"data": 8}, "permute", "data", -1, "must not be negative"),
         ("v5e:2x4", {"data": 8}, "permute", "data", 1.5, "must be a whole number"),
-        ("v5e:2x4", {"data": 9}, "permute", "data", 1, "devices that v5e:2x4 has not: 8;"),
+        ("v5e:2x4", {"data": 9}, "permute", "data", 1, "devices that v5e:2x4 lacks: 8;"),
         (
             "torus:2x4",
             {"data": 8},

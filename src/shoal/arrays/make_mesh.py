@@ -331,9 +331,9 @@ def _nearest_shape(sizes: Sequence[int], count: int) -> tuple[int, ...]:
     """Return the shape of `count` positions that differs from `sizes` by the smallest factors."""
 
     def distance(shape: Sequence[int]) -> tuple[int, float]:
-        asked = [(size, was) for size, was in zip(shape, sizes, strict=True) if was != -1]
-        changed = sum(size != was for size, was in asked)
-        return changed, sum(abs(math.log(size) - math.log(was)) for size, was in asked)
+        fixed_sizes = [(size, was) for size, was in zip(shape, sizes, strict=True) if was != -1]
+        changed = sum(size != was for size, was in fixed_sizes)
+        return changed, sum(abs(math.log(size) - math.log(was)) for size, was in fixed_sizes)
 
     divisors = [size for size in range(1, count + 1) if count % size == 0]
     shapes = itertools.islice(_shapes(len(sizes), count, divisors), _MOST_SHAPES)

@@ -124,12 +124,12 @@ def allgather_with(
     is_small = sum(map(len, own)) <= wire.inline_bytes(group.count**2)
     call = call._replace(spec=(f"tiled={tiled}", f"to={to}", *_lines(spec, columns)))
     payload = _payload(numbers, own if is_small else None)
-    told = meet(coordinator, call, payload, deadline, lane, group)
-    parcels = _parcels(columns, [told[process] for process in group.members])
+    payloads = meet(coordinator, call, payload, deadline, lane, group)
+    parcels = _parcels(columns, [payloads[process] for process in group.members])
     takes = to in (None, coordinator.process)
     places = _places(columns, parcels) if takes else [[] for _ in parcels]
     if any(parcel.is_large for parcel in parcels):
-        stream.collect(
+        stream.gather_bytes(
             coordinator, [] if is_small else own, [_stream_bytes(columns, p) for p in parcels],
             to=to, timeout_s=deadline.left_s, lane=lane, name=name or "allgather",
             into=[row if p.is_large else [] for row, p in zip(places, parcels, strict=True)],
@@ -194,11 +194,11 @@ def _packed(columns: list[Column], values: list[Any]) -> tuple[list[int], list[B
     offences = []
     for column, value in zip(columns, values, strict=True):
         try:
-            told, bodies = column.packed(value)
+            own_lengths, bodies = column.packed(value)
         except UsageError as error:
             offences.append(f"{column.leaf.path}: {error}")
             continue
-        numbers += told
+        numbers += own_lengths
         buffers += bodies
     raise_all("allgather", offences)
     return numbers, buffers
@@ -210,9 +210,9 @@ def _payload(numbers: list[int], buffers: list[Buffer] | None) -> bytes:
     return head + b"".join(buffers or [])
 
 
-def _parcels(columns: list[Column], told: list[bytes]) -> list[_Parcel]:
+def _parcels(columns: list[Column], payloads: list[bytes]) -> list[_Parcel]:
     """Return all contributions if they can be combined; else raise on all alike."""
-    parcels = [_parcel(columns, payload) for payload in told]
+    parcels = [_parcel(columns, payload) for payload in payloads]
     for column, row in zip(columns, _lengths(parcels), strict=True):
         column.check(row)
     return parcels

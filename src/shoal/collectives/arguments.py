@@ -43,7 +43,7 @@ class Deadline(NamedTuple):
         return time.monotonic() - self.began >= self.timeout_s
 
 
-def deadline_of(asked: str, name: object, timeout_s: object, lane: object) -> Deadline:
+def deadline_of(operation: str, name: object, timeout_s: object, lane: object) -> Deadline:
     """Check `name` and `lane`, and return the deadline.
 
     Raises:
@@ -53,25 +53,27 @@ def deadline_of(asked: str, name: object, timeout_s: object, lane: object) -> De
         if text is None and argument == "name":
             continue
         if not isinstance(text, str):
-            raise UsageTypeError(f"{asked}: {argument}={text!r} must be text")
+            raise UsageTypeError(f"{operation}: {argument}={text!r} must be text")
         if not text:
-            raise UsageError(f"{asked}: {argument} must not be empty")
-    return Deadline(time.monotonic(), settings.timeout(asked, timeout_s, "SHOAL_TIMEOUT_S"))
+            raise UsageError(f"{operation}: {argument} must not be empty")
+    return Deadline(time.monotonic(), settings.timeout(operation, timeout_s, "SHOAL_TIMEOUT_S"))
 
 
-def process_of(asked: str, argument: str, value: object, group: Group, num_processes: int) -> int:
+def process_of(
+    operation: str, argument: str, value: object, group: Group, num_processes: int
+) -> int:
     """Return the job number of the process that an argument names within a group.
 
     Raises:
       UsageError: it is not an index, or names a process outside the job or the group.
     """
-    process = integer(asked, argument, value, wanted="the index of a process")
+    process = integer(operation, argument, value, wanted="the index of a process")
     if not 0 <= process < num_processes:
-        told = f"the job has processes 0..{num_processes - 1}"
-        raise UsageError(f"{asked}: {argument}={process} does not exist; {told}")
+        detail = f"the job has processes 0..{num_processes - 1}"
+        raise UsageError(f"{operation}: {argument}={process} does not exist; {detail}")
     if process not in group.members:
-        told = f"is not among the processes {list(group.members)}"
-        raise UsageError(f"{asked}: {argument}={process} {told}; name one of them")
+        detail = f"is not among the processes {list(group.members)}"
+        raise UsageError(f"{operation}: {argument}={process} {detail}; name one of them")
     return process
 
 

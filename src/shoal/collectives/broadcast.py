@@ -122,24 +122,24 @@ def broadcast_with(
     buffers: list[Buffer] = []
     payload = b""
     if source == coordinator.process if is_source is None else is_source:
-        buffers, num_bytes = wire.pack(spec, values, "broadcast")
+        buffers, num_bytes = wire.pack_tree(spec, values, "broadcast")
         is_small = num_bytes <= inline_bytes(group.count)
         payload = _INLINE + b"".join(buffers) if is_small else _LARGE + _SIZE.pack(num_bytes)
     named = f"source={source}" if is_source is None else "is_source"
     call = Call("broadcast", name, callsite(), (named, *spec.lines))
     answers = meet(coordinator, call, payload, deadline, lane, group)
     source = source if is_source is None else _found(coordinator, call, answers)
-    told = answers[source]
-    if told[:1] == _INLINE:
-        data = np.frombuffer(bytearray(memoryview(told)[1:]), np.uint8)
+    payload = answers[source]
+    if payload[:1] == _INLINE:
+        data = np.frombuffer(bytearray(memoryview(payload)[1:]), np.uint8)
     else:
-        (num_bytes,) = _SIZE.unpack_from(told, 1)
+        (num_bytes,) = _SIZE.unpack_from(payload, 1)
         data = np.empty(num_bytes, np.uint8)
-        stream.spread(
+        stream.broadcast_bytes(
             coordinator, source, buffers, num_bytes, into=[data],
             timeout_s=deadline.left_s, lane=lane, name=name or "broadcast", group=group.named,
         )  # fmt: skip
-    return wire.unpack(spec, data)
+    return wire.unpack_tree(spec, data)
 
 
 def _found(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -> int:
@@ -149,9 +149,9 @@ def _found(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -
         return sources[0]
     others = [process for process in answers if process not in sources]
     sides = {"is_source=True": sources, "is_source=False": others}
-    told = "several processes are the source" if sources else "no process is the source"
+    detail = "several processes are the source" if sources else "no process is the source"
     raise disagreement(
-        f"{ThisProcess(coordinator.process, coordinator.hosts)}: broadcast ({call.site}): {told}",
+        f"{ThisProcess(coordinator.process, coordinator.hosts)}: broadcast ({call.site}): {detail}",
         [(words, processes) for words, processes in sides.items() if processes],
         "give is_source=True on exactly one process",
     )
@@ -159,9 +159,9 @@ def _found(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -
 
 def _refuse_parts(spec: wire.Spec, values: list[Any]) -> None:
     """Reject, on every process alike, arrays that no process holds whole."""
-    told = "lies in parts on several processes; allgather it, or relayout it to be replicated"
+    detail = "lies in parts on several processes; allgather it, or relayout it to be replicated"
     offences = [
-        f"{leaf.path}: {told}"
+        f"{leaf.path}: {detail}"
         for leaf, value in zip(spec.leaves, values, strict=True)
         if is_global(value) and not value.is_fully_replicated
     ]

@@ -23,9 +23,9 @@ from shoal.collectives.leaves import (
     LeafSpec,
     buffer_of,
     is_global,
-    key_of,
     value_of,
     words_of,
+    wrap_key,
 )
 from shoal.errors import ShoalError, UsageError
 
@@ -66,7 +66,7 @@ class Column:
 
     def result(self) -> Any:
         """Return the combined value, once the destinations are filled."""
-        return self._words if self.leaf.impl is None else key_of(self._words, self.leaf.impl)
+        return self._words if self.leaf.impl is None else wrap_key(self._words, self.leaf.impl)
 
 
 class Tiled(Column):
@@ -131,9 +131,9 @@ class Parts(Column):
         leaf = self.leaf
         missing = leaf.num_bytes() - sum(map(self.num_bytes, lengths))
         if missing:
-            told = f"no process gave {missing} of its {leaf.num_bytes()} bytes"
+            detail = f"no process gave {missing} of its {leaf.num_bytes()} bytes"
             whose = "the job does" if self._givers is None else "these processes do"
-            raise ShoalError(f"allgather: {leaf.path}: {told}; {whose} not hold all of it")
+            raise ShoalError(f"allgather: {leaf.path}: {detail}; {whose} not hold all of it")
 
     def places(self, lengths: Sequence[list[Region]]) -> list[list[Array]]:
         self._words = np.empty(self.leaf.shape + self.leaf.words, self.leaf.dtype)
@@ -180,8 +180,8 @@ def column_of(
         note = f" {_regions(value.sharding, value.shape)}"
         return Parts(leaf._replace(kind="parts", note=note), givers)
     if is_global(value) and not value.is_fully_replicated:
-        told = "lies in parts on several processes: tiled=True gathers its global value"
-        raise UsageError(f"{leaf.path}: {told}")
+        detail = "lies in parts on several processes: tiled=True gathers its global value"
+        raise UsageError(f"{leaf.path}: {detail}")
     return Tiled(leaf._replace(shape=(ANY, *leaf.shape[1:]))) if tiled else Column(leaf)
 
 

@@ -129,7 +129,7 @@ def value_of(leaf: LeafSpec, bits: Array) -> Any:
     if leaf.dtype is not None:
         words = bits.view(leaf.dtype).reshape(leaf.shape + leaf.words)
         if leaf.kind == "key":
-            return key_of(words, leaf.impl)
+            return wrap_key(words, leaf.impl)
         return words if leaf.kind == "array" else words[()]
     data = bits.tobytes()
     if leaf.kind == "str":
@@ -145,7 +145,7 @@ def value_of(leaf: LeafSpec, bits: Array) -> Any:
     return data if leaf.kind == "bytes" else None
 
 
-def key_of(words: Array, impl: Any) -> jax.Array:
+def wrap_key(words: Array, impl: Any) -> jax.Array:
     """Return PRNG keys; compiles nothing, whatever mesh is in context, even while jit traces."""
     with jax.transfer_guard("allow"), jax.ensure_compile_time_eval():
         return jax.random.wrap_key_data(words, impl=impl)

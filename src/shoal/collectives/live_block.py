@@ -58,13 +58,13 @@ class LiveBlock:
         trace: TracebackType | None,
     ) -> None:
         words = "" if error is None else failure_of(error, callsite()).text
-        told = self._meet(words.encode(errors="replace"))
+        reports = self._meet(words.encode(errors="replace"))
         me = ThisProcess(self._coordinator.process, self._coordinator.hosts)
         what = f"{me}: {self._name} ({callsite()}) has failed"
-        if lost := [process for process in self._living if process not in told]:
+        if lost := [process for process in self._living if process not in reports]:
             names = f"{listed(lost)} died or left inside"
             raise ProcessLostError(f"{what}: {names}", lost=dict.fromkeys(lost, names)) from error
-        failed = {process: text.decode() for process, text in told.items() if text}
+        failed = {process: text.decode() for process, text in reports.items() if text}
         if error is None and failed:
             raise gone_error("failed", failed, me, what)
 

@@ -9,7 +9,7 @@ import jax
 import xxhash
 
 from shoal.collectives.arguments import Deadline, deadline_of
-from shoal.collectives.versions import groups_of, rows_of, speakers_of
+from shoal.collectives.versions import groups_of, speakers_of, version_rows
 from shoal.colour import collective
 from shoal.errors import DivergenceError, UsageTypeError
 from shoal.runtime.agreement import Call, agree
@@ -91,12 +91,12 @@ def assert_same_program_with(
 def _text(jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     if isinstance(jitted, jax.stages.Lowered):
         if args or kwargs:
-            told = "a program that is lowered takes no arguments"
-            raise UsageTypeError(f"assert_same_program: {told}")
+            detail = "a program that is lowered takes no arguments"
+            raise UsageTypeError(f"assert_same_program: {detail}")
         return str(jitted.as_text())
     if not isinstance(jitted, jax.stages.Wrapped):
-        told = f"{jitted!r} cannot be lowered; give what jax.jit returns"
-        raise UsageTypeError(f"assert_same_program: {told}")
+        detail = f"{jitted!r} cannot be lowered; give what jax.jit returns"
+        raise UsageTypeError(f"assert_same_program: {detail}")
     return str(jitted.lower(*args, **kwargs).as_text())
 
 
@@ -115,14 +115,14 @@ def _difference(
         return agree(coordinator, again, payload, timeout_s=deadline.left_s)
 
     me = ThisProcess(coordinator.process, coordinator.hosts)
-    asked = "assert_same_program" + (f" {call.name!r}" if call.name else "")
-    heading = f"{me}: {asked} ({call.site}): programs differ"
+    operation = "assert_same_program" + (f" {call.name!r}" if call.name else "")
+    heading = f"{me}: {operation} ({call.site}): programs differ"
     found = find_line(meet, lines if coordinator.process in speakers else None, speakers)
     if found is None:
-        return disagreement(heading, rows_of(["a version"] * len(speakers), groups))
+        return disagreement(heading, version_rows(["a version"] * len(speakers), groups))
     index, shown = found
     before = lines[index - 1].strip()[:_WIDTH].encode() if index <= len(lines) else b""
-    told = meet(before if coordinator.process == speakers[0] else b"")[speakers[0]]
-    after = f", after: {told.decode(errors='replace')}" if index else ""
+    previous = meet(before if coordinator.process == speakers[0] else b"")[speakers[0]]
+    after = f", after: {previous.decode(errors='replace')}" if index else ""
     texts = [shown[speaker].strip() for speaker in speakers]
-    return disagreement(f"{heading}, first at line {index + 1}{after}", rows_of(texts, groups))
+    return disagreement(f"{heading}, first at line {index + 1}{after}", version_rows(texts, groups))

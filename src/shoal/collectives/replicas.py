@@ -53,7 +53,7 @@ class Compared(NamedTuple):
 
 
 def parts_of(
-    leaves: Sequence[LeafSpec], values: Sequence[Any], asked: str, pool: ThreadPoolExecutor
+    leaves: Sequence[LeafSpec], values: Sequence[Any], operation: str, pool: ThreadPoolExecutor
 ) -> list[Compared]:
     """Return the parts of each leaf, in the same order on all processes.
 
@@ -65,7 +65,7 @@ def parts_of(
         for leaf, value in zip(leaves, values, strict=True)
         if isinstance(value, jax.ShapeDtypeStruct)
     ]
-    raise_all(asked, offences)
+    raise_all(operation, offences)
     return [_placed(leaf, value, pool) for leaf, value in zip(leaves, values, strict=True)]
 
 
@@ -78,16 +78,18 @@ def _placed(leaf: LeafSpec, value: Any, pool: ThreadPoolExecutor) -> Compared:
         whole = FlatItems(host.shape, dtype, [((0,) * host.ndim, host)])
         return Compared("", [SharedPart(leaf, None, None, lambda: whole)], "")
     shards = [_Shard(_box(one.index, leaf), one) for one in value.addressable_shards]
-    told = _local_difference(leaf, shards, pool)
+    difference = _local_difference(leaf, shards, pool)
     here = {shard.box: shard for shard in shards}
     if value.is_fully_addressable:
-        return Compared("", [SharedPart(leaf, None, None, lambda: _whole(leaf, here))], told)
+        return Compared("", [SharedPart(leaf, None, None, lambda: _whole(leaf, here))], difference)
     regions = _regions(value.sharding, leaf._replace(path=""))
     parts = [
         SharedPart(leaf, box, holders, here[box].read if box in here else None)
         for box, holders in regions
     ]
-    return Compared(f"{leaf.path}: spread as {_told(value.sharding, regions)}", parts, told)
+    return Compared(
+        f"{leaf.path}: spread as {_distribution(value.sharding, regions)}", parts, difference
+    )
 
 
 class _Shard(NamedTuple):
@@ -146,7 +148,7 @@ def _box(index: tuple[slice, ...], leaf: LeafSpec) -> Box:
     return tuple(cut.indices(size)[:2] for cut, size in zip(cuts, sizes, strict=True))
 
 
-def _told(sharding: Any, regions: Any) -> str:
+def _distribution(sharding: Any, regions: Any) -> str:
     """Describe an array's distribution over devices, with a digest of the holders."""
     words = getattr(sharding, "spec", type(sharding).__name__)
     digest = xxhash.xxh3_64_hexdigest(repr(regions).encode())

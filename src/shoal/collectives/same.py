@@ -12,7 +12,7 @@ import jax
 from shoal.collectives.arguments import Deadline, deadline_of
 from shoal.collectives.hashes import Digests, digest_of, digest_of_all, hashing_pool
 from shoal.collectives.replicas import Holders, SharedPart, parts_of
-from shoal.collectives.versions import groups_of, rows_of, speakers_of
+from shoal.collectives.versions import groups_of, speakers_of, version_rows
 from shoal.collectives.wire import flatten
 from shoal.colour import collective
 from shoal.errors import DivergenceError
@@ -121,8 +121,10 @@ def assert_same_with(
         fault_points.reach("assert_same.after_arrive", coordinator.process)
         if words or len({*answers.values()}) > 1:
             read = {text: json.loads(text) for text in {*answers.values()}}
-            told = {process: read[text] for process, text in answers.items()}
-            _judge(coordinator, call, mine, told, _rounds(coordinator, call, deadline, lane, group))
+            reports = {process: read[text] for process, text in answers.items()}
+            _judge(
+                coordinator, call, mine, reports, _rounds(coordinator, call, deadline, lane, group)
+            )
 
 
 class _Shared(NamedTuple):
@@ -174,21 +176,21 @@ def _judge(
     coordinator: Coordinator,
     call: Call,
     shared: Sequence[_Shared],
-    told: Mapping[int, Mapping[str, Any]],
+    reports: Mapping[int, Mapping[str, Any]],
     meet: Meet,
 ) -> None:
     """Raise if something differs; deterministic, so all processes end alike."""
     me = ThisProcess(coordinator.process, coordinator.hosts)
-    asked = "assert_same" + (f" {call.name!r}" if call.name else "")
-    heading = f"{me}: {asked} ({call.site})"
-    words = {process: one["words"] for process, one in told.items() if "words" in one}
+    operation = "assert_same" + (f" {call.name!r}" if call.name else "")
+    heading = f"{me}: {operation} ({call.site})"
+    words = {process: one["words"] for process, one in reports.items() if "words" in one}
     if words:
         groups = groups_of(words)
-        rows = rows_of([words[speaker] for speaker in speakers_of(groups)], groups)
+        rows = version_rows([words[speaker] for speaker in speakers_of(groups)], groups)
         raise disagreement(f"{heading}: replicas differ within a process", rows)
-    digests = {process: iter(one["digests"]) for process, one in told.items()}
+    digests = {process: iter(one["digests"]) for process, one in reports.items()}
     for one in shared:
-        holds = [p for p, answer in told.items() if one.has(answer.get("process", p))]
+        holds = [p for p, answer in reports.items() if one.has(answer.get("process", p))]
         groups = groups_of({p: next(digests[p]) for p in holds})
         if len(groups) > 1:
             raise _difference(heading, one, groups, coordinator.process, meet)
@@ -205,13 +207,13 @@ def _difference(
     items = part.open() if part is not None and part.open is not None and speaks else None
     item = None if part is None else find_first(meet, items, speakers)
     if part is None or item is None:
-        told = f"{heading}: values differ, and change while they are compared"
-        return disagreement(told, rows_of(["a version"] * len(speakers), groups))
+        message = f"{heading}: values differ, and change while they are compared"
+        return disagreement(message, version_rows(["a version"] * len(speakers), groups))
     shown = meet(items.show(item).encode(errors="replace") if items is not None else b"")
     values = _values([shown[speaker].decode() for speaker in speakers])
     texts = [f"{part.place(item)} = {value}" for value in values]
-    told = f"{heading}: values differ, first in {part.leaf.line}"
-    return disagreement(told, rows_of(texts, groups))
+    message = f"{heading}: values differ, first in {part.leaf.line}"
+    return disagreement(message, version_rows(texts, groups))
 
 
 def _values(shown: Sequence[str]) -> list[str]:

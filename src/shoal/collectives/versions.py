@@ -24,7 +24,7 @@ def speakers_of(groups: Sequence[Sequence[int]]) -> list[int]:
     return [group[0] for group in groups[:MAX_SPEAKERS]]
 
 
-def rows_of(
+def version_rows(
     shown: Sequence[str], groups: Sequence[Sequence[int]]
 ) -> list[tuple[str, Sequence[int]]]:
     """Return each group's version of the first differing item, with the group's processes.
@@ -32,7 +32,7 @@ def rows_of(
     A group that agrees with another there, and differs later, is marked so: all texts are distinct.
     Groups without a speaker share a row.
 
-    >>> rows_of(["1", "2", "1"], [[0, 3], [1], [2]])
+    >>> version_rows(["1", "2", "1"], [[0, 3], [1], [2]])
     [('1', [0, 3]), ('2', [1]), ('1 (differs later)', [2])]
     """
     again = [list(shown[:n]).count(text) for n, text in enumerate(shown)]

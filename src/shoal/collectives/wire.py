@@ -42,28 +42,28 @@ class Spec(NamedTuple):
         return (*leaves, _NO_MORE, *(f"tree: {part}" for part in nodes))
 
 
-def spec_of(tree: Any, asked: str = "the values") -> Spec:
+def spec_of(tree: Any, operation: str = "the values") -> Spec:
     """Describe a tree without reading any data.
 
     Raises:
       UsageError: it is not a pytree, or has unsupported leaves; names all, by path.
     """
-    return flatten(tree, asked)[0]
+    return flatten(tree, operation)[0]
 
 
-def flatten(tree: Any, asked: str) -> tuple[Spec, list[Any]]:
-    """Return a tree's description and leaves. Raises as `spec_of`, for the call `asked`."""
+def flatten(tree: Any, operation: str) -> tuple[Spec, list[Any]]:
+    """Return a tree's description and leaves. Raises as `spec_of`, for the call `operation`."""
     try:
         found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_none)
     except ValueError as error:  # dicts with unsortable keys
-        raise UsageError(f"{asked}: no tree for JAX: {error.__cause__ or error}") from error
+        raise UsageError(f"{operation}: no tree for JAX: {error.__cause__ or error}") from error
     leaves = [leaf_of(jax.tree_util.keystr(path) or "the value", v) for path, v in found]
-    raise_all(asked, [leaf for leaf in leaves if isinstance(leaf, str)])
+    raise_all(operation, [leaf for leaf in leaves if isinstance(leaf, str)])
     spec = Spec(tuple(leaf for leaf in leaves if isinstance(leaf, LeafSpec)), treedef)
     return spec, [value for _, value in found]
 
 
-def pack(spec: Spec, values: Sequence[Any], asked: str) -> tuple[list[Buffer], int]:
+def pack_tree(spec: Spec, values: Sequence[Any], operation: str) -> tuple[list[Buffer], int]:
     """Return the data of a tree as buffers to concatenate, and their total size.
 
     Contiguous memory is not copied.
@@ -78,23 +78,23 @@ def pack(spec: Spec, values: Sequence[Any], asked: str) -> tuple[list[Buffer], i
             bodies.append(buffer_of(leaf, value))
         except UsageError as error:
             offences.append(f"{leaf.path}: {error}")
-    raise_all(asked, offences)
-    return join(spec.leaves, bodies, [len(body) for body in bodies])
+    raise_all(operation, offences)
+    return join_data(spec.leaves, bodies, [len(body) for body in bodies])
 
 
-def unpack(spec: Spec, data: Array) -> Any:
+def unpack_tree(spec: Spec, data: Array) -> Any:
     """Return the tree of this data; its NumPy arrays share the memory of `data`.
 
     Args:
       spec: of this process's own tree, whose nodes are rebuilt.
       data: uint8[num_bytes], writable, with no other references.
     """
-    parts = split(spec.leaves, data)
+    parts = split_data(spec.leaves, data)
     values = [value_of(leaf, bits) for leaf, (_, bits) in zip(spec.leaves, parts, strict=True)]
     return jax.tree.unflatten(spec.treedef, values)
 
 
-def join(
+def join_data(
     leaves: Sequence[LeafSpec], bodies: Sequence[Buffer], lengths: Sequence[int]
 ) -> tuple[list[Buffer], int]:
     """Return data as buffers; `lengths` applies to the open leaves."""
@@ -109,7 +109,7 @@ def join(
     return [buffer for buffer in buffers if len(buffer)], at
 
 
-def split(leaves: Sequence[LeafSpec], data: Array) -> list[tuple[int, Array]]:
+def split_data(leaves: Sequence[LeafSpec], data: Array) -> list[tuple[int, Array]]:
     """Return each leaf's number (0 if it is not open) and its bits, views of `data`.
 
     Raises:

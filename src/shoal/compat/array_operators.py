@@ -67,8 +67,8 @@ class ArrayOperators:
         try:
             return getattr(self.__jax_array__(), name)
         except AttributeError as error:
-            told = f"neither {kind} nor jax.Array has an attribute {name!r}{self._instead(name)}"
-            raise AttributeError(told, name=name, obj=self) from error
+            detail = f"neither {kind} nor jax.Array has an attribute {name!r}{self._instead(name)}"
+            raise AttributeError(detail, name=name, obj=self) from error
 
     def _instead(self, name: str) -> str:
         """Return what to write instead of a predecessor's attribute, as the end of a sentence."""

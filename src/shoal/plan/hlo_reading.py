@@ -1,4 +1,4 @@
-"""HLO text of a sharding → a layout."""
+"""Parse the HLO text of a sharding into a layout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_DEVICES = 1 << 24
 
 @local
 def layout_of_text(text: str) -> Layout:
-    """Return a layout that HLO text describes.
+    """Return a layout described by HLO text.
 
     Local.
 
@@ -38,7 +38,7 @@ def layout_of_text(text: str) -> Layout:
         `{replicated}` and `{maximal device=3}`, make a layout of no dims.
 
     Raises:
-      UsageError: it is no such text, or its numbers do not fit.
+      UsageError: it is not such a text, or its numbers do not fit.
 
     Example:
       >>> layout_of_text("{devices=[2,1,2]<=[4] last_tile_dim_replicate}")
@@ -73,7 +73,7 @@ def _mesh(text: str, names: list[str], sizes: list[int], found: re.Match[str]) -
 
 
 def _ids(found: re.Match[str]) -> NDArray[np.int64] | None:
-    """Return the devices in the order of the tiles, or None if the numbers say none."""
+    """Return the devices in tile order, or None if the numbers are invalid."""
     if found["listed"]:
         return np.array(_numbers(found["listed"]), dtype=np.int64)
     shape = _numbers(found["iota"])

@@ -1,4 +1,4 @@
-"""What is near what: descriptions of hardware that need no hardware.
+"""Topologies: descriptions of hardware that need no hardware.
 
     Torus    chips in a grid of links, as a TPU slice is       v5p:8x8x8
     Slices   several of them over a slower network             v5e:4x8 x 2 slices
@@ -105,14 +105,14 @@ def _torus(words: str, text: str) -> Torus:
 
 
 class Device(NamedTuple):
-    """What is known of one device."""
+    """The known facts of one device."""
 
     id: int
     process: int
     coords: tuple[int, ...] | None
     core: int
     slice: int
-    kind: str  # as JAX calls it
+    kind: str  # JAX's `device_kind`
     platform: str
 
 
@@ -237,7 +237,7 @@ def _boxes(rows: Sequence[Device]) -> dict[int, Torus | None]:
 
 
 def _part(torus: Torus, whole: Torus | None) -> Torus:
-    """Take away the links that a part of a slice has not."""
+    """Remove the links that a part of a slice lacks."""
     if whole is None or len(whole.shape) != len(torus.shape):
         return dataclasses.replace(torus, wrap=(False,) * len(torus.shape))
     begin = torus.origin or (0,) * len(torus.shape)
@@ -339,7 +339,7 @@ def to_json(topology: Topology) -> dict[str, Any]:
 
 @local
 def from_json(values: Mapping[str, Any]) -> Topology:
-    """Read what `to_json` wrote: `from_json(to_json(topology)) == topology`.
+    """Parse the result of `to_json`: `from_json(to_json(topology)) == topology`.
 
     Local.
 

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
         positional: Any = decoded(spec["arguments"])
         named: Any = decoded(spec["named"])
         value = _function(spec)(*positional, **named)
-        told = {"value": encoded(value, f"what {spec['name']} returned")}
+        outcome = {"value": encoded(value, f"what {spec['name']} returned")}
     except SystemExit as left:
         _leave(path, {"error": f"SystemExit: {left.code}", "kind": "SystemExit"})
         sys.exit(left.code)  # whose hook sees it, also where it was raised without it
@@ -57,13 +57,13 @@ def main(arguments: list[str]) -> None:
         text = "".join(traceback.format_exception(type(error), error, trace))
         _leave(path, {"error": text, "kind": type(error).__name__})
         raise
-    _leave(path, told)
+    _leave(path, outcome)
 
 
-def _leave(path: Path, told: object) -> None:
+def _leave(path: Path, outcome: object) -> None:
     """Write it whole or not at all."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(told), encoding="utf-8")
+    part.write_text(json.dumps(outcome), encoding="utf-8")
     part.replace(path)
 
 

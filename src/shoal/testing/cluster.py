@@ -156,8 +156,8 @@ class Cluster:
         """
         if not os.path.isdir(self.folder):
             raise UsageError("this cluster is closed: make another one")
-        asked = program_of(program, arguments, named, folder=self.folder, initialize=initialize)
-        self._has_values = asked.is_function
+        checked = program_of(program, arguments, named, folder=self.folder, initialize=initialize)
+        self._has_values = checked.is_function
         chosen = tuple(range(self.processes) if only is None else only)
         if wrong := [p for p in chosen if p not in range(self.processes)]:
             raise UsageError(f"there are processes 0..{self.processes - 1}, not {wrong}")
@@ -165,7 +165,7 @@ class Cluster:
             raise UsageError(f"processes {busy} run already")
         if all(running.code is not None for running in self._running.values()):
             self._begin()
-        for running, process in self._job.start(asked, chosen, only is None):
+        for running, process in self._job.start(checked, chosen, only is None):
             self._pump.follow(running)
             if process is None:
                 self._others.append(running)
@@ -248,9 +248,9 @@ class Cluster:
         )
         found = line()
         if found is None:
-            told = running.tail(_TAIL_LINES)
-            failed = {process: told} if isinstance(process, int) else {}
-            raise PeerFailedError(f"it never said {words!r}: {told}", failed=failed)
+            output = running.tail(_TAIL_LINES)
+            failed = {process: output} if isinstance(process, int) else {}
+            raise PeerFailedError(f"it never said {words!r}: {output}", failed=failed)
         return found
 
     def said(self, process: int | str) -> list[str]:
@@ -340,9 +340,9 @@ class Cluster:
                 return
             rows = {p: running.tail(_TAIL_LINES) for p, running in self._running.items()}
             others = [running.tail(_TAIL_LINES) for running in self._others]
-        told = "\n".join([*rows.values(), *others])
+        output = "\n".join([*rows.values(), *others])
         raise DeadlineError(
-            f"the test bench waited {self.deadline_s:g} s until {words}\n{told}",
+            f"the test bench waited {self.deadline_s:g} s until {words}\n{output}",
             name=words,
             waited_s=self.deadline_s,
             missing=[p for p, running in self._running.items() if running.code is None],

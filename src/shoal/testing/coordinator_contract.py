@@ -189,11 +189,13 @@ class CoordinatorContract:
             for value, here in (("equal", meets_in), (str(coordinator.process == 1), lane)):
                 entry = TrailEntry("put", "train.py:12 (main)", ("x: float32[8]",), value)
                 coordinator.trails.record(entry, group=None, lane=here)
-        told = job.on_all(lambda c: meet(c, "go", lane=meets_in))
+        outcomes = job.on_all(lambda c: meet(c, "go", lane=meets_in))
         if (lane, meets_in) == ("main", "side"):
-            assert [len(answers) for answers in told] == [3] * 3  # the main line has yet to meet
+            assert [len(answers) for answers in outcomes] == [
+                3
+            ] * 3  # the main line has yet to meet
             return
-        for error in told:
+        for error in outcomes:
             assert type(error) is DivergenceError
             one, other = sorted(error.sides.values(), key=lambda side: 1 in side)
             assert other == (1,)

@@ -12,7 +12,7 @@ from shoal.testing.child import result_path
 from shoal.testing.running import Running
 from shoal.testing.values import decoded
 
-__all__ = ["Ended", "ended_of", "first_failure", "raise_first"]
+__all__ = ["Ended", "ended_of", "first_failed", "raise_first"]
 
 _ECHOES = ("ProcessLostError", "PeerFailedError")  # somebody else failed before
 _TAIL_LINES = 12
@@ -45,17 +45,17 @@ def ended_of(running: Running, process: int, folder: str, *, log: bool = False) 
         path = Path(folder) / "logs" / f"p{process:04d}.log"
         out = path.read_text(errors="replace") if path.exists() else ""
         code = None if code else 0
-    told = {}
+    result = {}
     path = result_path(folder, process)
     if path.exists():
-        told = json.loads(path.read_text(encoding="utf-8"))
-    value = decoded(told["value"]) if "value" in told else None
-    error, kind = told.get("error", ""), told.get("kind", "")
+        result = json.loads(path.read_text(encoding="utf-8"))
+    value = decoded(result["value"]) if "value" in result else None
+    error, kind = result.get("error", ""), result.get("kind", "")
     ended_at = running.began + running.ended_s
     return Ended(process, code, out, err, running.ended_s, ended_at, value, error, kind)
 
 
-def first_failure(ended: Sequence[Ended]) -> Ended | None:
+def first_failed(ended: Sequence[Ended]) -> Ended | None:
     """Return the process whose failure came first, those that only echo another's after it."""
     failed = [one for one in ended if one.failed]
     return min(failed, key=lambda one: (one.kind in _ECHOES, one.ended_s), default=None)
@@ -63,7 +63,7 @@ def first_failure(ended: Sequence[Ended]) -> Ended | None:
 
 def raise_first(ended: Sequence[Ended]) -> None:
     """Raise PeerFailedError if a process failed; the message tells of the first."""
-    first = first_failure(ended)
+    first = first_failed(ended)
     if first is None:
         return
     failed = {one.process: _story(one) for one in ended if one.failed}

@@ -31,30 +31,30 @@ _PR_SET_PDEATHSIG = 1
 
 def serve() -> dict[str, Any]:
     """Fork as the line on stdin says; return its entry in each of the processes, and only there."""
-    asked = json.loads(sys.stdin.readline())
+    orders = json.loads(sys.stdin.readline())
     try:
         import jax  # noqa: F401 - what the processes share
 
         import shoal.runtime.process  # noqa: F401
     except BaseException:
-        for entry in asked[1:]:  # the first has this process's own stderr
+        for entry in orders[1:]:  # the first has this process's own stderr
             os.write(entry["err"], traceback.format_exc().encode())
         raise
     gc.collect()
     gc.freeze()  # so that a collection in one process does not copy the pages of all
     pids = {}
-    for index, entry in enumerate(asked):
+    for index, entry in enumerate(orders):
         with warnings.catch_warnings():
             # Python >= 3.12 warns of threads: those of OpenBLAS, which stops them around a fork.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            _become(entry, asked)
+            _become(entry, orders)
             return entry  # type: ignore[no-any-return]
         pids[pid] = index
         _say(f"{index} {pid}")
-    _close(asked)
-    for _ in asked:
+    _close(orders)
+    for _ in orders:
         pid, status = os.wait()
         _say(f"{pids[pid]} code {os.waitstatus_to_exitcode(status)}")
     os._exit(0)
@@ -64,7 +64,7 @@ def _say(line: str) -> None:
     os.write(1, f"{line}\n".encode())
 
 
-def _become(entry: dict[str, Any], asked: list[dict[str, Any]]) -> None:
+def _become(entry: dict[str, Any], orders: list[dict[str, Any]]) -> None:
     """Make this fork what a process that was started by itself would be."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -78,13 +78,13 @@ def _become(entry: dict[str, Any], asked: list[dict[str, Any]]) -> None:
     for source, target in ((nothing, 0), (entry["out"], 1), (entry["err"], 2)):
         os.dup2(source, target)
     os.close(nothing)
-    _close(asked)
+    _close(orders)
     if "numpy.random" in sys.modules:  # unseeded, it differs between processes
         sys.modules["numpy.random"].seed()
 
 
-def _close(asked: list[dict[str, Any]]) -> None:
-    for entry in asked:
+def _close(orders: list[dict[str, Any]]) -> None:
+    for entry in orders:
         os.close(entry["out"])
         os.close(entry["err"])
 

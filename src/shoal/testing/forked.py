@@ -98,11 +98,11 @@ def fork_all(starts: Sequence[ForkOrder]) -> list[Forked]:
     finally:
         for end in ends:
             os.close(end)
-    asked = [
+    entries = [
         {**start._asdict(), "out": out, "err": err}
         for start, ((_, out), (_, err)) in zip(starts, pipes, strict=True)
     ]
     with contextlib.suppress(BrokenPipeError), cast("IO[bytes]", popen.stdin) as orders:
-        orders.write(json.dumps(asked).encode() + b"\n")
+        orders.write(json.dumps(entries).encode() + b"\n")
     server = _Server(popen)
     return [Forked(server, i, out, err) for i, ((out, _), (err, _)) in enumerate(pipes)]

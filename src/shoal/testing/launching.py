@@ -111,8 +111,8 @@ class BenchJob:
         for running in services:
             if running.code is not None:
                 raise UsageError(f"the services did not start: {running.tail(5)}")
-        told: dict[str, str] = json.loads(services[-1].out.partition(b"\n")[0])
-        self._jax_service = told.get("jax_service") or told["address"]
+        addresses: dict[str, str] = json.loads(services[-1].out.partition(b"\n")[0])
+        self._jax_service = addresses.get("jax_service") or addresses["address"]
         order = (
             b"." if len(services) == 1 else json.dumps({"meeting_place": self._address}).encode()
         )

@@ -26,7 +26,7 @@ from typing import Any
 from shoal.runtime.system.environment import own_environment
 from shoal.testing.enter import enter
 
-__all__ = ["address_of", "serve", "why_no_cuts"]
+__all__ = ["address_of", "serve_network", "why_no_cuts"]
 
 _CLONE_NEWUTS, _CLONE_NEWNET = 0x04000000, 0x40000000
 _TRY_S = 30.0
@@ -58,7 +58,7 @@ def why_no_cuts() -> str:
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["?"])[-1]
 
 
-def serve(places: int) -> None:
+def serve_network(places: int) -> None:
     """Make the network, say where it is, and obey `cut I` and `mend I` until stdin ends."""
     from pyroute2 import IPRoute
 

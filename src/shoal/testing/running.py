@@ -154,7 +154,7 @@ class Pump:
             if not data:
                 connection.close()
                 return
-            told = json.loads(said)
-            self.pauses.append(Pause(told["point"], told["process"], connection))
+            report = json.loads(said)
+            self.pauses.append(Pause(report["point"], report["process"], connection))
 
         self._selector.register(connection, selectors.EVENT_READ, hear)

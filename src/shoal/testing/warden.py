@@ -68,9 +68,9 @@ def main(arguments: list[str]) -> None:
     mark = arguments[0]
     try:
         if len(arguments) > 1:
-            from shoal.testing.network import serve
+            from shoal.testing.network import serve_network
 
-            serve(int(arguments[2]))
+            serve_network(int(arguments[2]))
         else:
             print("ready", flush=True)
             while sys.stdin.readline():

@@ -82,7 +82,7 @@ def table(boxes, dims, item=4):
     found = np.array(rows, np.int64).reshape(len(rows), 4 + 2 * rank)
     chunks = format_records.Chunks(*found.T[:4], found[:, 4 : 4 + rank], found[:, 4 + rank :])
     record = format_records.FileRecord(format_records.data_name(ATTEMPT, 0, 1), at, 0)
-    _, structure = flatten.flatten([0] * len(dims))
+    _, structure = flatten.flatten_tree([0] * len(dims))
     leaves = tuple(
         format_records.LeafRecord(str(number), "array", "float32", shape)
         for number, shape in enumerate(dims)

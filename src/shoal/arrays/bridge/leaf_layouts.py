@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec, Sharding
 from jax.tree_util import PyTreeDef, SequenceKey, keystr, tree_flatten_with_path
 
-from shoal.arrays.bridge.sharding import layout_of_sharding, padded, sharding
+from shoal.arrays.bridge.sharding import layout_of_sharding, padded_dims, sharding
 from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.errors import UsageError, nearest
 from shoal.plan.layout import Layout
@@ -51,19 +51,19 @@ def leaf_layouts(
     names: dict[str, list[str]] = {}  # problem → names of the leaves that have it
     for path, value, given in pairs:
         if given is None and none_clears:
-            leaves.append(Leaf(shown(path), value, None))  # type: ignore[arg-type]
+            leaves.append(Leaf(path_text(path), value, None))  # type: ignore[arg-type]
             continue
         try:
             layout = layout_for(given, value, path)
             sharding(layout, devices=devices)  # checks devices and expressibility
-            leaves.append(Leaf(shown(path), value, layout))
+            leaves.append(Leaf(path_text(path), value, layout))
         except UsageError as error:
-            names.setdefault(str(error), []).append(shown(path))
+            names.setdefault(str(error), []).append(path_text(path))
     offences += [f"{', '.join(paths)}: {error}" for error, paths in names.items()]
     return leaves, jax.tree.structure(tree)
 
 
-def shown(path: Path) -> str:
+def path_text(path: Path) -> str:
     """Return the name of a leaf in messages."""
     return keystr(path) or "the array"
 
@@ -109,7 +109,7 @@ def _pair(
         if _is_ambiguous(node, given):
             each = ", ".join(f"PartitionSpec({_spec_text(own)})" for own in given)
             offences.append(
-                f"{shown(path)}: {given!r} may mean one layout, or one for each of {len(node)} "
+                f"{path_text(path)}: {given!r} may mean one layout, or one for each of {len(node)} "
                 f"elements; write PartitionSpec{given!r} for the first, "
                 f"({each}{',' * (len(given) == 1)}) for the other"
             )
@@ -119,10 +119,10 @@ def _pair(
         return
     wanted, found = _children(given), _children(node)
     if wanted is None:
-        offences.append(f"{shown(path)}: {_what(given)} is no layout; give a Layout or a spec")
+        offences.append(f"{path_text(path)}: {_what(given)} is no layout; give a Layout or a spec")
     elif found is None:
         offences.append(
-            f"{shown(path)}: one {_what(node)} here, but a {type(given).__name__} of layouts; "
+            f"{path_text(path)}: one {_what(node)} here, but a {type(given).__name__} of layouts; "
             "write one layout (a tuple of axis names, not a list)"
         )
     else:
@@ -210,7 +210,7 @@ def layout_for(given: Any, value: Any, path: Path) -> Layout:
         )
     spec = given if isinstance(given, PartitionSpec) else PartitionSpec(*_dims(given))
     partial = dict.fromkeys(spec.unreduced, "sum")
-    return Layout(mesh, *padded(spec, rank), partial=partial)
+    return Layout(mesh, *padded_dims(spec, rank), partial=partial)
 
 
 def _dims(given: str | tuple[Any, ...] | None) -> tuple[Any, ...]:

@@ -149,14 +149,14 @@ def _layout_of(given: NamedSharding | SingleDeviceSharding, rank: int) -> Layout
         (device,) = given.device_set
         mesh = Mesh({}, [device.id], device.process_index, kind=device.platform)
         return Layout.replicated(mesh, rank)
-    dims = padded(given.spec, rank)
+    dims = padded_dims(given.spec, rank)
     kind = getattr(given.spec, "unreduced_kind", None)  # jax 0.11 and later
     if kind is not None and kind.name != "sum":
         raise UsageError(f"layout_of: {given.spec} has a pending {kind.name}: only sums are known")
     return Layout(mesh_of(given.mesh), *dims, partial=dict.fromkeys(given.spec.unreduced, "sum"))
 
 
-def padded(spec: PartitionSpec, rank: int) -> tuple[Dim, ...]:
+def padded_dims(spec: PartitionSpec, rank: int) -> tuple[Dim, ...]:
     """Return the dims of a PartitionSpec, padded to the rank as JAX does.
 
     Raises:

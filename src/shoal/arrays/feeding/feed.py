@@ -34,15 +34,15 @@ from shoal.arrays.bridge.leaf_layouts import Layouts
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.feeding.batch_sources import ByNumber, ReaderState
 from shoal.arrays.feeding.feed_arguments import (
+    feed_spec,
     must_be_whole,
     must_go_on,
     offences_of,
     order_text,
     rows_layout,
     source_of,
-    spec_of,
 )
-from shoal.arrays.feeding.feed_state import mark_of, rows_of_state, state_of
+from shoal.arrays.feeding.feed_state import mark_of, position_of, rows_before
 from shoal.arrays.feeding.feed_steps import FedBatch, FeedMeeting, FeedOptions, Steps
 from shoal.arrays.feeding.feed_wait import BatchWait
 from shoal.arrays.feeding.own_rows import Split
@@ -135,12 +135,12 @@ def feed(
     split = Split(rows_layout(layouts), jax.process_index())
     reads = source_of(source, batch, order, split)
     mark = mark_of(order_text(reads)) if isinstance(reads, ByNumber) else 0
-    rows = rows_of_state(start, mark)
+    rows = rows_before(start, mark)
     must_go_on(source, reads, rows, skip)
     x64, passes = jax.config.jax_enable_x64, skip is not False
     options = FeedOptions(layouts, last, rows, batch or 0, same, x64, passes)
     must_be_whole(reads, options)
-    spec = spec_of(reads, split, options, prefetch)
+    spec = feed_spec(reads, split, options, prefetch)
     meeting = _meeting(coordinator(), split, spec, lane, limit_s)._replace(start=rows)
     line = Prefetch(Steps(reads, split, options, meeting), prefetch, meets=not meeting.is_alone)
     made = Feed(line, meeting, mark)
@@ -189,7 +189,7 @@ class Feed:
           ...     print([batch.tolist() for batch in batches])
           [[2, 3], [4, 5]]
         """
-        return state_of(self._rows, self._mark)
+        return position_of(self._rows, self._mark)
 
     def reader_state(self) -> Any:
         """Return the state of this process's iterable, as of the last delivered batch. Local.

@@ -112,7 +112,7 @@ def rows_layout(layouts: Layouts) -> Layout:
     return layout
 
 
-def spec_of(
+def feed_spec(
     reads: InTurn | ByNumber, split: Split, options: FeedOptions, prefetch: int
 ) -> tuple[str, ...]:
     """Return the lines that must be equal on all processes."""

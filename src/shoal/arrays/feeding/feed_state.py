@@ -20,7 +20,7 @@ def mark_of(order: str) -> int:
     return (zlib.crc32(order.encode()) & _MOST_MARK) or 1
 
 
-def state_of(rows: int, mark: int) -> dict[str, int]:
+def position_of(rows: int, mark: int) -> dict[str, int]:
     """Return the state to save.
 
     Args:
@@ -30,11 +30,11 @@ def state_of(rows: int, mark: int) -> dict[str, int]:
     return {"order": mark, "rows": rows}
 
 
-def rows_of_state(start: Any, mark: int) -> int:
+def rows_before(start: Any, mark: int) -> int:
     """Return how many rows were delivered before, from `start=`.
 
     Args:
-      start: a number of rows, or the result of `state_of`, perhaps restored from a checkpoint.
+      start: a number of rows, or the result of `position_of`, perhaps restored from a checkpoint.
       mark: of the order of the feed that is to go on.
 
     Raises:

@@ -234,14 +234,14 @@ class Steps:
     def _meet(self, line: Prefetch[FedBatch], status: Status) -> BatchVerdict:
         line.enter(MEETING)
         meeting = self._meeting
-        asked = BatchId(
+        batch_id = BatchId(
             meeting.me,
             f"{meeting.batch(self._number)} ({meeting.site})",
             self._options.last,
             self._size,
             self._leaves,
         )
-        return judge(asked, self._exchange(status, line))
+        return judge(batch_id, self._exchange(status, line))
 
     def _exchange(
         self, status: Status, line: Prefetch[FedBatch] | None = None

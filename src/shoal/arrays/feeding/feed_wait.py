@@ -21,7 +21,7 @@ class BatchWait:
     def __init__(self, meeting: FeedMeeting, line: Prefetch[FedBatch], number: int) -> None:
         self._meeting = meeting
         self._line = line
-        self._asked = f"{meeting.batch(number)} ({meeting.site})"
+        self._batch = f"{meeting.batch(number)} ({meeting.site})"
         self._has_logged = False
 
     def look(self, since: float) -> None:
@@ -33,17 +33,17 @@ class BatchWait:
         """
         here = self._meeting.coordinator
         if here.troubles.any():
-            here.check(self._asked)
+            here.check(self._batch)
         phase, began = self._line.phase
         if phase == MEETING:
             return
         waited_s = time.monotonic() - max(since, began)
-        text = f"{self._meeting.me}: {self._asked}: its own reader has given nothing"
+        text = f"{self._meeting.me}: {self._batch}: its own reader has given nothing"
         if waited_s >= self._meeting.timeout_s:
             raise DeadlineError(
                 f"{text} within {self._meeting.timeout_s:g} s\n"
                 "if it is only slow, give timeout_s= more, or set SHOAL_TIMEOUT_S",
-                name=self._asked,
+                name=self._batch,
                 waited_s=waited_s,
                 missing=[here.process],
             )

@@ -69,7 +69,7 @@ def local_rows(
     return row_holders(found, place).slices(size, number)
 
 
-def split_layout(asked: str, given: Any, dim: int = 0) -> Layout:
+def split_layout(operation: str, given: Any, dim: int = 0) -> Layout:
     """Return a layout with as many dims as it says, and at least those up to `dim`.
 
     Raises:
@@ -81,13 +81,13 @@ def split_layout(asked: str, given: Any, dim: int = 0) -> Layout:
     if isinstance(given, NamedSharding):
         return layout_of_sharding(given, max(len(given.spec), least))
     if callable(given) or not is_one_layout(given):
-        raise UsageTypeError(f"{asked}: {given!r} is not one layout: give that of one array")
+        raise UsageTypeError(f"{operation}: {given!r} is not one layout: give that of one array")
     dims = given if isinstance(given, tuple | PartitionSpec) else (given,)
     rank = max(len(dims), least)
     try:
         return layout_for(given, jax.ShapeDtypeStruct((1,) * rank, np.int8), ())
     except UsageError as error:
-        raise UsageError(f"{asked}: {error}") from None
+        raise UsageError(f"{operation}: {error}") from None
 
 
 def _index(name: str, value: object) -> int:

@@ -20,13 +20,13 @@ from shoal.arrays.bridge.leaf_layouts import (
     cannot_be_pending,
     leaf_layouts,
     must_divide,
-    shown,
+    path_text,
 )
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.host.digest import digest
 from shoal.arrays.host.host_values import as_numpy, cannot_hold, is_key, narrowed, native
 from shoal.arrays.host.tree_words import nodes_text
-from shoal.arrays.host.upload import spread
+from shoal.arrays.host.upload import upload_shards
 from shoal.errors import UsageError, raise_all
 from shoal.plan.layout import Layout
 from shoal.plan.rows import row_holders
@@ -160,9 +160,9 @@ class Batch(NamedTuple):
 def place_rows(value: HostArray, layout: Layout, split: Split, size: int) -> jax.Array:
     """Return one leaf as a global array. Wait for it before changing the host array."""
     if not value.ndim:
-        return spread(value, sharding(layout), native)
+        return upload_shards(value, sharding(layout), native)
     rows: Any = _Rows(value, split.slices(size), size)
-    return spread(rows, sharding(layout), native)
+    return upload_shards(rows, sharding(layout), native)
 
 
 class _Rows:
@@ -197,7 +197,7 @@ def checked_batch(tree: Any, layouts: Layouts, split: Split) -> Batch:
     values = [_host(value, path, offences) for path, value in pairs]
     for (path, _), value in zip(pairs, values, strict=True):
         if why := cannot_hold(value):
-            offences.append(f"{shown(path)}: {why}")
+            offences.append(f"{path_text(path)}: {why}")
     raise_all("feed", offences)
     tree = jax.tree.unflatten(treedef, values)
     leaves, treedef = leaf_layouts(tree, layouts, offences)
@@ -225,7 +225,7 @@ def _host(value: Any, path: Path, offences: list[str]) -> Any:
     except (TypeError, ValueError, RuntimeError) as error:  # on a device, or dtype NumPy lacks
         what = f"is a {type(value).__name__} of {getattr(value, 'dtype', 'no dtype')}"
         offences.append(
-            f"{shown(path)}: {what} that NumPy cannot read ({error}); convert it in the reader"
+            f"{path_text(path)}: {what} that NumPy cannot read ({error}); convert it in the reader"
         )
         return np.zeros(())
 

@@ -48,7 +48,7 @@ def leave_trail(
     if (taking := _taking_part(leaves)) is not None:
         coordinator, group = taking
         digests = "\n".join(map(_digest, leaves)) if values else ""
-        entry = TrailEntry(operation, callsite(), (*options, *lines_of(leaves)), digests)
+        entry = TrailEntry(operation, callsite(), (*options, *trail_lines(leaves)), digests)
         coordinator.trails.record(entry, group=group, lane=lane)
 
 
@@ -81,12 +81,12 @@ def leave_trail_of_parts(
         _digest(leaf) if one == everyone else "" for leaf, one in zip(leaves, held, strict=True)
     ]
     values_text = "\n".join(digests) if any(digests) else ""
-    entry = TrailEntry(operation, site, (*options, *lines_of(leaves)), values_text)
+    entry = TrailEntry(operation, site, (*options, *trail_lines(leaves)), values_text)
     coordinator.trails.record(entry, group=group, lane=lane)
     lane = lane or coordinator.trails.lane
     for some in sorted({one for one in held if 1 < len(one) < len(everyone)}, key=sorted):
         shared = [leaf for leaf, one in zip(leaves, held, strict=True) if one == some]
-        entry = TrailEntry(operation, site, lines_of(shared), "\n".join(map(_digest, shared)))
+        entry = TrailEntry(operation, site, trail_lines(shared), "\n".join(map(_digest, shared)))
         if lane is not None:  # otherwise `record` has warned
             coordinator.trails.record(entry, group=group, lane=_beside(lane, some))
 
@@ -121,7 +121,7 @@ def _owners_of_any(leaves: Sequence[Leaf]) -> Group:
     return Group().union(*(_owners(leaf.layout.mesh) for leaf in leaves))
 
 
-def lines_of(leaves: Sequence[Leaf]) -> tuple[str, ...]:
+def trail_lines(leaves: Sequence[Leaf]) -> tuple[str, ...]:
     """Return a line for each mesh, then one for each leaf."""
     meshes = tuple(dict.fromkeys(leaf.layout.mesh for leaf in leaves))
     several = len(meshes) > 1

@@ -39,7 +39,9 @@ def refuse_inside_jit() -> None:
         )
 
 
-def spread(value: HostArray, target: NamedSharding, native: Callable[[Any], Any]) -> jax.Array:
+def upload_shards(
+    value: HostArray, target: NamedSharding, native: Callable[[Any], Any]
+) -> jax.Array:
     """Return a host array as a sharded one. Wait for it before changing the host array.
 
     Each distinct box is cut once, and converted by `native` to the machine's byte order.

@@ -23,9 +23,9 @@ from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.host_local.part_primitives import IN_JIT, cut_traced, join_traced
 from shoal.arrays.host_local.parts import (
     PartsCall,
-    cut,
+    cut_own_part,
     is_local,
-    join,
+    join_own_parts,
     lies_elsewhere,
     local_shape,
     own_box,
@@ -94,7 +94,7 @@ def from_host_local(
         offences += _part_offences(leaf)
     raise_all("from_host_local", offences)
     call = PartsCall("from_host_local", callsite(), same, lane)
-    joined = _converted(leaves, _is_global, lambda some: join(some, call),
+    joined = _converted(leaves, _is_global, lambda some: join_own_parts(some, call),
                         lambda some: join_traced(some, call))  # fmt: skip
     return jax.tree.unflatten(treedef, joined)
 
@@ -200,7 +200,7 @@ def _is_part(leaf: Leaf) -> bool:
 def _own_part(leaf: Leaf, call: PartsCall) -> Any:
     if own_box(leaf.layout).layout is None:
         return jax.ShapeDtypeStruct(local_shape(leaf.layout, leaf.value.shape), leaf.value.dtype)
-    return cut(leaf, call)
+    return cut_own_part(leaf, call)
 
 
 def _part_offences(leaf: Leaf) -> list[str]:

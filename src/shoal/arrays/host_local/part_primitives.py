@@ -21,12 +21,12 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType
 
 from shoal.arrays.bridge.leaf_layouts import Leaf
-from shoal.arrays.bridge.sharding import layout_of_sharding, padded, sharding
+from shoal.arrays.bridge.sharding import layout_of_sharding, padded_dims, sharding
 from shoal.arrays.host_local.parts import (
     PartsCall,
-    cut,
+    cut_own_part,
     global_shape,
-    join,
+    join_own_parts,
     local_shape,
     own_box,
     seen,
@@ -107,12 +107,12 @@ def _leaves(values: Sequence[Any], places: Sequence[Where], call: PartsCall) -> 
 
 
 def _join(*parts: Any, places: tuple[Where, ...], call: PartsCall) -> list[jax.Array]:
-    joined = join(_leaves(parts, places, call), call)
+    joined = join_own_parts(_leaves(parts, places, call), call)
     return [place.lay_out(array) for place, array in zip(places, joined, strict=True)]
 
 
 def _cut(*arrays: Any, places: tuple[Where, ...], call: PartsCall) -> list[jax.Array]:
-    parts = [cut(leaf, call) for leaf in _leaves(arrays, places, call)]
+    parts = [cut_own_part(leaf, call) for leaf in _leaves(arrays, places, call)]
     return [place.lay_out(part) for place, part in zip(places, parts, strict=True)]
 
 
@@ -189,7 +189,7 @@ def _as_type(layout: Layout | None, given: Layout | None, wanted: Any) -> Layout
         return layout  # which JAX rejects
     types = {name: "explicit" if name in explicit else "auto" for name in mesh.axis_names}
     mesh = Mesh(mesh.axes, mesh.device_ids, mesh.processes, mesh.kind, mesh.name, axis_types=types)
-    dims = padded(wanted.sharding.spec, len(wanted.shape)) if explicit else layout.dims
+    dims = padded_dims(wanted.sharding.spec, len(wanted.shape)) if explicit else layout.dims
     return Layout(mesh, *dims)
 
 

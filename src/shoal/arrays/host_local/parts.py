@@ -17,7 +17,7 @@ from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
 from shoal.arrays.host.host_values import as_numpy
 from shoal.arrays.host.leave_trail import leave_trail_of_parts
 from shoal.arrays.moving.move import Move, move, relabelled
-from shoal.arrays.placing.put import place
+from shoal.arrays.placing.put import place_leaves
 from shoal.errors import UsageError
 from shoal.plan.layout import Layout
 from shoal.plan.process_boxes import ProcessBox, process_box
@@ -69,7 +69,7 @@ def _own_slices(layout: Layout, shape: Sequence[int]) -> tuple[slice, ...]:
     return tuple(slice(n * size, (n + 1) * size) for n, size in zip(places, part, strict=True))
 
 
-def join(leaves: Sequence[Leaf], call: PartsCall) -> list[jax.Array]:
+def join_own_parts(leaves: Sequence[Leaf], call: PartsCall) -> list[jax.Array]:
     """Return the global arrays assembled from the processes' parts, and leave the trail.
 
     Raises:
@@ -93,7 +93,7 @@ def _whole_of_own(leaf: Leaf) -> jax.Array:
     box = own_box(leaf.layout)
     if box.layout is None:
         return _nothing_here(leaf)
-    (part,) = place([leaf._replace(layout=box.layout)])
+    (part,) = place_leaves([leaf._replace(layout=box.layout)])
     return jax.make_array_from_single_device_arrays(
         global_shape(leaf.layout, part.shape),
         sharding(leaf.layout),
@@ -102,7 +102,7 @@ def _whole_of_own(leaf: Leaf) -> jax.Array:
     )
 
 
-def cut(leaf: Leaf, call: PartsCall) -> jax.Array:
+def cut_own_part(leaf: Leaf, call: PartsCall) -> jax.Array:
     """Return this process's part of an array.
 
     Raises:
@@ -119,7 +119,7 @@ def cut(leaf: Leaf, call: PartsCall) -> jax.Array:
     lies = _laid_out(leaf, target, call)
     if lies is None:
         part = value[(*_own_slices(layout, value.shape), ...)]  # the dots keep a scalar an array
-        return place([Leaf(path, part, box.layout)])[0]
+        return place_leaves([Leaf(path, part, box.layout)])[0]
     return jax.make_array_from_single_device_arrays(
         local_shape(layout, lies.shape),
         sharding(box.layout),

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding
 from shoal import settings
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
-from shoal.arrays.host.leave_trail import coordinator_here, leave_trail, lines_of
+from shoal.arrays.host.leave_trail import coordinator_here, leave_trail, trail_lines
 from shoal.arrays.moving.across_devices import is_across, is_apart
 from shoal.errors import DeadlineError, UsageError
 from shoal.plan.layout import Layout
@@ -126,7 +126,7 @@ def agree_on_move(
             f"relayout among {listed(owners)}",
             None,
             callsite(),
-            (*options, *lies, *lines_of(leaves)),
+            (*options, *lies, *trail_lines(leaves)),
         ),
         timeout_s=timeout_s,
         group=None if len(owners) == coordinator.num_processes else tuple(sorted(owners)),

@@ -70,7 +70,7 @@ def move(
     """
     by_copy = [not between_devices and _can_copy(each) for each in moves]
     plans = [None if is_copy else _plan(each) for each, is_copy in zip(moves, by_copy, strict=True)]
-    asked = moves
+    requested = moves
     moves = [
         each if plan is not None else _without_pending_sum(each)
         for each, plan in zip(moves, plans, strict=True)
@@ -100,7 +100,7 @@ def move(
     for number, array in zip(others, _put([moves[n] for n in others]), strict=True):
         moved[number] = _unshared(array, moves[number].array)
     if donate:
-        give_up(asked, {id(array) for array in kept})
+        give_up(requested, {id(array) for array in kept})
     return moved
 
 
@@ -144,7 +144,7 @@ def unmoved(each: Move) -> jax.Array | None:
 
 def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
     """Move arrays within one row of devices; those used once, and so named, are donated."""
-    as_they_were, moves = moves, [_in_words(each) for each in moves]
+    originals, moves = moves, [_in_words(each) for each in moves]
     sources = tuple(each.array.sharding for each in moves)
     targets = tuple(each.target for each in moves)
     fits = tuple(
@@ -155,7 +155,7 @@ def _run(moves: list[Move], uses: Mapping[int, int]) -> tuple[jax.Array, ...]:
     )
     with on_row(row_of(targets[0])):
         results = xla_program(sources, targets, fits)(*[each.value for each in moves])
-    return tuple(_as_they_were(results, moves, as_they_were))
+    return tuple(_in_own_dtypes(results, moves, originals))
 
 
 def _in_words(each: Move) -> Move:
@@ -166,19 +166,19 @@ def _in_words(each: Move) -> Move:
     return Move(words, words, each.target)
 
 
-def _as_they_were(
-    results: Sequence[jax.Array], moves: Sequence[Move], as_they_were: Sequence[Move]
+def _in_own_dtypes(
+    results: Sequence[jax.Array], moves: Sequence[Move], originals: Sequence[Move]
 ) -> list[jax.Array]:
     """Bit-cast results back to their own dtypes."""
     return [
         result if moved is was else bits_as(result, was.array.dtype)
-        for result, moved, was in zip(results, moves, as_they_were, strict=True)
+        for result, moved, was in zip(results, moves, originals, strict=True)
     ]
 
 
 def _put(moves: Sequence[Move]) -> list[jax.Array]:
     """Move arrays between rows of devices."""
-    as_they_were, moves = moves, [_in_words(each) for each in moves]
+    originals, moves = moves, [_in_words(each) for each in moves]
     spread = [is_key(m.array) and not m.target.is_fully_addressable for m in moves]
     # Between processes `jax.device_put` cannot move keys. Their data has one more, unsplit dim.
     values = [
@@ -190,7 +190,7 @@ def _put(moves: Sequence[Move]) -> list[jax.Array]:
         jax.random.wrap_key_data(a, impl=jax.random.key_impl(m.array)) if bits else a
         for a, m, bits in zip(arrays, moves, spread, strict=True)
     ]
-    return _as_they_were(results, moves, as_they_were)
+    return _in_own_dtypes(results, moves, originals)
 
 
 def _unshared(array: jax.Array, source: jax.Array) -> jax.Array:
@@ -246,14 +246,14 @@ def xla_program(
 ) -> Callable[..., tuple[jax.Array, ...]]:
     """Return the program that moves; pinning its inputs lets cotangents move back."""
     return jax.jit(
-        _as_they_are,
+        _identity,
         in_shardings=sources,
         out_shardings=targets,
         donate_argnums=donated,
     )
 
 
-def _as_they_are(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+def _identity(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     return arrays
 
 

@@ -85,14 +85,14 @@ def inside_jit(
     def run(x: jax.Array) -> jax.Array:
         lies = source
         for stage in found:
-            x = stage.run(_said_as(x, lies, stage.takes))
+            x = stage.run(_under_axes_of(x, lies, stage.takes))
             lies = stage.gives
-        return _said_as(x, lies, target)
+        return _under_axes_of(x, lies, target)
 
     return run
 
 
-def _said_as(x: jax.Array, lies: NamedSharding, wanted: NamedSharding) -> jax.Array:
+def _under_axes_of(x: jax.Array, lies: NamedSharding, wanted: NamedSharding) -> jax.Array:
     """Return the same shards under the axes of another mesh, via blocks."""
     if lies == wanted:
         return x

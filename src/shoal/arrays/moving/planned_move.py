@@ -75,9 +75,9 @@ def move_as_planned(array: jax.Array, plan: Transfer, target: NamedSharding) -> 
         array = as_words(array)
     shape = plan.source.shard_shape(whole)
     for program in programs_of(plan, dtype):
-        array = program.run(as_it_lies(array, program.takes, shape))
+        array = program.run(same_shards_under(array, program.takes, shape))
         shape = array.sharding.shard_shape(array.shape)
-    array = as_it_lies(array, target, shape)
+    array = same_shards_under(array, target, shape)
     return bits_as(array, dtype) if by_host else array
 
 
@@ -109,7 +109,7 @@ def _programs(
     )
 
 
-def as_it_lies(array: jax.Array, target: NamedSharding, shard: tuple[int, ...]) -> jax.Array:
+def same_shards_under(array: jax.Array, target: NamedSharding, shard: tuple[int, ...]) -> jax.Array:
     """Return the same shards under another sharding of the same devices."""
     if array.sharding == target:
         return array

@@ -18,7 +18,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.moving.move import on_row, row_of
-from shoal.arrays.placing.put import dtype_offences, place, strong
+from shoal.arrays.placing.put import dtype_offences, place_leaves, strong
 from shoal.colour import collective
 from shoal.errors import UsageError, UsageTypeError, raise_all
 from shoal.plan.layout import Layout
@@ -138,6 +138,6 @@ def _on_mesh(args: tuple[Any, ...], mesh: Mesh) -> tuple[Any, ...]:
         Leaf(f"args[{number}]", values[number], Layout.replicated(mesh, np.ndim(values[number])))
         for number in stray
     ]
-    for number, array in zip(stray, place(leaves), strict=True):
+    for number, array in zip(stray, place_leaves(leaves), strict=True):
         values[number] = array
     return jax.tree.unflatten(treedef, values)

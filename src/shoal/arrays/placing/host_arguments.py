@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from shoal.arrays.bridge.leaf_layouts import Leaf
 from shoal.arrays.host.leave_trail import leave_trail
 from shoal.arrays.host.upload import is_tracing
-from shoal.arrays.placing.put import place
+from shoal.arrays.placing.put import place_leaves
 
 
 def is_elsewhere(value: Any, mesh: jax.sharding.Mesh) -> bool:
@@ -31,14 +31,14 @@ def is_elsewhere(value: Any, mesh: jax.sharding.Mesh) -> bool:
     return isinstance(lies, NamedSharding) and [*lies.mesh.devices.flat] != [*mesh.devices.flat]
 
 
-def placed(operation: str, leaves: Sequence[Leaf]) -> list[Leaf]:
+def place_arguments(operation: str, leaves: Sequence[Leaf]) -> list[Leaf]:
     """Return the leaves, with host values among them placed; the others unchanged."""
     numbers = [number for number, leaf in enumerate(leaves) if _is_from_host(leaf)]
     if not numbers or is_tracing():
         return [*leaves]
     from_host = [leaves[number] for number in numbers]
     leave_trail(operation, from_host, lane=None, values=True)
-    arrays = dict(zip(numbers, place(from_host), strict=True))
+    arrays = dict(zip(numbers, place_leaves(from_host), strict=True))
     return [
         leaf._replace(value=arrays.get(number, leaf.value)) for number, leaf in enumerate(leaves)
     ]

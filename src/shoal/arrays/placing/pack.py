@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from shoal.arrays.bridge.devices import jax_mesh
-from shoal.arrays.bridge.leaf_layouts import Layouts, Leaf, leaf_layouts, shown
+from shoal.arrays.bridge.leaf_layouts import Layouts, Leaf, leaf_layouts, path_text
 from shoal.arrays.bridge.sharding import layout_of_sharding, sharding
 from shoal.arrays.host.host_values import as_numpy, deleted, native
 from shoal.arrays.host.leave_trail import lane_offences, leave_trail
@@ -106,18 +106,18 @@ def unpack(tree: Any) -> list[Any]:
     raise_all(
         "unpack",
         [
-            f"{shown(path)}: a {type(value).__name__} has no pieces; give arrays on devices"
+            f"{path_text(path)}: a {type(value).__name__} has no pieces; give arrays on devices"
             for path, value in paths
             if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer)
         ],
         wrong_type=True,
     )
-    raise_all("unpack", [f"{shown(path)}: {why}" for path, v in paths if (why := deleted(v))])
+    raise_all("unpack", [f"{path_text(path)}: {why}" for path, v in paths if (why := deleted(v))])
     columns = [_unpack(value) for _, value in paths]
     counts = {len(column) for column in columns}
     if len(counts) > 1:
         listed = ", ".join(
-            f"{shown(path)} on {len(column)}"
+            f"{path_text(path)} on {len(column)}"
             for (path, _), column in zip(paths, columns, strict=True)
         )
         raise UsageError(f"unpack: the arrays lie on different numbers of devices: {listed}")

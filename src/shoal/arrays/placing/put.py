@@ -19,7 +19,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 from shoal.arrays.bridge.sharding import sharding
 from shoal.arrays.host.host_values import X64, as_numpy, cannot_hold, is_key, narrowed, native
 from shoal.arrays.host.leave_trail import lane_offences, leave_trail
-from shoal.arrays.host.upload import refuse_inside_jit, spread
+from shoal.arrays.host.upload import refuse_inside_jit, upload_shards
 from shoal.arrays.moving.move import Move, move, relabelled
 from shoal.colour import logically_collective
 from shoal.errors import WrongType, raise_all
@@ -87,7 +87,7 @@ def put(tree: Any, layouts: Layouts, *, same: bool = True, lane: str | None = No
         offences.append(WrongType(f"same={same!r} must be True or False"))
     raise_all("put", offences)
     leave_trail("put", leaves, lane=lane, options=(f"same={same}",), values=same)
-    return jax.tree.unflatten(treedef, place(leaves))
+    return jax.tree.unflatten(treedef, place_leaves(leaves))
 
 
 def dtype_offences(named: Iterable[tuple[str, Any]]) -> list[str]:
@@ -105,7 +105,7 @@ def dtype_offences(named: Iterable[tuple[str, Any]]) -> list[str]:
     return offences + narrow
 
 
-def place(leaves: list[Leaf]) -> list[jax.Array]:
+def place_leaves(leaves: list[Leaf]) -> list[jax.Array]:
     """Place validated leaves. When it returns, host values may be changed."""
     placed = [_already(leaf.value, sharding(leaf.layout)) for leaf in leaves]
     from_host = [number for number, array in enumerate(placed) if array is None]
@@ -121,10 +121,10 @@ def place(leaves: list[Leaf]) -> list[jax.Array]:
 def _from_host(leaf: Leaf) -> jax.Array:
     value, layout = leaf.value, leaf.layout
     if not is_key(value):
-        return spread(as_numpy(value), sharding(layout), native)
+        return upload_shards(as_numpy(value), sharding(layout), native)
     words = np.asarray(jax.random.key_data(value))
     whole = [None] * (words.ndim - layout.rank)
-    array = spread(words, sharding(Layout(layout.mesh, *layout.dims, *whole)), native)
+    array = upload_shards(words, sharding(Layout(layout.mesh, *layout.dims, *whole)), native)
     return jax.random.wrap_key_data(array, impl=jax.random.key_impl(value))
 
 

@@ -25,7 +25,7 @@ from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.host_values import as_numpy, is_key, native, unfit
 from shoal.arrays.host.upload import is_tracing
 from shoal.arrays.moving.plan_relayout import RelayoutPlan
-from shoal.arrays.placing.host_arguments import is_elsewhere, placed
+from shoal.arrays.placing.host_arguments import is_elsewhere, place_arguments
 from shoal.arrays.traced.constrain_via import moved_inside, why_not_via
 from shoal.colour import traced
 from shoal.errors import raise_all
@@ -93,7 +93,7 @@ def constrain(
     raise_all("constrain", offences)
     if via is not None:
         return jax.tree.unflatten(treedef, [moved_inside(leaves[0].value, via)])
-    leaves = placed("constrain", leaves)
+    leaves = place_arguments("constrain", leaves)
     return jax.tree.unflatten(treedef, [_constrain(leaf, gradient) for leaf in leaves])
 
 

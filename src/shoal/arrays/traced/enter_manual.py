@@ -90,12 +90,12 @@ def leave_manual(
     return pack(shards, layouts, like=like)
 
 
-def _refuse(asked: str, tree: Any) -> None:
+def _refuse(operation: str, tree: Any) -> None:
     """Raise inside a trace: a single shard is not a value of a program on all devices."""
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
     if traced or is_tracing():
         raise UsageError(
-            f"{asked}: inside jit, grad and vmap code becomes one device as a function: write "
+            f"{operation}: inside jit, grad and vmap code becomes one device as a function: write "
             "manual(fn, in_layouts, out_layouts)"
         )
 

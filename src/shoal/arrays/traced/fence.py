@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from shoal.arguments import check_flags
-from shoal.arrays.bridge.leaf_layouts import shown
+from shoal.arrays.bridge.leaf_layouts import path_text
 from shoal.arrays.host.host_values import as_numpy, native, unfit
 from shoal.arrays.host.upload import is_tracing
 from shoal.colour import traced
@@ -61,7 +61,7 @@ def fence(target: Any, *, backward: bool = False) -> Any:
     raise_all(
         "fence",
         [
-            f"{shown(path)}: {why}"
+            f"{path_text(path)}: {why}"
             for path, value in leaves
             if not _is_float0(value) and (why := unfit(value))
         ],

@@ -80,10 +80,10 @@ def _arrays(given: dict[str, Any]) -> dict[str, jax.Array]:
     offences = [f"{name}: {why}" for name, v in given.items() if (why := unfit(v))]
     raise_all("linear", offences)
     shapes = {name: np.shape(value) for name, value in given.items()}
-    asked = {"weight": (2, "[out, in]"), "bias": (1, "[out]")}
+    expected = {"weight": (2, "[out, in]"), "bias": (1, "[out]")}
     if not shapes["x"]:
         offences.append("x: a scalar has no last dim; give [..., in]")
-    for name, (rank, dims) in asked.items():
+    for name, (rank, dims) in expected.items():
         if name in shapes and len(shapes[name]) != rank:
             offences.append(
                 f"{name}: shape {shapes[name]} has rank {len(shapes[name])}; give {dims}"

@@ -23,7 +23,7 @@ from shoal.arrays.bridge.leaf_layouts import (
 )
 from shoal.arrays.bridge.use_mesh import default_mesh, use_mesh
 from shoal.arrays.host.host_values import as_numpy, native, unfit
-from shoal.arrays.placing.host_arguments import is_elsewhere, placed
+from shoal.arrays.placing.host_arguments import is_elsewhere, place_arguments
 from shoal.arrays.traced.constrain import AnyMesh, constrain, manual_axes
 from shoal.arrays.traced.varying import Hidden, Hunt
 from shoal.colour import traced
@@ -95,11 +95,11 @@ def manual(
     if not callable(fn):
         raise UsageTypeError(f"manual: the first argument must be a function, not {fn!r}")
     name = getattr(fn, "__name__", type(fn).__name__)
-    for asked, layouts in (("in_layouts", in_layouts), ("out_layouts", out_layouts)):
+    for argument, layouts in (("in_layouts", in_layouts), ("out_layouts", out_layouts)):
         for given in jax.tree.leaves(layouts, is_leaf=is_one_layout):
             if not is_one_layout(given):
                 raise UsageTypeError(
-                    f"manual: {asked}: {given!r} is no layout; give a Layout or a spec"
+                    f"manual: {argument}: {given!r} is no layout; give a Layout or a spec"
                 )
     program = _program(fn, name, out_layouts)
 
@@ -111,7 +111,7 @@ def manual(
             )
         region = _region(name, in_layouts, out_layouts, axes)
         leaves, treedef = _arguments(args, in_layouts, region)
-        leaves = placed("manual", leaves)
+        leaves = place_arguments("manual", leaves)
         values = [_array(leaf.value) for leaf in leaves]
         return program(region, tuple(leaf.layout for leaf in leaves), treedef, *values)
 

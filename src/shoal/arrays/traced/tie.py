@@ -14,7 +14,7 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding
 
 from shoal.arguments import check_flags
-from shoal.arrays.bridge.leaf_layouts import shown
+from shoal.arrays.bridge.leaf_layouts import path_text
 from shoal.arrays.bridge.sharding import layout_of_sharding
 from shoal.arrays.host.host_values import as_numpy, is_key, native, unfit
 from shoal.arrays.host.upload import is_tracing
@@ -80,7 +80,7 @@ def tie(a: Any, b: Any, *, gradient: bool = False) -> tuple[Any, Any]:
 
 
 def _by_path(tree: Any) -> dict[str, Any]:
-    return {shown(path): value for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    return {path_text(path): value for path, value in jax.tree_util.tree_flatten_with_path(tree)[0]}
 
 
 def _structure_offences(

@@ -90,10 +90,12 @@ class Hunt:
     def _of_while(self, eqn: Any, operands: list[Hidden]) -> list[Hidden]:
         condition, body = (_program(eqn.params[key]) for key in ("cond_jaxpr", "body_jaxpr"))
         first, second = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        asked, used = operands[:first], operands[first : first + second]
+        predicate, used = operands[:first], operands[first : first + second]
         carried = operands[first + second :]
         while True:
-            going_on = _all(condition.outvars, self.results(condition, [*asked, *carried]), "while")
+            going_on = _all(
+                condition.outvars, self.results(condition, [*predicate, *carried]), "while"
+            )
             rounds = self.results(body, [*used, *carried])
             after = [_union([*both, going_on]) for both in zip(carried, rounds, strict=True)]
             if [set(one) for one in after] == [set(one) for one in carried]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, padded
+from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, whole_pages
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.format.records import PAGE_BYTES
 from shoal.runtime.system.cores import num_cores
@@ -80,14 +80,14 @@ class Arena:
     def reserve(self, num_bytes: int) -> None:
         """Reserve and pre-fault memory, keeping its contents."""
         self._let_go_after_fork()
-        if padded(num_bytes) > len(self._memory):
-            memory = pages(padded(num_bytes))
+        if whole_pages(num_bytes) > len(self._memory):
+            memory = pages(whole_pages(num_bytes))
             in_threads(_touch, _windows(memory), _num_threads(memory))
             self._memory = memory
 
     def take(self, images: Sequence[FileImage]) -> None:
         """Copy all images in, with several threads. Their arrays are not needed afterwards."""
-        sizes = [padded(image.num_bytes) for image in images]
+        sizes = [whole_pages(image.num_bytes) for image in images]
         self._let_go_after_fork()
         self._held = {}
         if sum(sizes) > len(self._memory):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.checkpoint.blocks.reader import Want, read
+from shoal.checkpoint.blocks.reader import Want, read_boxes
 from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.tree.dtypes import dtype_of
 
@@ -79,7 +79,7 @@ def compare(
                 Want(pairs[n].numbers[side], origin, np.empty(extent, dtype_of(pairs[n].dtype)))
                 for n, (origin, extent) in batch
             ]
-            read(checkpoint, wants, most_bytes=_BAND_BYTES)
+            read_boxes(checkpoint, wants, most_bytes=_BAND_BYTES)
             read_of.append([want.out for want in wants])
         for (n, (origin, _)), one, other in zip(batch, *read_of, strict=True):
             found[n].add(origin, one, other)

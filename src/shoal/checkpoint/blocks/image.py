@@ -41,7 +41,7 @@ class FileImage(NamedTuple):
     pieces: tuple[Piece, ...]  # by `begin`
 
 
-def padded(num_bytes: int) -> int:
+def whole_pages(num_bytes: int) -> int:
     """Round a size up to whole pages."""
     return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 

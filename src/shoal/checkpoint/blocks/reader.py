@@ -15,7 +15,7 @@ from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.format.records import BLOCK_BYTES, Manifest
 from shoal.checkpoint.planning.read_plan import REQUEST_BYTES, Boxes, ReadPlan, plan_reads, suffixes
-from shoal.checkpoint.tree.dtypes import dtype_of, storage_of, unpack
+from shoal.checkpoint.tree.dtypes import dtype_of, storage_of, unpack_elements
 from shoal.errors import CorruptCheckpoint, UsageError
 from shoal.runtime.system.cores import num_cores
 
@@ -36,7 +36,7 @@ class Want(NamedTuple):
     out: Array  # its shape is the box's extent; dtype as stored, unpacked; need not be contiguous
 
 
-def plan_of(
+def plan_boxes(
     checkpoint: Checkpoint, boxes: Boxes, most_request_bytes: int = REQUEST_BYTES
 ) -> ReadPlan:
     """Plan the reads for boxes of a checkpoint."""
@@ -50,7 +50,7 @@ def plan_of(
     )
 
 
-def read(
+def read_boxes(
     checkpoint: Checkpoint,
     wants: Sequence[Want],
     *,
@@ -71,7 +71,7 @@ def read(
     wants = [want for want in wants if want.out.nbytes]
     threads, request_bytes = _sizes(checkpoint.manifest, wants, most_bytes)
     boxes = _boxes(checkpoint, wants)
-    plan = plan_of(checkpoint, boxes, request_bytes)
+    plan = plan_boxes(checkpoint, boxes, request_bytes)
     _check_filled(checkpoint, boxes, plan)
     _check_sizes(checkpoint, plan.files)
     outs = [_contiguous(want.out) for want in wants]
@@ -83,7 +83,7 @@ def read(
     return plan.read_bytes
 
 
-def verify(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[str]:
+def verify_files(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[str]:
     """Read every byte of every file; return what is wrong, in words, instead of raising it.
 
     Where the hashes are right, the header of the file is also compared with manifest and index.
@@ -118,7 +118,7 @@ def verify(checkpoint: Checkpoint, progress: Progress = lambda _: None) -> list[
 
 
 class _ReadCall:
-    """State of one call of `read`, shared by its threads."""
+    """State of one call of `read_boxes`, shared by its threads."""
 
     def __init__(
         self,
@@ -216,7 +216,9 @@ class _ReadCall:
         low = max(self.first[piece], begin)
         high = min(self.last[piece], begin + len(buffer))
         dtype = self.dtypes[self.want[piece]]
-        elements = unpack(buffer[low - begin : high - begin], dtype, ((high - low) * per_byte,))
+        elements = unpack_elements(
+            buffer[low - begin : high - begin], dtype, ((high - low) * per_byte,)
+        )
         inner = self.inner[piece] - (low - chunk) * per_byte
         scatter(box, elements.view(np.uint8), inner, target, self.into[piece])
 
@@ -277,8 +279,8 @@ def _wrong(
     for number, digest in enumerate(digests(parts)):
         if digest != int(hashes[first + number]):
             at = begin + number * BLOCK_BYTES
-            told = f"the block at byte {at:,} is not what was saved: its hash differs"
-            yield _damaged(checkpoint, file, at, told)
+            detail = f"the block at byte {at:,} is not what was saved: its hash differs"
+            yield _damaged(checkpoint, file, at, detail)
 
 
 def _damaged(
@@ -323,9 +325,9 @@ def _check_sizes(checkpoint: Checkpoint, numbers: Iterable[int]) -> None:
             found.append(_damaged(checkpoint, number, None, "is missing"))
             continue
         if size != record.bytes:
-            told = f"has {size:,} bytes, {record.bytes:,} were saved"
+            detail = f"has {size:,} bytes, {record.bytes:,} were saved"
             at = min(size, record.bytes)
-            found.append(_damaged(checkpoint, number, at, told, to_end=True))
+            found.append(_damaged(checkpoint, number, at, detail, to_end=True))
     if len(found) > 1:
         others = [f"{one.file}: {_said(one)}" for one in found[1 : _SHOWN + 1]]
         others += [f"and {len(found) - 1 - _SHOWN} more files"] if found[_SHOWN + 1 :] else []

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shoal.checkpoint.blocks.arena import Arena, kept_pages
 from shoal.checkpoint.blocks.block_hashes import digests
-from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, padded
+from shoal.checkpoint.blocks.image import Bytes, FileImage, Filler, whole_pages
 from shoal.checkpoint.blocks.threads import in_threads
 from shoal.checkpoint.disk.storage import Folder, OpenFile
 from shoal.checkpoint.format.records import BLOCK_BYTES
@@ -96,7 +96,7 @@ def _windows(
     arena: Arena | None,
     turns: Iterator[threading.Lock],
 ) -> Iterator[_Window]:
-    size = padded(image.num_bytes)
+    size = whole_pages(image.num_bytes)
     filler = None if arena else Filler(image)
     memory = arena.image(image.name) if arena else np.zeros(0, np.uint8)
     for begin in range(0, size, _WINDOW_BYTES):

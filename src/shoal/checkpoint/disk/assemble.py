@@ -40,7 +40,7 @@ def assemble(folder: Folder, attempt: str) -> tuple[Manifest, Blob, Index]:
             parts.append(decode_part(folder.read(own), own))
         index = join_parts(manifest, parts)
         _check_files(folder, index)
-    return manifest, blob_of(name, text), index
+    return manifest, blob_record(name, text), index
 
 
 def _check_files(folder: Folder, index: Index) -> None:
@@ -58,7 +58,7 @@ def _check_files(folder: Folder, index: Index) -> None:
         )
 
 
-def blob_of(name: str, data: bytes) -> Blob:
+def blob_record(name: str, data: bytes) -> Blob:
     """Return COMMIT's record of a file."""
     return Blob(name, len(data), hashlib.sha256(data).hexdigest())
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.checkpoint.disk.assemble import assemble, blob_of, commit_of
+from shoal.checkpoint.disk.assemble import assemble, blob_record, commit_of
 from shoal.checkpoint.disk.step_folder import (
     COMMIT,
     listing,
@@ -16,7 +16,7 @@ from shoal.checkpoint.disk.step_folder import (
     pending_name,
     read_commit,
     see,
-    standing,
+    standing_commit,
     temporary_name,
     tombstone_name,
 )
@@ -45,7 +45,7 @@ _DOUBT = "\nit is committed, but a crash of this host may undo that"
 _TRIES = 100  # to begin in a folder that other processes remove concurrently
 
 
-def begin(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) -> None:
+def begin_attempt(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) -> None:
     """Create the folder, PENDING and the manifest, durably.
 
     Raises:
@@ -53,7 +53,7 @@ def begin(folder: Folder, manifest: Manifest, owner: Mapping[str, Any]) -> None:
       SaveAborted: another process ended the attempt at once.
     """
     attempt = manifest.attempt
-    found = standing(folder)
+    found = standing_commit(folder)
     if found and found[1].attempt != attempt:
         raise taken(folder, found[1])
     try:
@@ -178,7 +178,7 @@ def _link(folder: Folder, attempt: str) -> None:
     # Everything COMMIT vouches for, names included, is durable before COMMIT is.
     folder.sync()
     fault_points.reach("save.indexed", None)
-    said = commit_of(manifest, manifest_blob, index, blob_of(name, data))
+    said = commit_of(manifest, manifest_blob, index, blob_record(name, data))
     folder.rewrite(pending_name(attempt), encode_commit(said))
     fault_points.reach("save.link", None)
     folder.link(pending_name(attempt), COMMIT)
@@ -201,7 +201,7 @@ def _write_index(folder: Folder, name: str, attempt: str, data: bytes) -> None:
 
 def _settled(folder: Folder, attempt: str) -> Commit | None:
     """Return this attempt's commit, durable and tidied; None if there is no COMMIT at all."""
-    found = standing(folder)
+    found = standing_commit(folder)
     if found is None:
         return None
     if found[1].attempt != attempt:
@@ -220,7 +220,7 @@ def _settled(folder: Folder, attempt: str) -> Commit | None:
 def is_standing(folder: Folder, attempt: str) -> bool:
     """Is this attempt the committed one? False also where COMMIT cannot be read."""
     with contextlib.suppress(CheckpointError, OSError):
-        found = standing(folder)
+        found = standing_commit(folder)
         return found is not None and found[1].attempt == attempt
     return False
 
@@ -283,7 +283,7 @@ def abandon(folder: Folder, attempt: str) -> Commit | None:
     folder.remove(pending_name(attempt))
     # A process on another host must not see PENDING again once files of the attempt are gone.
     folder.sync()
-    found = standing(folder)
+    found = standing_commit(folder)
     if found and found[1].attempt == attempt:
         return _settled(folder, attempt)
     remove_attempt(folder, attempt)

@@ -15,7 +15,7 @@ from shoal.checkpoint.disk.opening import Checkpoint, open_folder
 from shoal.checkpoint.disk.step_folder import COMMIT, KEEP
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.where import layout_and_memory
-from shoal.checkpoint.tree.plain_values import to_json, value_of
+from shoal.checkpoint.tree.plain_values import decode_value, encode_value
 from shoal.colour import local
 from shoal.errors import NotCommitted, UsageError
 from shoal.paths import local_path
@@ -38,7 +38,7 @@ class SavedLeaf:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as in `shoal ckpt show --json`."""
-        value = None if self.dtype else to_json(self.value)
+        value = None if self.dtype else encode_value(self.value)
         return {**vars(self), "shape": list(self.shape), "value": value}
 
 
@@ -107,7 +107,7 @@ def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Conten
         if step is not None:
             raise UsageError(f"contents: {folder.path} is no history: leave step={step!r} out")
         return contents_of(folder)
-    wanted = None if step is None else saved_steps.checked_step("contents", step)
+    wanted = None if step is None else saved_steps.step_number("contents", step)
     chosen = saved_steps.chosen(folder, wanted, skip_corrupt=False)
     if chosen is None:
         raise NotCommitted(f"{folder.path}: no step is saved", path=folder.path)
@@ -150,7 +150,7 @@ def _leaf(checkpoint: Checkpoint, number: int) -> SavedLeaf:
         layout=layout,
         memory=memory,
         impl=leaf.impl,
-        value=None if leaf.has_data else value_of(leaf.kind, leaf.value),
+        value=None if leaf.has_data else decode_value(leaf.kind, leaf.value),
     )
 
 

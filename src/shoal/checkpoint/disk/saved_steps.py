@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shoal.arguments import check_flags, integer
 from shoal.checkpoint.disk import step_folder, sweep
-from shoal.checkpoint.disk.step_folder import COMMIT, KEEP, standing
+from shoal.checkpoint.disk.step_folder import COMMIT, KEEP, standing_commit
 from shoal.checkpoint.disk.step_names import check_place, step_name, step_of
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Commit
@@ -42,15 +42,15 @@ class CommittedStep(NamedTuple):
     commit: Commit
 
 
-def checked_step(asked: str, step: object) -> int:
+def step_number(operation: str, step: object) -> int:
     """Return a step number.
 
     Raises:
       UsageError: it is negative or not an integer.
     """
-    number = integer(asked, "step", step)
+    number = integer(operation, "step", step)
     if not 0 <= number < MOST_STEPS:
-        raise UsageError(f"{asked}: step {number} must lie between 0 and {MOST_STEPS - 1}")
+        raise UsageError(f"{operation}: step {number} must lie between 0 and {MOST_STEPS - 1}")
     return number
 
 
@@ -132,8 +132,8 @@ def require(root: Folder, step: int) -> CommittedStep:
     commit = step_folder.committed(folder)
     if commit is None:
         there = [one.step for one in commits(root, skip_corrupt=True)]
-        told = f"saved are {_listed(there, step)}" if there else "no step is"
-        raise NotCommitted(f"{root.path}: step {step} is not saved; {told}", path=folder.path)
+        detail = f"saved are {_listed(there, step)}" if there else "no step is"
+        raise NotCommitted(f"{root.path}: step {step} is not saved; {detail}", path=folder.path)
     return CommittedStep(step, folder, commit)
 
 
@@ -171,7 +171,7 @@ def unpin(root: Folder, step: int) -> None:
         folder.sync()
 
 
-def delete(root: Folder, step: int) -> None:
+def delete_step(root: Folder, step: int) -> None:
     """Delete a step that is not pinned, damaged or not.
 
     Raises:
@@ -195,11 +195,11 @@ def make_room(root: Folder, step: int) -> None:
     folder = root.folder(step_name(step))
     found = None
     with contextlib.suppress(CorruptCheckpoint):
-        found = standing(folder)
+        found = standing_commit(folder)
     if found and not folder.is_link():
         check_place(folder.path, found[1].step, found[0])
     with contextlib.suppress(NotCommitted):  # another process was faster
-        delete(root, step)
+        delete_step(root, step)
 
 
 def _committed(
@@ -225,11 +225,11 @@ def _committed(
 
 def add_remedy(error: CorruptCheckpoint) -> None:
     """Add to the error about a damaged step what the user can do."""
-    told = "delete that step, or repair its folder, or pass over it with skip_corrupt=True"
-    error.args = (f"{error}\n{told}",)
+    detail = "delete that step, or repair its folder, or pass over it with skip_corrupt=True"
+    error.args = (f"{error}\n{detail}",)
 
 
-def begin(root: Folder, *, idle_s: float | None) -> int | None:
+def open_history(root: Folder, *, idle_s: float | None) -> int | None:
     """Prepare a history for a run: `tend` it, and return its newest step.
 
     Args:
@@ -252,10 +252,10 @@ def tend(root: Folder, *, idle_s: float) -> None:
     """
     for step, folder in folders(root):
         with _warning(step):
-            sweep.recover(folder)
+            sweep.recover_step(folder)
         with _warning(step):
             if not folder.is_link():
-                sweep.collect(folder, idle_s=idle_s)
+                sweep.collect_garbage(folder, idle_s=idle_s)
 
 
 @contextlib.contextmanager
@@ -296,13 +296,13 @@ def retain(
     errors = []
     for step in gone:
         try:
-            sweep.delete(steps[step].folder, steps[step].commit.attempt)
+            sweep.delete_committed(steps[step].folder, steps[step].commit.attempt)
         except CheckpointError as error:
             errors.append(error)
     for step, folder in folders(root):
         if step not in steps and not folder.is_link():
             with _warning(step), contextlib.suppress(*skipped):  # already reported
-                sweep.collect(folder, idle_s=idle_s)
+                sweep.collect_garbage(folder, idle_s=idle_s)
     if errors:
         raise errors[0]
     return gone

@@ -135,7 +135,7 @@ def read_commit(folder: Folder, name: str) -> Commit | None:
         return None
 
 
-def standing(folder: Folder) -> tuple[str, Commit] | None:
+def standing_commit(folder: Folder) -> tuple[str, Commit] | None:
     """Return what is committed and the file that says so; the files it names may be gone.
 
     That file is COMMIT, unless it was renamed to delete another attempt that is gone by now, and
@@ -166,14 +166,14 @@ def committed(folder: Folder) -> Commit | None:
       CorruptCheckpoint: it contradicts itself, the names and sizes of files it vouches for, or
         the name of the folder, which belongs to another step.
     """
-    found = standing(folder)
+    found = standing_commit(folder)
     while found:
         name, commit = found
         check_place(folder.path, commit.step, name)
         wrong = _missing_or_cut(folder, commit)
         if wrong is None:
             return commit
-        before, found = found, standing(folder)
+        before, found = found, standing_commit(folder)
         if found and found[1] == before[1]:  # otherwise it was deleted concurrently
             raise wrong
     return None
@@ -233,7 +233,7 @@ def missing_parts(folder: Folder, attempt: str, names: Sequence[str]) -> list[in
     return [process for process in range(num_processes) if part_name(attempt, process) not in there]
 
 
-def state_of(folder: Folder) -> FolderState:
+def folder_state(folder: Folder) -> FolderState:
     """Return the state of a folder. Raises as `committed`."""
     there = listing(folder)
     commit = committed(folder)  # after the listing: an attempt may be committed meanwhile

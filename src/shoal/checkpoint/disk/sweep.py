@@ -17,12 +17,12 @@ from shoal.checkpoint.disk.step_folder import (
     COMMIT,
     KEEP,
     committed,
+    folder_state,
     listing,
     new_attempt,
     pending_name,
     read_commit,
-    standing,
-    state_of,
+    standing_commit,
     tombstone_name,
 )
 from shoal.checkpoint.disk.storage import Folder
@@ -38,7 +38,7 @@ from shoal.runtime.system import fault_points
 _LOG = logging.getLogger("shoal")
 
 
-def recover(folder: Folder) -> Commit | None:
+def recover_step(folder: Folder) -> Commit | None:
     """Commit a complete attempt of a step that has no COMMIT; finish deletions and tidying.
 
     Of several complete attempts the one touched last is committed.
@@ -54,9 +54,9 @@ def recover(folder: Folder) -> Commit | None:
             folder.sync()
             tidy(folder, done)
         return done
-    attempts = [one for one in state_of(folder).attempts if one.is_live and one.is_complete]
+    attempts = [one for one in folder_state(folder).attempts if one.is_live and one.is_complete]
     for attempt in sorted(attempts, key=lambda one: (one.is_ahead, one.idle_s)):
-        # One that cannot be committed is left to `collect`; the next may succeed.
+        # One that cannot be committed is left to `collect_garbage`; the next may succeed.
         with contextlib.suppress(SaveAborted, CorruptCheckpoint, UnsupportedCheckpoint):
             try:
                 return commit(folder, attempt.id)
@@ -65,7 +65,7 @@ def recover(folder: Folder) -> Commit | None:
     return committed(folder)
 
 
-def collect(folder: Folder, *, idle_s: float) -> list[str]:
+def collect_garbage(folder: Folder, *, idle_s: float) -> list[str]:
     """End attempts that were not touched for `idle_s`, and remove orphaned files.
 
     Spares committed files, live attempts, and names that are not of a checkpoint. A complete
@@ -74,9 +74,9 @@ def collect(folder: Folder, *, idle_s: float) -> list[str]:
 
     An attempt whose time lies in the future has an unknown age: it is counted from now on.
     """
-    recover(folder)
+    recover_step(folder)
     removed: list[str] = []
-    for attempt in state_of(folder).attempts:
+    for attempt in folder_state(folder).attempts:
         if attempt.is_ahead and idle_s:
             _LOG.warning(
                 "%s: attempt %s: its time lies %.0f s in the future; it is set to now",
@@ -93,16 +93,16 @@ def collect(folder: Folder, *, idle_s: float) -> list[str]:
     return removed
 
 
-def delete(folder: Folder, attempt: str) -> None:
+def delete_committed(folder: Folder, attempt: str) -> None:
     """Delete a committed step: rename COMMIT to DELETING-<attempt>, remove its files, then that.
 
-    A crash in between leaves the step deleted; `recover` and `collect` finish the job. Deleting a
-    step that is gone, or that by now belongs to another attempt, does nothing. If the step is a
-    link, only the link is removed.
+    A crash in between leaves the step deleted; `recover_step` and `collect_garbage` finish the
+    job. Deleting a step that is gone, or that by now belongs to another attempt, does nothing. If
+    the step is a link, only the link is removed.
     """
     if folder.is_link():
         return folder.remove_link()
-    found = standing(folder)
+    found = standing_commit(folder)
     if found and found[0] == COMMIT and found[1].attempt == attempt:
         # Without COMMIT, a PENDING left behind by a crash could be committed again.
         folder.remove(pending_name(attempt))
@@ -112,19 +112,19 @@ def delete(folder: Folder, attempt: str) -> None:
 
 
 def delete_damaged(folder: Folder) -> None:
-    """Delete a step whose COMMIT may be missing or say anything; as safe as `delete`.
+    """Delete a step whose COMMIT may be missing or say anything; as safe as `delete_committed`.
 
     Attempts that other processes are writing are spared.
     """
     if folder.is_link():
         return folder.remove_link()
     try:
-        found = standing(folder)
+        found = standing_commit(folder)
     except CorruptCheckpoint:
         _delete_unreadable(folder)
     else:
         if found:
-            delete(folder, found[1].attempt)
+            delete_committed(folder, found[1].attempt)
     return None
 
 
@@ -165,7 +165,7 @@ def _finish_deletion(folder: Folder, attempt: str) -> None:
         said = read_commit(folder, name)
         if said is None or said.attempt != attempt:
             return  # finished by another process, or about to be renamed back
-    found = standing(folder)
+    found = standing_commit(folder)
     if found is None or found[1].attempt != attempt:  # COMMIT takes precedence over any tombstone
         fault_points.reach("delete.marked", None)
         _remove_files(folder, attempt)

@@ -6,7 +6,7 @@ import re
 from typing import Any, NoReturn
 
 from shoal.checkpoint.format.records import FEATURES, LARGEST, VERSION
-from shoal.checkpoint.tree.plain_values import shown
+from shoal.checkpoint.tree.plain_values import json_excerpt
 from shoal.errors import CorruptCheckpoint, UnsupportedCheckpoint, raise_all
 
 FORMAT = "shoal-checkpoint"
@@ -30,7 +30,7 @@ class Fields:
 
     def expect(self, key: str, is_right: bool, what: str) -> None:
         if not is_right:
-            self.refuse(f"has {key!r} that is {what}: {shown(self.found.get(key))}")
+            self.refuse(f"has {key!r} that is {what}: {json_excerpt(self.found.get(key))}")
 
     def only(self, known: frozenset[str]) -> None:
         """Reject unknown keys."""
@@ -132,7 +132,7 @@ def check_version(fields: Fields, kind: str) -> bool:
     return tuple(version) <= VERSION
 
 
-def check_json(value: Any, asked: str) -> None:
+def check_json(value: Any, operation: str) -> None:
     """Reject values that would not survive a round trip through JSON.
 
     Raises:
@@ -140,7 +140,7 @@ def check_json(value: Any, asked: str) -> None:
     """
     offences: list[str] = []
     _check_json(value, "", _DEEPEST, offences)
-    raise_all(asked, offences)
+    raise_all(operation, offences)
 
 
 def _check_json(value: Any, where: str, depth: int, offences: list[str]) -> None:

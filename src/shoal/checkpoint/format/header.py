@@ -50,7 +50,7 @@ def arrange(items: Iterable[tuple[str, str, Sequence[int]]]) -> list[Entry]:
     return entries
 
 
-def build(
+def build_header(
     entries: Sequence[Entry], metadata: Mapping[str, str], *, page_bytes: int = PAGE_BYTES
 ) -> bytes:
     """Return length, JSON and padding, up to a multiple of `page_bytes`.
@@ -93,7 +93,7 @@ def header_bytes(data: bytes | memoryview, file_bytes: int, file: str) -> int:
     return 8 + length
 
 
-def parse(data: bytes | memoryview, file_bytes: int, file: str) -> Header:
+def parse_header(data: bytes | memoryview, file_bytes: int, file: str) -> Header:
     """Parse a header; `data` begins where the file does and holds all of the header.
 
     Raises:

@@ -26,8 +26,8 @@ from shoal.checkpoint.format.records import (
     manifest_name,
 )
 from shoal.checkpoint.tree import dtypes
-from shoal.checkpoint.tree.nodes import from_json, names_of, to_json
-from shoal.checkpoint.tree.plain_values import shown, value_of
+from shoal.checkpoint.tree.nodes import decode_structure, encode_structure, names_of
+from shoal.checkpoint.tree.plain_values import decode_value, json_excerpt
 from shoal.errors import CorruptCheckpoint, UsageError
 
 _HEAD = {"format", "file", "version", "required", "attempt", "step", "created_ns", "metrics"}
@@ -53,7 +53,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
     user = dict(manifest.user)
     check_json(user, "user")
     if manifest.step is not None and not is_step(manifest.step):
-        raise UsageError(f"step: is {shown(manifest.step)}; give an int of less than 62 bits")
+        raise UsageError(
+            f"step: is {json_excerpt(manifest.step)}; give an int of less than 62 bits"
+        )
     first = {
         **head("manifest"),
         "required": list(manifest.required),
@@ -66,7 +68,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
         "mesh": manifest.mesh,
         "user": user,
         "metrics": metrics_json(manifest.metrics),
-        "tree": to_json(manifest.tree),
+        "tree": encode_structure(manifest.tree),
     }
     lines = [f"{_line(key)}: {_line(value)}," for key, value in first.items()]
     leaves = ",\n".join([_line(_leaf_json(leaf)) for leaf in manifest.leaves])
@@ -102,7 +104,7 @@ def decode_manifest(data: bytes, file: str = "the manifest") -> Manifest:
     fields.expect("num_processes", 1 <= num_processes < 1 << 31, "no number of processes")
     writer = fields.mapping("writer")
     fields.expect("writer", all(map(is_text, [*writer, *writer.values()])), "not text")
-    structure, count = from_json(fields.found.get("tree"), file)
+    structure, count = decode_structure(fields.found.get("tree"), file)
     listed = fields.found.get("leaves")
     if type(listed) is not list or len(listed) != count:
         fields.refuse(f"has a tree of {count} leaves, and does not list as many")
@@ -159,7 +161,7 @@ def _why_no_leaf(leaf: LeafRecord) -> str:
             return f"is of kind {leaf.kind[:40]!r} and has no dtype"
         if leaf.shape or leaf.words or leaf.impl:
             return f"is of kind {leaf.kind} and has a shape"
-        value_of(leaf.kind, leaf.value)
+        decode_value(leaf.kind, leaf.value)
     except UsageError as why:
         return f"is none: {why}"
     return ""

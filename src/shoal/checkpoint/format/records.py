@@ -58,7 +58,7 @@ class LeafRecord:
     words: tuple[int, ...] = ()  # trailing dims of a key's words
     impl: str = ""  # of a key: "threefry2x32"
     layout: str = ""  # text of the saved layout; information only
-    value: Any = None  # of a leaf without data in files, as JSON; see `values.to_json`
+    value: Any = None  # of a leaf without data in files, as JSON; see `plain_values.encode_value`
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

@@ -115,7 +115,7 @@ def _encode(
         begin += table.nbytes
     entries.append(header.Entry(_SEAL, "U8", (32,), begin, begin + 32))
     metadata = {key: one if type(one) is str else _text(one) for key, one in said.items()}
-    first = header.build(entries, metadata, page_bytes=64)
+    first = header.build_header(entries, metadata, page_bytes=64)
     body = b"".join([first, *(table.tobytes() for table in tables.values())])
     return body + hashlib.sha256(body).digest()
 
@@ -130,7 +130,7 @@ def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]
         raise CorruptCheckpoint(
             f"{file} is damaged: it does not end with the SHA-256 of the bytes before it", file=file
         )
-    found = header.parse(data, len(data), file)
+    found = header.parse_header(data, len(data), file)
     said = {
         key: strict_json(one, file) if key in _AS_JSON else one
         for key, one in found.metadata.items()

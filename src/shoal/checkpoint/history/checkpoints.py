@@ -12,16 +12,16 @@ from typing import Any, Self
 from shoal import settings
 from shoal.arguments import check_flags
 from shoal.checkpoint.disk import saved_steps, step_names
-from shoal.checkpoint.disk.saved_steps import checked_path, checked_step
+from shoal.checkpoint.disk.saved_steps import checked_path, step_number
 from shoal.checkpoint.disk.storage import LocalFolder
-from shoal.checkpoint.history.looking import Looking
+from shoal.checkpoint.history.looking import ReadOnlyHistory
 from shoal.checkpoint.history.newest_whole import none_left, restored
 from shoal.checkpoint.history.resumable import check_resumable
 from shoal.checkpoint.history.saver import Saver
 from shoal.checkpoint.planning.cadence import Cadence, rule_text, rules_of
-from shoal.checkpoint.restoring.options import check_history, check_restore
+from shoal.checkpoint.restoring.options import check_history_options, check_restore
 from shoal.checkpoint.retention import Keep, policy_of
-from shoal.checkpoint.together.lead import lead_says
+from shoal.checkpoint.together.lead import run_on_lead
 from shoal.checkpoint.together.one_folder import in_one_folder
 from shoal.colour import collective, local
 from shoal.errors import UsageError
@@ -33,7 +33,7 @@ _LOG = logging.getLogger("shoal")
 
 
 @collective("processes")
-class Checkpoints(Looking):
+class Checkpoints(ReadOnlyHistory):
     """The saved steps of a run, in one folder: `<path>/step_000000001000/`.
 
     Collective over processes.
@@ -97,7 +97,7 @@ class Checkpoints(Looking):
             self._root = LocalFolder(self._path)
             self._timeout_s = timeout_s  # None: each wait has its own deadline
             flags: dict[str, object] = {"asynchronous": asynchronous, "recover": recover}
-            check_history(flags, {"timeout_s": timeout_s, "lease_s": lease_s})
+            check_history_options(flags, {"timeout_s": timeout_s, "lease_s": lease_s})
             lease_s = settings.seconds("SHOAL_LEASE_S") if lease_s is None else lease_s
             policy = policy_of(keep)
             rules_of(every)
@@ -109,7 +109,9 @@ class Checkpoints(Looking):
             self._is_closed = False
 
             options: dict[str, object] = {"keep": policy, "every": rule_text(every), **flags}
-            begin = partial(saved_steps.begin, self._root, idle_s=lease_s if recover else None)
+            begin = partial(
+                saved_steps.open_history, self._root, idle_s=lease_s if recover else None
+            )
             last, self._saver.called = in_one_folder(
                 coordinator, "Checkpoints", options, begin, self._root,
                 group=self._group, timeout_s=self._limit_s("Checkpoints"), may_write=recover,
@@ -129,7 +131,7 @@ class Checkpoints(Looking):
 
         Local.
         """
-        return self._root.folder(step_names.step_name(checked_step("path_of", step))).path
+        return self._root.folder(step_names.step_name(step_number("path_of", step))).path
 
     @local
     def all_steps(self, *, skip_corrupt: bool = False) -> tuple[int, ...]:
@@ -164,7 +166,7 @@ class Checkpoints(Looking):
         A number of steps needs no communication. Seconds are measured by the lead's clock, which
         the processes consult together at a few of the steps.
         """
-        return self._cadence.wants(checked_step("should_save", step))
+        return self._cadence.wants(step_number("should_save", step))
 
     @collective("processes")
     def save(
@@ -205,7 +207,7 @@ class Checkpoints(Looking):
           StepAlreadyCommitted: on all: the step is saved already.
           UsageError, DivergenceError, StorageError, SaveAborted, …: as `shoal.save`, on all.
         """
-        step = checked_step("save", step)
+        step = step_number("save", step)
         check_flags("save", force=force)
         self._refuse_if_closed("save")
         if not (force or self._cadence.wants(step)):
@@ -313,7 +315,7 @@ class Checkpoints(Looking):
         Raises:
           NotCommitted: the step is not saved.
         """
-        saved_steps.pin(self._root, checked_step("pin", step))
+        saved_steps.pin(self._root, step_number("pin", step))
 
     @local
     def unpin(self, step: int) -> None:
@@ -321,7 +323,7 @@ class Checkpoints(Looking):
 
         Local.
         """
-        saved_steps.unpin(self._root, checked_step("unpin", step))
+        saved_steps.unpin(self._root, step_number("unpin", step))
 
     @collective("processes")
     def delete(self, step: int) -> None:
@@ -333,9 +335,9 @@ class Checkpoints(Looking):
           NotCommitted, UsageError: on all: it is not saved; it is pinned.
         """
         with self._coordinator.call("delete", "main", self._group.named):
-            number = checked_step("delete", step)
+            number = step_number("delete", step)
             self._lead_says(
-                "delete", (f"step={number}",), lambda: saved_steps.delete(self._root, number)
+                "delete", (f"step={number}",), lambda: saved_steps.delete_step(self._root, number)
             )
             self._saver.damaged.discard(number)
 
@@ -386,11 +388,11 @@ class Checkpoints(Looking):
 
     def _lead_says(self, operation: str, spec: tuple[str, ...], act: Callable[[], Any]) -> Any:
         group, limit_s = self._group, self._limit_s(operation)
-        return lead_says(self._coordinator, operation, spec, act, group=group, timeout_s=limit_s)
+        return run_on_lead(self._coordinator, operation, spec, act, group=group, timeout_s=limit_s)
 
     def _limit_s(self, operation: str) -> float:
         return settings.timeout(operation, self._timeout_s, "SHOAL_TIMEOUT_S")
 
-    def _refuse_if_closed(self, asked: str) -> None:
+    def _refuse_if_closed(self, operation: str) -> None:
         if self._is_closed:
-            raise UsageError(f"{asked}: {self!r} is closed: its `with` block has ended")
+            raise UsageError(f"{operation}: {self!r} is closed: its `with` block has ended")

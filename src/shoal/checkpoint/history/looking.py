@@ -11,7 +11,7 @@ from shoal.colour import local
 from shoal.errors import NotCommitted, UsageError, nearest
 
 
-class Looking:
+class ReadOnlyHistory:
     """Mixin: steps with their metrics, the best step, contents, and whether a save runs."""
 
     _root: Folder
@@ -58,8 +58,8 @@ class Looking:
         found = self.all_metrics(skip_corrupt=skip_corrupt)
         known = sorted({name for metrics in found.values() for name in metrics})
         if known and metric not in known:
-            told = f"no step has it, but {', '.join(known[:8])}{nearest(metric, known)}"
-            raise UsageError(f"best_step: metric={metric!r}: {told}")
+            detail = f"no step has it, but {', '.join(known[:8])}{nearest(metric, known)}"
+            raise UsageError(f"best_step: metric={metric!r}: {detail}")
         kept = best.kept([Saved(step, 0.0, metrics) for step, metrics in found.items()])
         return next(iter(kept), None)
 
@@ -76,7 +76,7 @@ class Looking:
           NotCommitted: nothing is saved, or not that step.
           CorruptCheckpoint, UnsupportedCheckpoint, StorageError: it cannot be read.
         """
-        wanted = None if step is None else saved_steps.checked_step("contents", step)
+        wanted = None if step is None else saved_steps.step_number("contents", step)
         chosen = saved_steps.chosen(self._root, wanted, skip_corrupt=False)
         if chosen is None:
             raise NotCommitted(f"{self._root.path}: no step is saved", path=self._root.path)

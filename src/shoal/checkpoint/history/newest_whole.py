@@ -41,7 +41,7 @@ def restored(
     """
     check_flags("restore", skip_corrupt=skip_corrupt)
     if step is not None:
-        number = saved_steps.checked_step("restore", step)
+        number = saved_steps.step_number("restore", step)
         ask_lead((f"step={number}",), lambda: saved_steps.require(root, number).step)
         value = restore(number)
         damaged.discard(number)
@@ -79,8 +79,8 @@ def _look(
 def none_left(path: str, damaged: set[int]) -> NotCommitted:
     """Return the error for a history without a step to restore."""
     few = ", ".join(map(str, sorted(damaged)[-_SHOWN:]))
-    told = f"no step that is whole is saved: {few} are damaged" if damaged else "no step is saved"
-    return NotCommitted(f"{path}: {told}", path=path)
+    detail = f"no step that is whole is saved: {few} are damaged" if damaged else "no step is saved"
+    return NotCommitted(f"{path}: {detail}", path=path)
 
 
 def _warn(faults: Mapping[int, str]) -> None:

@@ -25,7 +25,7 @@ def check_resumable(state: Any, target: Any, options: Mapping[str, Any], process
     from shoal.checkpoint.restoring.wanted import fit, target_of
     from shoal.checkpoint.saving.state import read_state
 
-    asked, _, _ = target_of(target)
+    leaves, _, _ = target_of(target)
     try:
         read = read_state(state, processes, "resume")
     except UsageError:
@@ -34,8 +34,8 @@ def check_resumable(state: Any, target: Any, options: Mapping[str, Any], process
     manifest = Manifest("0" * 12, None, 0, processes, read.structure, records)
     wanted = targets.TargetOptions(dtype=options.get("dtype", "exact"))
     try:
-        targets.match(manifest, asked, wanted, fit)
+        targets.match(manifest, leaves, wanted, fit)
     except RestoreMismatch as error:
-        told = "resume: what `init` made could not be restored by this target once it is saved"
-        error.args = (f"{told}\n{error}",)
+        detail = "resume: what `init` made could not be restored by this target once it is saved"
+        error.args = (f"{detail}\n{error}",)
         raise

@@ -15,7 +15,7 @@ from shoal.checkpoint.disk import saved_steps, step_names
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Commit
 from shoal.checkpoint.retention import Keep
-from shoal.checkpoint.together.lead import lead_says
+from shoal.checkpoint.together.lead import run_on_lead
 from shoal.errors import DeadlineError, UsageError
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
@@ -132,7 +132,7 @@ class Saver:
             from shoal.checkpoint.saving.save import save_with
 
             save_with(self._coordinator, path, state, **options)
-            self._rate = Rate(bytes_of(state), time.monotonic() - began)
+            self._rate = Rate(total_bytes(state), time.monotonic() - began)
             self._retain(step, site)
         self.settle(None)
 
@@ -208,7 +208,7 @@ class Saver:
         """Delete a damaged step that the run skipped, and that is now saved anew."""
         if step not in self.damaged:
             return
-        lead_says(
+        run_on_lead(
             self._coordinator, "delete", (f"step={step}",),
             lambda: saved_steps.make_room(self._root, step),
             group=self._group, timeout_s=settings.seconds("SHOAL_TIMEOUT_S"),
@@ -222,7 +222,7 @@ class Saver:
         if notice is None or notice.deadline_s is None:
             return timeout_s
         if self._rate is not None and self._coordinator.process == self._group.lead:
-            needed_s = seconds_needed(bytes_of(state), self._rate)
+            needed_s = seconds_needed(total_bytes(state), self._rate)
             if needed_s > notice.deadline_s:
                 _LOG.warning("%s", _too_late(step, needed_s, notice))
         left_s = max(notice.deadline_s, _LEAST_S)
@@ -242,7 +242,7 @@ class Saver:
 
         path, limit_s = self.called, settings.seconds("SHOAL_TIMEOUT_S")
         try:
-            gone = lead_says(
+            gone = run_on_lead(
                 self._coordinator, "retain", (), act, group=self._group,
                 timeout_s=limit_s, name=f"retain {path}", site=site, lane=f"retain {path}",
             )  # fmt: skip
@@ -254,18 +254,20 @@ class Saver:
                 _LOG.info("step %d is saved; deleted: %s", step, ", ".join(map(str, gone)))
 
 
-def check_limit(asked: str, timeout_s: object) -> None:
+def check_limit(operation: str, timeout_s: object) -> None:
     """Raise if it is not a valid time-out; 0 is: it polls."""
-    if timeout_s is not None and not settings.timeout(asked, timeout_s, "") >= 0:
-        raise UsageError(f"{asked}: timeout_s={timeout_s!r} must not be negative")
+    if timeout_s is not None and not settings.timeout(operation, timeout_s, "") >= 0:
+        raise UsageError(f"{operation}: timeout_s={timeout_s!r} must not be negative")
 
 
-def bytes_of(state: Any) -> int:
+def total_bytes(state: Any) -> int:
     """Return the total size of a tree's arrays, over all processes."""
     from shoal.checkpoint.tree import flatten
     from shoal.checkpoint.tree.jax_nodes import JaxNodes
 
-    return sum(int(getattr(leaf, "nbytes", 0)) for _, leaf in flatten.flatten(state, JaxNodes())[0])
+    return sum(
+        int(getattr(leaf, "nbytes", 0)) for _, leaf in flatten.flatten_tree(state, JaxNodes())[0]
+    )
 
 
 def planned_bytes(group: Group, state: Any) -> int:
@@ -280,7 +282,7 @@ def planned_bytes(group: Group, state: Any) -> int:
     if not group.is_all:  # assume that JAX numbers them alike: this is an estimate
         read, number = among(read, group.members)[0], group.place
     own = who_writes.own_boxes(held_of(read, group.count), number)
-    data = sum(who_writes.bytes_of(one.held.dtype, one.box.extent) for one in own)
+    data = sum(who_writes.box_bytes(one.held.dtype, one.box.extent) for one in own)
     headers = sum(_ENTRY_BYTES + len(one.held.name) for one in own)
     return data + headers + sum(blob.size for blob in read.blobs.values()) + _SPARE_BYTES
 

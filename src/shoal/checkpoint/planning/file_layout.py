@@ -12,7 +12,7 @@ import numpy as np
 from shoal.checkpoint.format import header
 from shoal.checkpoint.format.joined_parts import data_metadata
 from shoal.checkpoint.format.records import Chunks, IntArray
-from shoal.checkpoint.planning.who_writes import Held, Own, bytes_of, own_boxes
+from shoal.checkpoint.planning.who_writes import Held, Own, box_bytes, own_boxes
 from shoal.checkpoint.tree import names
 from shoal.checkpoint.tree.dtypes import Storage, dtype_of, entry_shape, storage_of
 
@@ -62,7 +62,7 @@ def lay_out(own: Sequence[Own], process: int, attempt: str, *, max_file_bytes: i
     chunks = _rows(own)
     files: list[FilePlan] = []
     storages = [_storage(one.held.dtype) for one in own]
-    sizes = [bytes_of(one.held.dtype, one.box.extent) for one in own]
+    sizes = [box_bytes(one.held.dtype, one.box.extent) for one in own]
     entries = [_entry(one, process) for one in own]
     order = sorted(range(len(own)), key=lambda row: -storages[row].align)  # stable
     for rows in _files(order, sizes, entries, max_file_bytes):
@@ -72,7 +72,7 @@ def lay_out(own: Sequence[Own], process: int, attempt: str, *, max_file_bytes: i
             header.Entry(entries[row], storages[row].entry, _shape(own[row]), begin, end)
             for row, begin, end in zip(rows, places[:-1], places[1:], strict=True)
         ]
-        head = header.build(described, data_metadata(attempt))
+        head = header.build_header(described, data_metadata(attempt))
         chunks.file[rows] = len(files)
         chunks.begin[rows], chunks.end[rows] = ends[:-1] + len(head), ends[1:] + len(head)
         files.append(FilePlan(head, len(head) + places[-1], tuple(rows)))

@@ -77,7 +77,7 @@ def own_boxes(held: Sequence[Held], process: int) -> list[Own]:
         pattern = patterns.get(content) or patterns.setdefault(content, _pattern(first))
         own += [Own(leaf, box) for leaf in leaves for box in pattern.alone.get(process, ())]
         for writer, boxes in pattern.alone.items():
-            size = sum(bytes_of(first.dtype, box.extent) for box in boxes)
+            size = sum(box_bytes(first.dtype, box.extent) for box in boxes)
             loads[writer] = loads.get(writer, 0) + size * len(leaves)
         for holders, boxes in pattern.shared:
             shared = classes.setdefault(holders, [])
@@ -94,7 +94,7 @@ def _place(one: Own) -> tuple[int, tuple[int, ...]]:
 
 
 @lru_cache(maxsize=1 << 12)
-def bytes_of(dtype: str, extent: tuple[int, ...]) -> int:
+def box_bytes(dtype: str, extent: tuple[int, ...]) -> int:
     """Return the size of a box in a file."""
     return num_bytes(dtype_of(dtype), extent)
 
@@ -154,7 +154,7 @@ class _Deal:
 
     def deal(self, boxes: Sequence[Own], process: int) -> list[Own]:
         """Return what `process` receives."""
-        sizes = [bytes_of(one.held.dtype, one.box.extent) for one in boxes]
+        sizes = [box_bytes(one.held.dtype, one.box.extent) for one in boxes]
         left = sum(sizes)
         self._raise_level(left)
         own: list[Own] = []
@@ -164,14 +164,14 @@ class _Deal:
                 writer = self._order[self._next]
                 room = self._level - self._loads.get(writer, 0)
                 first, box = self._take(box, size, one.held.dtype, room)
-                given = 0 if first is None else bytes_of(one.held.dtype, first.extent)
+                given = 0 if first is None else box_bytes(one.held.dtype, first.extent)
                 left -= given
                 if first is not None:
                     self._loads[writer] = self._loads.get(writer, 0) + given
                     if writer == process:
                         own.append(Own(one.held, first))
                 if box is not None:
-                    size = bytes_of(one.held.dtype, box.extent)
+                    size = box_bytes(one.held.dtype, box.extent)
                     self._next += 1
                     self._raise_level(left)
         return own
@@ -182,7 +182,7 @@ class _Deal:
             return box, None
         if size < 2 * SHARE_BYTES or min(room, size - room) < SHARE_BYTES:  # all or nothing
             return (box, None) if 2 * room >= size else (None, box)
-        return cut(box, room / size, dtype)
+        return cut_box(box, room / size, dtype)
 
     def _raise_level(self, left: int) -> None:
         """Return the common level if the remaining holders share `left` bytes evenly.
@@ -194,13 +194,13 @@ class _Deal:
         self._level = float(levels.min())
 
 
-def cut(box: Box, share: float, dtype: str) -> tuple[Box | None, Box | None]:
+def cut_box(box: Box, share: float, dtype: str) -> tuple[Box | None, Box | None]:
     """Cut a box near the fraction `share`, 0 < share < 1, along the first dim of fine enough steps.
 
     Steps of a dim of 8 are eighths of the box, whatever dims come before: a cut along a later dim
     costs strided copies, but no bytes.
     """
-    size = bytes_of(dtype, box.extent)
+    size = box_bytes(dtype, box.extent)
     fine = (dim for dim, count in enumerate(box.extent) if size <= count * SHARE_BYTES)
     dim = next(fine, int(np.argmax(box.extent)))
     count = box.extent[dim]

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from shoal.checkpoint.blocks.memory import empty
-from shoal.checkpoint.blocks.reader import Progress, Want, read
+from shoal.checkpoint.blocks.reader import Progress, Want, read_boxes
 from shoal.checkpoint.disk.opening import Checkpoint
-from shoal.checkpoint.format.blobs import tree_of
+from shoal.checkpoint.format.blobs import decode_tree
 from shoal.checkpoint.format.records import BLOCK_BYTES, LeafRecord
 from shoal.checkpoint.restoring.numbers import array_of
 from shoal.checkpoint.restoring.target import Wish
@@ -55,7 +55,7 @@ def fill(
         wants, casts = _sorted(checkpoint, [w for n in numbers for w in fillings[n].wants])
         extra = sum(fillings[number].extra_bytes for number in numbers)
         left = max(most_bytes - extra, min(most_bytes, _LEAST_BYTES))
-        read_bytes += read(checkpoint, wants, most_bytes=left, progress=progress)
+        read_bytes += read_boxes(checkpoint, wants, most_bytes=left, progress=progress)
         read_bytes += _read_casts(checkpoint, casts, left, progress)
         for number in numbers:
             found[number] = fillings[number].finish()
@@ -98,7 +98,7 @@ def _read_and_cast(
     checkpoint: Checkpoint, parts: list[tuple[Want, Want]], most_bytes: int, progress: Progress
 ) -> int:
     wants = [want for _, want in parts]
-    read_bytes = read(checkpoint, wants, most_bytes=most_bytes, progress=progress)
+    read_bytes = read_boxes(checkpoint, wants, most_bytes=most_bytes, progress=progress)
     for cast, want in parts:
         cast.out[...] = want.out  # NumPy warns of overflow
     parts.clear()
@@ -144,7 +144,7 @@ def on_host(checkpoint: Checkpoint, wish: Wish, job: Restorer) -> Filling:
     if not record.has_data:
         if (dtype := wish.dtype) is not None:
             return Filling([], lambda: array_of(record, dtype))
-        return Filling([], lambda: plain_values.value_of(record.kind, record.value))
+        return Filling([], lambda: plain_values.decode_value(record.kind, record.value))
     if record.kind == "per_process":
         return _own_value(checkpoint, wish.leaf, job)
     if wish.dtype is not None:
@@ -177,17 +177,17 @@ def keys_of(checkpoint: Checkpoint, record: LeafRecord, wrap: Callable[[], Any])
         return wrap()
     except (ValueError, TypeError, LookupError) as why:
         path, kind = checkpoint.folder.path, f"key<{record.impl}>"
-        told = f"{path}: {record.name}: this JAX makes no {kind} of {list(record.words)} words"
-        raise UnsupportedCheckpoint(f"{told}: {why}", path=path, features=(kind,)) from None
+        detail = f"{path}: {record.name}: this JAX makes no {kind} of {list(record.words)} words"
+        raise UnsupportedCheckpoint(f"{detail}: {why}", path=path, features=(kind,)) from None
 
 
 def _host_keys(checkpoint: Checkpoint, record: LeafRecord, words: Array) -> Any:
     """Return PRNG keys; without JAX, their words."""
     try:
-        from shoal.collectives.leaves import key_of
+        from shoal.collectives.leaves import wrap_key
     except ImportError:
         return words
-    return keys_of(checkpoint, record, lambda: key_of(words, record.impl))
+    return keys_of(checkpoint, record, lambda: wrap_key(words, record.impl))
 
 
 def _text(checkpoint: Checkpoint, record: LeafRecord, data: Array) -> str | bytes:
@@ -195,8 +195,8 @@ def _text(checkpoint: Checkpoint, record: LeafRecord, data: Array) -> str | byte
         return plain_values.value_of_bulk(record.kind, data)
     except UsageError as why:
         path = checkpoint.folder.path
-        told = f"{path}: {record.name}: {why}"
-        raise CorruptCheckpoint(told, path=path, leaf=record.name) from None
+        detail = f"{path}: {record.name}: {why}"
+        raise CorruptCheckpoint(detail, path=path, leaf=record.name) from None
 
 
 def _own_value(checkpoint: Checkpoint, leaf: int, job: Restorer) -> Filling:
@@ -217,7 +217,7 @@ def _own_value(checkpoint: Checkpoint, leaf: int, job: Restorer) -> Filling:
 
     def finish() -> Any:
         file = f"{checkpoint.folder.path}: {record.name}"
-        found = [tree_of(want.out.data, file=file) for want in wants]
+        found = [decode_tree(want.out.data, file=file) for want in wants]
         if is_same or job.merge is None:
             return PerProcess(found[0])
         return PerProcess(job.merge(found))

@@ -31,11 +31,13 @@ def wrong_arguments(function: Callable[..., Any]) -> str:
     kind = "class" if isinstance(function, type) else "function"
     what = getattr(function, "__name__", "")
     what = f"{kind} {what}" if what else type(function).__name__
-    told = "the leaf's name, such as 'params/w', and a jax.ShapeDtypeStruct of its shape and dtype"
-    return f"the {what}{short(signature, str)} must take (name, x): {told}"
+    detail = (
+        "the leaf's name, such as 'params/w', and a jax.ShapeDtypeStruct of its shape and dtype"
+    )
+    return f"the {what}{short_text(signature, str)} must take (name, x): {detail}"
 
 
-def short(value: object, text: Callable[[object], str] = repr) -> str:
+def short_text(value: object, text: Callable[[object], str] = repr) -> str:
     """Return a short one-line text of a value."""
     found = " ".join(text(value).split())
     return found if len(found) <= _MOST_SHOWN else found[: _MOST_SHOWN - 1] + "…"

@@ -30,7 +30,7 @@ class Spare(NamedTuple):
     unexpected: Sequence[str]  # of those, the ones that `only` takes
 
 
-def lines_of(
+def problem_lines(
     missing: Sequence[Missing],
     spare: Spare,
     found: Sequence[str],
@@ -62,8 +62,8 @@ def lines_of(
         where = f" (as {one.stored})" if one.stored != one.name else ""
         near = f": {one.hint}" if one.hint else near
         lines.append(f"{one.name}: is not in the checkpoint{where}{near}")
-    told = "is in the checkpoint, not in the target; only= leaves out"
-    return lines + [f"{name}: {told}" for name in unexpected]
+    detail = "is in the checkpoint, not in the target; only= leaves out"
+    return lines + [f"{name}: {detail}" for name in unexpected]
 
 
 def _pairs(missing: Sequence[Missing], spare: Spare, found: Sequence[str]) -> dict[str, str]:

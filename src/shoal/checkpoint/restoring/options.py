@@ -10,7 +10,7 @@ from shoal.checkpoint.restoring.target import check_names
 from shoal.errors import UsageError, raise_all
 
 
-def check_history(flags: dict[str, object], waits: dict[str, object]) -> None:
+def check_history_options(flags: dict[str, object], waits: dict[str, object]) -> None:
     """Raise if an argument of `Checkpoints` is not a flag or not a duration.
 
     Raises:
@@ -21,17 +21,17 @@ def check_history(flags: dict[str, object], waits: dict[str, object]) -> None:
         check_seconds("Checkpoints", name, value)
 
 
-def check_restore(asked: str, options: Iterable[str], timeout_s: object) -> None:
+def check_restore(operation: str, options: Iterable[str], timeout_s: object) -> None:
     """Raise if an argument of `restore` or `resume` is wrong regardless of the checkpoint.
 
     Raises:
       UsageError: it is.
     """
-    check_names(asked, options)
-    check_seconds(asked, "timeout_s", timeout_s)
+    check_names(operation, options)
+    check_seconds(operation, "timeout_s", timeout_s)
 
 
-def check_seconds(asked: str, name: str, value: object) -> None:
+def check_seconds(operation: str, name: str, value: object) -> None:
     """Raise unless it is None or a positive number of seconds."""
-    if value is not None and not settings.timeout(asked, value, "", name) > 0:
-        raise UsageError(f"{asked}: {name}={value!r} must be positive seconds")
+    if value is not None and not settings.timeout(operation, value, "", name) > 0:
+        raise UsageError(f"{operation}: {name}={value!r} must be positive seconds")

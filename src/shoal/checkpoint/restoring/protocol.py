@@ -17,8 +17,8 @@ from shoal.checkpoint.restoring import target as targets
 from shoal.checkpoint.restoring.filling import Filling, Restorer, fill, on_host
 from shoal.checkpoint.restoring.target import TargetLeaf, TargetOptions, Wish, Wishes
 from shoal.checkpoint.restoring.ways import Geometry, Ways, choose
-from shoal.checkpoint.together.errors_between import tellers, told, untold
-from shoal.checkpoint.together.lease import Telling
+from shoal.checkpoint.together.errors_between import decode_error, encode_error, failed_processes
+from shoal.checkpoint.together.lease import ProgressReporter
 from shoal.checkpoint.together.one_folder import different_folders
 from shoal.checkpoint.tree import flatten
 from shoal.checkpoint.tree import nodes as tree_nodes
@@ -47,7 +47,7 @@ class RestoreRequest(NamedTuple):
     folder: Folder
     options: TargetOptions
     mode: str
-    asked: Sequence[TargetLeaf] = ()
+    wanted: Sequence[TargetLeaf] = ()
     structure: tree_nodes.Structure | None = None  # of the target; None: no target
     given: Sequence[Any] = ()  # the leaves of the target
     merge: Callable[[list[Any]], Any] | None = None
@@ -62,7 +62,7 @@ class RestoreRequest(NamedTuple):
             f"only={options.only!r}, dtype={options.dtype!r}, mode={self.mode!r}",
             f"form={self.form!r}",
             f"rename={renames!r}, merge={self.merge is not None}",
-            *(one.line for one in self.asked),
+            *(one.line for one in self.wanted),
         )
 
 
@@ -85,8 +85,8 @@ def understand(folder: Folder, target: Any, options: TargetOptions, mode: str) -
         return RestoreRequest(folder, options, mode)
     from shoal.checkpoint.restoring.wanted import target_of
 
-    asked, structure, given = target_of(target)
-    return RestoreRequest(folder, options, mode, asked, structure, given)
+    wanted, structure, given = target_of(target)
+    return RestoreRequest(folder, options, mode, wanted, structure, given)
 
 
 def open_for(request: RestoreRequest) -> Opened:
@@ -102,7 +102,7 @@ def open_for(request: RestoreRequest) -> Opened:
     else:
         from shoal.checkpoint.restoring.wanted import fit
 
-        wishes = targets.match(checkpoint.manifest, request.asked, request.options, fit)
+        wishes = targets.match(checkpoint.manifest, request.wanted, request.options, fit)
         if any(wish.place is not None for wish in wishes.wishes):
             from shoal.checkpoint.restoring.placing import geometry as geometry_of_devices
 
@@ -144,7 +144,7 @@ class Restore:
 
     def _meet(self, call: Call, problem: Exception | None, brought: bytes) -> Mapping[int, bytes]:
         """Exchange results with all processes; if one of them failed, raise its error on all."""
-        payload = brought if problem is None else told(problem)
+        payload = brought if problem is None else encode_error(problem)
         answers = agree(
             self._coordinator,
             call,
@@ -152,10 +152,10 @@ class Restore:
             timeout_s=self._timeout_s,
             group=self._group.named,
         )
-        who = tellers(answers)
+        who = failed_processes(answers)
         if not who:
             return answers
-        error = untold(answers[who[0]], who[0], self._me)
+        error = decode_error(answers[who[0]], who[0], self._me)
         is_opening = call is self._call  # later, it may have been deleted for all
         if is_opening and isinstance(error, NotCommitted) and len(who) < len(answers):
             raise self._not_shared(who, answers) from problem
@@ -170,7 +170,7 @@ class Restore:
     ) -> NotShared | DivergenceError:
         path = self._request.folder.path
         paths = {p: json.loads(text)["path"] for p, text in answers.items() if p not in who}
-        paths |= {p: getattr(untold(answers[p], p, self._me), "path", path) for p in who}
+        paths |= {p: getattr(decode_error(answers[p], p, self._me), "path", path) for p in who}
         if len({*paths.values()}) > 1:
             return different_folders(self._coordinator, "restore", paths)
         names = ", ".join(self._me.name(process) for process in who)
@@ -213,8 +213,8 @@ class Restore:
             place = wish.place
             others = {*opened.geometry.processes(place)} - numbers if place is not None else ()
             if others:
-                told = f"its layout has devices of {listed(others)}"
-                offences.append(f"{leaves[wish.leaf].name}: {told}, which do not take part")
+                detail = f"its layout has devices of {listed(others)}"
+                offences.append(f"{leaves[wish.leaf].name}: {detail}, which do not take part")
         path, members = self._request.folder.path, listed(self._group.members)
         raise_all(f"restore({path!r}) by {members}", offences)
 
@@ -228,7 +228,7 @@ class Restore:
         num_bytes = sum(want.out.nbytes for one in fillings for want in one.wants)
         doing = f"restoring {checkpoint.folder.path}"
         try:
-            with _allowed(opened), Telling(self._coordinator, doing, num_bytes) as telling:
+            with _allowed(opened), ProgressReporter(self._coordinator, doing, num_bytes) as telling:
                 values, read_bytes = fill(checkpoint, fillings, most_bytes, telling.add)
         except CorruptCheckpoint as error:
             raise _gone(checkpoint, error) or error from None
@@ -275,8 +275,8 @@ def _gone(checkpoint: Checkpoint, error: CorruptCheckpoint) -> NotCommitted | No
         return None
     if commit is not None and commit.attempt == checkpoint.commit.attempt:
         return None
-    told = f"{path}: was deleted while it was restored ({error.file} is not what it was)"
-    return NotCommitted(told, path=path)
+    text = f"{path}: was deleted while it was restored ({error.file} is not what it was)"
+    return NotCommitted(text, path=path)
 
 
 def _built(request: RestoreRequest, opened: Opened, values: Sequence[Any]) -> Any:
@@ -292,14 +292,14 @@ def _built(request: RestoreRequest, opened: Opened, values: Sequence[Any]) -> An
     if request.structure is None:
         return _tree(structure, wishes.wishes, values, nodes)
     leaves = list(request.given)
-    for number, taken in wishes.of_asked.items():
+    for number, taken in wishes.by_target.items():
         if number not in wishes.below:
             leaves[number] = values[taken[0]]
             continue
         branch = _branch(structure, wishes.below[number])
         chosen = [wishes.wishes[n] for n in taken]
         leaves[number] = _tree(branch, chosen, [values[n] for n in taken], nodes)
-    return flatten.unflatten(request.structure, leaves, nodes)
+    return flatten.unflatten_tree(request.structure, leaves, nodes)
 
 
 def _tree(
@@ -308,9 +308,9 @@ def _tree(
     """Return the tree of some leaves of a structure, in its order."""
     numbers = [wish.leaf for wish in wishes]
     if len(numbers) < tree_nodes.num_leaves(structure):
-        return flatten.unflatten(tree_nodes.prune(structure, numbers), values, nodes)
+        return flatten.unflatten_tree(tree_nodes.prune(structure, numbers), values, nodes)
     leaves: Any = dict(zip(numbers, values, strict=True))  # those of a branch do not begin at 0
-    return flatten.unflatten(structure, leaves, nodes)
+    return flatten.unflatten_tree(structure, leaves, nodes)
 
 
 def _branch(structure: tree_nodes.Structure, name: str) -> tree_nodes.Structure:

@@ -10,7 +10,7 @@ from shoal.checkpoint.blocks.memory import extra_bytes
 from shoal.checkpoint.disk.storage import Folder, LocalFolder
 from shoal.checkpoint.format.records import BLOCK_BYTES
 from shoal.checkpoint.restoring.protocol import Restore, RestoreRequest, open_for, understand
-from shoal.checkpoint.restoring.target import FORMS, one_of, options_of
+from shoal.checkpoint.restoring.target import FORMS, option_value, options_of
 from shoal.checkpoint.restoring.ways import MODES, RestorePlan, plan_all
 from shoal.checkpoint.tree.names import ROOT
 from shoal.collectives.arguments import deadline_of
@@ -242,7 +242,13 @@ def plan_restore(
 
 
 def _request(
-    asked: str, path: object, target: Any, only: object, rename: object, dtype: object, mode: object
+    operation: str,
+    path: object,
+    target: Any,
+    only: object,
+    rename: object,
+    dtype: object,
+    mode: object,
 ) -> RestoreRequest:
     """Check the arguments.
 
@@ -250,34 +256,34 @@ def _request(
       UsageError: one is wrong.
     """
     if isinstance(path, str | os.PathLike):
-        folder: Folder = LocalFolder(local_path(path, f"{asked}: path={path!r}"))
+        folder: Folder = LocalFolder(local_path(path, f"{operation}: path={path!r}"))
     elif hasattr(path, "read_at"):
         folder = path  # type: ignore[assignment]
     else:
-        raise UsageTypeError(f"{asked}: path={path!r} must be text or a pathlib.Path")
-    options = options_of(asked, only, rename, dtype, has_target=target is not None)
-    return understand(folder, target, options, one_of(asked, "mode", mode, MODES))
+        raise UsageTypeError(f"{operation}: path={path!r} must be text or a pathlib.Path")
+    options = options_of(operation, only, rename, dtype, has_target=target is not None)
+    return understand(folder, target, options, option_value(operation, "mode", mode, MODES))
 
 
-def _form(asked: str, form: object, request: RestoreRequest) -> str:
-    chosen = one_of(asked, "form", form, FORMS)
+def _form(operation: str, form: object, request: RestoreRequest) -> str:
+    chosen = option_value(operation, "form", form, FORMS)
     is_for_all = request.structure is None or (
-        [one.name for one in request.asked] == [ROOT] and request.asked[0].is_layout
+        [one.name for one in request.wanted] == [ROOT] and request.wanted[0].is_layout
     )
     if chosen != "tree" and not is_for_all:
-        told = (
+        detail = (
             "no target, or one layout, mesh or function for all; this target is a tree of its own"
         )
-        raise UsageError(f"{asked}: form={chosen!r} is for {told}")
+        raise UsageError(f"{operation}: form={chosen!r} is for {detail}")
     return chosen
 
 
-def _most(asked: str, most_bytes: object) -> int:
+def _most(operation: str, most_bytes: object) -> int:
     if most_bytes is None:
         return extra_bytes(None)
     if isinstance(most_bytes, bool) or not isinstance(most_bytes, int):
-        raise UsageTypeError(f"{asked}: most_bytes={most_bytes!r} must be a number of bytes")
+        raise UsageTypeError(f"{operation}: most_bytes={most_bytes!r} must be a number of bytes")
     if most_bytes < BLOCK_BYTES:
-        told = f"at least a block of {BLOCK_BYTES} bytes is read at a time"
-        raise UsageError(f"{asked}: most_bytes={most_bytes}: {told}")
+        detail = f"at least a block of {BLOCK_BYTES} bytes is read at a time"
+        raise UsageError(f"{operation}: most_bytes={most_bytes}: {detail}")
     return most_bytes

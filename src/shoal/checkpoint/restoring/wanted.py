@@ -19,7 +19,7 @@ from shoal.arrays.bridge.use_mesh import default_mesh
 from shoal.arrays.host.host_values import X64, cannot_hold, narrowed
 from shoal.checkpoint.format.records import LeafRecord
 from shoal.checkpoint.format.where import in_memory, layout_and_memory
-from shoal.checkpoint.restoring.functions import short, wrong_arguments
+from shoal.checkpoint.restoring.functions import short_text, wrong_arguments
 from shoal.checkpoint.restoring.target import TargetLeaf
 from shoal.checkpoint.tree import flatten, nodes
 from shoal.checkpoint.tree.dtypes import dtype_of
@@ -38,7 +38,7 @@ _MOST_DEVICES = 1 << 20  # of a mesh named in a file: a larger one would exhaust
 class Target(NamedTuple):
     """The parsed target, leaf by leaf."""
 
-    asked: list[TargetLeaf]
+    leaves: list[TargetLeaf]
     structure: nodes.Structure
     given: list[Any]  # the leaves as given in the target
 
@@ -59,41 +59,43 @@ def target_of(target: Any) -> Target:
         one = TargetLeaf(ROOT, _Chosen(_stored_layout), is_layout=True, text="as stored")
         return Target([one], 0, [target])
     if _is_layout(target):
-        return Target([_asked(ROOT, target)], 0, [target])
+        return Target([_target_leaf(ROOT, target)], 0, [target])
     if _is_function(target):
         if why := wrong_arguments(target):
             raise UsageTypeError(f"restore: target: {why}")
-        return Target([_asked(ROOT, target)], 0, [target])
-    found, structure = flatten.flatten(target, JaxNodes(), is_leaf=_is_one, asked="restore: target")
+        return Target([_target_leaf(ROOT, target)], 0, [target])
+    found, structure = flatten.flatten_tree(
+        target, JaxNodes(), is_leaf=_is_one, operation="restore: target"
+    )
     offences: list[str] = []
-    asked = []
+    leaves = []
     for path, value in found:
         name = name_of(path)
         try:
-            asked.append(_asked(name, value))
+            leaves.append(_target_leaf(name, value))
         except UsageError as error:
             offences += [f"{name}: {one}" for one in error.offences]
     raise_all("restore: target", offences)
-    return Target(asked, structure, [value for _, value in found])
+    return Target(leaves, structure, [value for _, value in found])
 
 
-def fit(asked: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> tuple[Any, str]:
+def fit(leaf: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> tuple[Any, str]:
     """Return the sharding of a leaf (None: on the host), and any problem with it.
 
     Args:
       dtype: of the result; None for keys.
     """
-    given = asked.place
+    given = leaf.place
     try:
         if isinstance(given, _Chosen):
             given = given.choose(record)
         if given is None:
             return None, ""
         if not _is_layout(given):
-            told = "return a Layout, a sharding, a Mesh, or None for a NumPy array"
+            detail = "return a Layout, a sharding, a Mesh, or None for a NumPy array"
             return (
                 None,
-                f"the target's function returned {short(given)}, which is no layout; {told}",
+                f"the target's function returned {short_text(given)}, which is no layout; {detail}",
             )
         if dtype is not None and (why := _refused(dtype, bool(jax.config.jax_enable_x64))):
             return None, why
@@ -102,7 +104,7 @@ def fit(asked: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> t
         return None, str(error)
 
 
-def _asked(name: str, value: Any) -> TargetLeaf:
+def _target_leaf(name: str, value: Any) -> TargetLeaf:
     if _is_layout(value):
         has_dims = not isinstance(value, Mesh | jax.sharding.Mesh)
         return TargetLeaf(name, value, is_layout=True, has_dims=has_dims, text=_text(value))
@@ -177,8 +179,8 @@ def _stored_layout(record: LeafRecord) -> Layout | NamedSharding | None:
     try:
         return place.with_memory_kind(memory) if memory else layout
     except ValueError as error:
-        told = f"was saved in {memory} memory, which devices here lack: {error}"
-        raise UsageError(f"{told}; give a target of layouts") from None
+        detail = f"was saved in {memory} memory, which devices here lack: {error}"
+        raise UsageError(f"{detail}; give a target of layouts") from None
 
 
 @lru_cache(maxsize=256)
@@ -212,8 +214,8 @@ def _sharding(given: Any, shape: tuple[int, ...]) -> Sharding:
     """
     if isinstance(given, Layout):
         if len(shape) != given.rank and given.is_replicated:
-            told = "a Mesh as target replicates leaves of any rank"
-            raise UsageError(f"has {len(shape)} dims, {given!r} has {given.rank}; {told}")
+            detail = "a Mesh as target replicates leaves of any rank"
+            raise UsageError(f"has {len(shape)} dims, {given!r} has {given.rank}; {detail}")
         given.check_shape(shape)
         if given.partial:
             raise UsageError(f"{given!r} is partial; values are whole: leave it out")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shoal.checkpoint.blocks.reader import plan_of
+from shoal.checkpoint.blocks.reader import plan_boxes
 from shoal.checkpoint.disk.opening import Checkpoint
 from shoal.checkpoint.planning.read_plan import Boxes, ReadPlan
 from shoal.checkpoint.restoring.target import Wish
@@ -18,7 +18,7 @@ from shoal.checkpoint.tree.dtypes import dtype_of, storage_of
 MODES = ("auto", "direct", "exchange")
 _WORTH = 1.5  # exchange if direct reads exceed this multiple of the leaf
 _LARGE_BYTES = 1 << 20  # smaller leaves are always read directly
-_MOST_ASKED = 8  # processes sampled to decide for a leaf
+_MOST_SAMPLED = 8  # processes sampled to decide for a leaf
 
 
 Row = tuple[int, Sequence[Any], Sequence[Any]]  # a leaf; origins and extents of its boxes
@@ -79,10 +79,10 @@ def choose(
             known[key] = _transport(checkpoint, wish, mode, geometry)
         if known[key] is not None:
             transport[number] = known[key]
-    told = f"{len(transport)} of {wanted} leaves that are large or asked for are exchanged"
+    detail = f"{len(transport)} of {wanted} leaves that are large or asked for are exchanged"
     if not transport:
-        told = "direct reads cost at most 1.5 times what is needed, or nothing fits"
-    return Ways(transport, told)
+        detail = "direct reads cost at most 1.5 times what is needed, or nothing fits"
+    return Ways(transport, detail)
 
 
 def _transport(checkpoint: Checkpoint, wish: Wish, mode: str, geometry: Geometry) -> Any:
@@ -98,7 +98,7 @@ def _transport(checkpoint: Checkpoint, wish: Wish, mode: str, geometry: Geometry
         total = 0
         for process in _some(processes):
             boxes = _boxes(checkpoint, [(wish.leaf, *geometry.boxes(place, shape, process))])
-            total += plan_of(checkpoint, boxes).read_bytes
+            total += plan_boxes(checkpoint, boxes).read_bytes
         return total * share
 
     best = min(candidates, key=cost)
@@ -110,7 +110,7 @@ def _transport(checkpoint: Checkpoint, wish: Wish, mode: str, geometry: Geometry
 
 
 def _some(processes: Sequence[int]) -> Sequence[int]:
-    return processes[:: -(-len(processes) // _MOST_ASKED)]
+    return processes[:: -(-len(processes) // _MOST_SAMPLED)]
 
 
 def cost_of(
@@ -135,7 +135,7 @@ def cost_of(
             rows.append(row)
             item_bytes = (wish.dtype or dtype_of(record.dtype)).itemsize
             memory_bytes += sum(math.prod(extent) for extent in kept) * item_bytes
-    plan: ReadPlan = plan_of(checkpoint, _boxes(checkpoint, rows))
+    plan: ReadPlan = plan_boxes(checkpoint, _boxes(checkpoint, rows))
     return Costs(
         process,
         plan.read_bytes,

@@ -27,8 +27,8 @@ _LOG = logging.getLogger("shoal")
 class Saving:
     """A save in a thread, which interpreter shutdown waits for."""
 
-    def __init__(self, asked: str, work: Callable[[], None]) -> None:
-        self._asked = asked
+    def __init__(self, operation: str, work: Callable[[], None]) -> None:
+        self._operation = operation
         self._work = work
         self._pid = os.getpid()
         self._error: BaseException | None = None
@@ -51,14 +51,14 @@ class Saving:
         """
         if self._pid != os.getpid():
             raise UsageError(
-                f"{self._asked} was begun by process {self._pid} of the system, of which this is "
-                "a fork: wait for it there"
+                f"{self._operation} was begun by the process with pid {self._pid}, of which this "
+                "is a fork: wait for it there"
             )
         # Not `join`: before Python 3.13, an interrupted join marks the thread as ended.
         limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
         if not self._is_over.wait(limit_s):
             raise DeadlineError(
-                f"{self._asked} still runs after {timeout_s} s; it goes on",
+                f"{self._operation} still runs after {timeout_s} s; it goes on",
                 name="save",
                 waited_s=timeout_s or 0.0,
             )
@@ -72,7 +72,7 @@ class Saving:
             self._work()
         except BaseException as error:  # noqa: BLE001 - raised where somebody waits
             self._error = error
-            _LOG.warning("%s failed: %s", self._asked, error)  # `wait` may never be called
+            _LOG.warning("%s failed: %s", self._operation, error)  # `wait` may never be called
         finally:
             del self._work
             self._is_over.set()
@@ -107,8 +107,8 @@ def start_save_with(
       What `save` raises before anything is written.
     """
     request = request_of(path, step, user, metrics, name, timeout_s)
-    state = read_state(tree, coordinator.num_processes, request.asked)
-    group = group_in(coordinator, request.asked, processes)
+    state = read_state(tree, coordinator.num_processes, request.operation)
+    group = group_in(coordinator, request.operation, processes)
     one = Save(coordinator, request, group)
     one.agree(state)
     with coordinator.call("save", one.own_lane, group.named):  # if left, no thread follows
@@ -119,4 +119,4 @@ def start_save_with(
             commit = one.complete(arena, lane=one.own_lane)
         on_done(commit)
 
-    return Saving(request.asked, work)
+    return Saving(request.operation, work)

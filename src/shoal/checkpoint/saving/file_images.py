@@ -13,7 +13,7 @@ from shoal.arrays.host.host_values import is_key, native
 from shoal.checkpoint.blocks.image import FileImage, Piece
 from shoal.checkpoint.format.records import data_name
 from shoal.checkpoint.planning.file_layout import PartPlan
-from shoal.checkpoint.planning.who_writes import Box, Own, bytes_of
+from shoal.checkpoint.planning.who_writes import Box, Own, box_bytes
 from shoal.checkpoint.saving.state import Array, State, StateLeaf
 from shoal.checkpoint.tree import dtypes
 from shoal.collectives.leaves import words_of
@@ -98,7 +98,7 @@ class _Cutting:
         else:
             fits = self._fitting(leaf, box)
             data = _data(leaf)
-            if len(fits) > 1 and bytes_of(one.held.dtype, box.extent) <= _SMALL_BYTES:
+            if len(fits) > 1 and box_bytes(one.held.dtype, box.extent) <= _SMALL_BYTES:
                 small = _joined(box, dtype, fits, data)
                 yield Piece(begin, box.extent, dtype, how, _all(box), lambda: small)
                 return

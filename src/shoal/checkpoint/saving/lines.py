@@ -19,7 +19,7 @@ from shoal.arrays.host.host_values import native
 from shoal.checkpoint.saving.file_images import words_here
 from shoal.checkpoint.saving.state import Array, State, StateLeaf
 from shoal.checkpoint.tree import dtypes
-from shoal.checkpoint.tree.nodes import to_json
+from shoal.checkpoint.tree.nodes import encode_structure
 from shoal.collectives.hashes import FlatItems, digest_of, hashing_pool
 
 _SMALL_BYTES = 1 << 20
@@ -28,18 +28,18 @@ _SHOWN = 100  # characters shown of a value
 _NODES = 2000  # characters shown of a tree
 
 
-def lines_of(state: State, options: Sequence[str], num_processes: int) -> tuple[str, ...]:
+def state_lines(state: State, options: Sequence[str], num_processes: int) -> tuple[str, ...]:
     """Return the lines; values are hashed only if there is another process to compare with."""
     if num_processes == 1:
         return tuple(options)
-    nodes = json.dumps(to_json(state.structure))
+    nodes = json.dumps(encode_structure(state.structure))
     with jax.transfer_guard("allow"), hashing_pool() as pool:
         leaves = [_line(leaf, pool) for leaf in state.leaves]
     # A differing leaf is more informative than differing trees.
     return (*options, *leaves, "no more leaves", f"tree: {_cut(nodes, _NODES)}")
 
 
-def shown(value: object) -> str:
+def json_digest(value: object) -> str:
     """Return JSON, truncated for reading, and its digest."""
     return _cut(json.dumps(value, sort_keys=True), _SHOWN)
 
@@ -55,7 +55,7 @@ def _line(leaf: StateLeaf, pool: ThreadPoolExecutor) -> str:
     if record.kind == "per_process":
         return f"{record.name}: each process's own"
     if not record.dtype:
-        return f"{record.name}: {record.kind} {_scalar(record.value)}{shown(record.value)}"
+        return f"{record.name}: {record.kind} {_scalar(record.value)}{json_digest(record.value)}"
     what = f"key<{record.impl}>" if record.impl else record.dtype
     text = f"{record.name}: {record.kind} {what}[{','.join(map(str, record.shape))}]"
     if leaf.spread is not None:

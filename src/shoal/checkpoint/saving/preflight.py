@@ -12,7 +12,7 @@ from shoal.checkpoint.disk import committing, saved_steps, step_folder
 from shoal.checkpoint.disk.refusal import refused
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import PAGE_BYTES
-from shoal.checkpoint.planning.who_writes import Own, bytes_of
+from shoal.checkpoint.planning.who_writes import Own, box_bytes
 from shoal.errors import StorageFull
 
 _ENTRY_BYTES = 100  # of a header, without the name
@@ -21,7 +21,7 @@ _SPARE = 1.05  # headers, indexes, and other concurrent writes
 
 def bytes_needed(own: Sequence[Own]) -> int:
     """Estimate the size of the files that hold these boxes."""
-    data_bytes = sum(bytes_of(one.held.dtype, one.box.extent) for one in own)
+    data_bytes = sum(box_bytes(one.held.dtype, one.box.extent) for one in own)
     return data_bytes + sum(_ENTRY_BYTES + len(one.held.name) for one in own) + PAGE_BYTES
 
 

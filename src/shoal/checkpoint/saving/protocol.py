@@ -36,10 +36,10 @@ from shoal.checkpoint.planning.file_layout import lay_out
 from shoal.checkpoint.planning.who_writes import Own
 from shoal.checkpoint.saving import preflight, settling
 from shoal.checkpoint.saving.file_images import images_of, start_copies
-from shoal.checkpoint.saving.lines import lines_of
-from shoal.checkpoint.saving.request import Request, described
+from shoal.checkpoint.saving.lines import state_lines
+from shoal.checkpoint.saving.request import Request, manifest_of
 from shoal.checkpoint.saving.state import State, among, own_of
-from shoal.checkpoint.together.errors_between import tellers, told, untold
+from shoal.checkpoint.together.errors_between import decode_error, encode_error, failed_processes
 from shoal.checkpoint.together.lease import LeaseKeeper
 from shoal.checkpoint.together.one_folder import different_folders
 from shoal.errors import (
@@ -73,7 +73,7 @@ class Save:
     ) -> None:
         """`group`: the processes that save; None: all of the job."""
         self._coordinator, self._request = coordinator, request
-        self._group = group or group_in(coordinator, request.asked, None)
+        self._group = group or group_in(coordinator, request.operation, None)
         self._folder = request.folder
         self._me = ThisProcess(coordinator.process, coordinator.hosts)
         self._attempt = step_folder.new_attempt()  # the lead's is used
@@ -123,8 +123,8 @@ class Save:
             said["free"] = preflight.check_folder(self._folder)
         except (CheckpointError, UsageError) as error:
             problem = error
-        lines = lines_of(state, self._request.lines, group.count)
-        payload = json.dumps(said).encode() if problem is None else told(problem)
+        lines = state_lines(state, self._request.lines, group.count)
+        payload = json.dumps(said).encode() if problem is None else encode_error(problem)
         answers = self._agreed(lines, payload)
         self._raise_told(answers, problem)
         if group.is_all:
@@ -157,8 +157,8 @@ class Save:
             self._own = own_of(state, number, process, group.count)
             return number
         held, lost = among(state, numbers)
-        asked = f"{self._request.asked} by {listed(group.members)}"
-        raise_all(asked, [f"{what}; leave it out" for what in lost])
+        operation = f"{self._request.operation} by {listed(group.members)}"
+        raise_all(operation, [f"{what}; leave it out" for what in lost])
         self._own = own_of(held, group.place, group.place, group.count)
         return process
 
@@ -187,8 +187,8 @@ class Save:
 
     def _refuse_numbers(self, found: Sequence[int]) -> NoReturn:
         raise UsageError(
-            f"{self._request.asked}: the processes of this job have the numbers {list(found)} in "
-            "JAX, so JAX's job is another one; initialize both together"
+            f"{self._request.operation}: the processes of this job have the numbers {list(found)} "
+            "in JAX, so JAX's job is another one; initialize both together"
         )
 
     def snapshot(self, state: State, arena: Arena | None) -> None:
@@ -205,7 +205,7 @@ class Save:
         self._plan = lay_out(self._own, place, self._attempt, max_file_bytes=MAX_FILE_BYTES)
         self._manifest = None
         if self._is_lead:
-            self._manifest = described(self._request, state, self._attempt, count)
+            self._manifest = manifest_of(self._request, state, self._attempt, count)
         start_copies(state, self._own)
         images = images_of(state, self._own, self._plan, self._attempt, count)
         if arena is not None:
@@ -233,7 +233,7 @@ class Save:
             raise
         except BaseException:  # an interrupt: the others learn that the save cannot complete
             with contextlib.suppress(StorageError):  # already committed: it stands
-                settling.abandon(self._scene)
+                settling.try_abandon(self._scene)
             raise
         fault_points.reach("save.announced", self._coordinator.process)
         saved_with(self._coordinator, self._request.step)
@@ -270,7 +270,7 @@ class Save:
             return
         fault_points.reach("save.open", process)
         owner = {"host": self._coordinator.hosts[process], "pid": os.getpid(), "began": time.time()}
-        committing.begin(self._folder, manifest, owner)
+        committing.begin_attempt(self._folder, manifest, owner)
         fault_points.reach("save.opened", process)
 
     def _see(self) -> None:
@@ -335,27 +335,27 @@ class Save:
     ) -> Mapping[int, bytes]:
         """Exchange payloads with all processes; raise if any of them failed."""
         request = self._request
-        payload = brought if problem is None else told(problem)
+        payload = brought if problem is None else encode_error(problem)
         mark, group = f"save {self._attempt}", self._group.named
         point = Point(f"save: {name}", group, self._lane, mark, request.site)
         try:
             answers = self._coordinator.arrive(point, payload, timeout_s=request.waits.left_s)
         except ShoalError as error:
             raise _MeetingFailed(error) from problem
-        if tellers(answers) and self._is_lead and self._phase != "commit":
-            settling.abandon(self._scene)
+        if failed_processes(answers) and self._is_lead and self._phase != "commit":
+            settling.try_abandon(self._scene)
         self._raise_told(answers, problem)
         return answers
 
     def _raise_told(self, answers: Mapping[int, bytes], problem: Exception | None) -> None:
         """Raise, on all alike, the error of the lowest failed process."""
-        who = tellers(answers)
+        who = failed_processes(answers)
         if not who:
             return
-        error = untold(answers[who[0]], who[0], self._me)
+        error = decode_error(answers[who[0]], who[0], self._me)
         if isinstance(error, NotShared):
             is_one = len({*self._paths.values()}) == 1
-            paths = (self._coordinator, self._request.asked, self._paths)
+            paths = (self._coordinator, self._request.operation, self._paths)
             error = self._not_shared(who) if is_one else different_folders(*paths)
         if problem is not None and who[0] == self._coordinator.process:
             if len(answers) == 1 or isinstance(error, PeerFailedError):

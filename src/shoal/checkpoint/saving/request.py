@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from shoal import settings
 from shoal.checkpoint.disk.storage import Folder
 from shoal.checkpoint.format.records import Manifest
-from shoal.checkpoint.saving.lines import shown
+from shoal.checkpoint.saving.lines import json_digest
 from shoal.checkpoint.saving.state import State
 from shoal.errors import UsageError
 from shoal.runtime.rules.deadline import Allowance
@@ -25,12 +25,12 @@ class Waits(NamedTuple):
     until: float | None
 
     @classmethod
-    def of(cls, asked: str, timeout_s: float | None) -> Waits:
+    def of(cls, operation: str, timeout_s: float | None) -> Waits:
         """Without a time-out, each wait of a save may take SHOAL_TIMEOUT_S."""
-        limit_s = settings.timeout(asked, timeout_s, "SHOAL_TIMEOUT_S")
+        limit_s = settings.timeout(operation, timeout_s, "SHOAL_TIMEOUT_S")
         if not limit_s > 0:
-            told = f"timeout_s={timeout_s!r} must be a positive number of seconds"
-            raise UsageError(f"{asked}: {told}")
+            detail = f"timeout_s={timeout_s!r} must be a positive number of seconds"
+            raise UsageError(f"{operation}: {detail}")
         return cls(limit_s, None if timeout_s is None else time.monotonic() + limit_s)
 
     @property
@@ -54,7 +54,7 @@ class Request(NamedTuple):
     lease_s: float  # after which other processes may end this save as stale
 
     @property
-    def asked(self) -> str:
+    def operation(self) -> str:
         """The call as named in messages."""
         return f"save({self.folder.path!r})"
 
@@ -62,10 +62,10 @@ class Request(NamedTuple):
     def lines(self) -> tuple[str, ...]:
         """The options that must be equal on all processes."""
         options = {"step": self.step, "user": self.user, "metrics": self.metrics}
-        return tuple(f"{key}: {shown(value)}" for key, value in options.items())
+        return tuple(f"{key}: {json_digest(value)}" for key, value in options.items())
 
 
-def described(request: Request, state: State, attempt: str, num_processes: int) -> Manifest:
+def manifest_of(request: Request, state: State, attempt: str, num_processes: int) -> Manifest:
     """Return the manifest, without its data: what the lead writes first."""
     return Manifest(
         attempt=attempt,

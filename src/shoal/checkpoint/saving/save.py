@@ -114,8 +114,8 @@ def save_with(
 ) -> None:
     """Like `save`, with an explicit coordinator, and memory to copy the values to first."""
     request = request_of(path, step, user, metrics, name, timeout_s)
-    state = read_state(tree, coordinator.num_processes, request.asked)
-    one = Save(coordinator, request, group_in(coordinator, request.asked, processes))
+    state = read_state(tree, coordinator.num_processes, request.operation)
+    one = Save(coordinator, request, group_in(coordinator, request.operation, processes))
     one.agree(state)
     one.snapshot(state, arena)
     one.complete(arena)
@@ -140,19 +140,19 @@ def request_of(
         folder = path
     else:
         raise UsageTypeError(f"save: path={path!r} must be text or a pathlib.Path")
-    asked = f"save({folder.path!r})"
+    operation = f"save({folder.path!r})"
     if name is not None and (not isinstance(name, str) or not name):
-        raise UsageTypeError(f"{asked}: name={name!r} must be text that is not empty")
+        raise UsageTypeError(f"{operation}: name={name!r} must be text that is not empty")
     for what, given in (("user", user), ("metrics", metrics)):
         if given is not None and not isinstance(given, Mapping):
-            raise UsageTypeError(f"{asked}: {what}={given!r} must be a dict")
-    check_json(dict(user or {}), f"{asked}: user")
-    waits = Waits.of(asked, timeout_s)
+            raise UsageTypeError(f"{operation}: {what}={given!r} must be a dict")
+    check_json(dict(user or {}), f"{operation}: user")
+    waits = Waits.of(operation, timeout_s)
     return Request(
         folder,
-        _step(asked, step, folder.path),
+        _step(operation, step, folder.path),
         dict(user or {}),
-        _metrics(asked, metrics),
+        _metrics(operation, metrics),
         name,
         callsite(),
         waits,
@@ -160,7 +160,7 @@ def request_of(
     )
 
 
-def _step(asked: str, step: object, path: str) -> int | None:
+def _step(operation: str, step: object, path: str) -> int | None:
     if step is None:
         return None
     try:
@@ -168,29 +168,31 @@ def _step(asked: str, step: object, path: str) -> int | None:
     except TypeError:
         number = None
     if number is None or isinstance(step, bool):
-        raise UsageTypeError(f"{asked}: step={step!r} must be a whole number")
+        raise UsageTypeError(f"{operation}: step={step!r} must be a whole number")
     if not 0 <= number < 1 << 62:
-        raise UsageError(f"{asked}: step={number} must not be negative, and below 2**62")
+        raise UsageError(f"{operation}: step={number} must not be negative, and below 2**62")
     if (named := step_at(path)) not in (None, number):
-        raise UsageError(f"{asked}: step={number}, and the folder is named after step {named}")
+        raise UsageError(f"{operation}: step={number}, and the folder is named after step {named}")
     return number
 
 
-def _metrics(asked: str, metrics: Mapping[str, float] | None) -> dict[str, float]:
+def _metrics(operation: str, metrics: Mapping[str, float] | None) -> dict[str, float]:
     found = {}
     for name, value in (metrics or {}).items():
         if not isinstance(name, str):
-            raise UsageTypeError(f"{asked}: metrics: the name {name!r} must be text")
+            raise UsageTypeError(f"{operation}: metrics: the name {name!r} must be text")
         if isinstance(value, bool | str | bytes):
-            raise UsageTypeError(f"{asked}: metrics: {name}={value!r} must be a number")
+            raise UsageTypeError(f"{operation}: metrics: {name}={value!r} must be a number")
         try:
             found[name] = float(value)
         except (TypeError, ValueError):
-            raise UsageTypeError(f"{asked}: metrics: {name}={value!r} must be a number") from None
+            raise UsageTypeError(
+                f"{operation}: metrics: {name}={value!r} must be a number"
+            ) from None
         except OverflowError:
-            raise UsageError(f"{asked}: metrics: {name} is too large for a float") from None
+            raise UsageError(f"{operation}: metrics: {name} is too large for a float") from None
     try:
         metrics_json(found)
     except UsageError as error:
-        raise UsageError(f"{asked}: {error}") from None
+        raise UsageError(f"{operation}: {error}") from None
     return found

@@ -70,7 +70,7 @@ def ended_by(scene: SaveScene, problem: Exception | None) -> Commit | None:
     """
     doubt = problem if isinstance(problem, StorageError) else None
     if doubt is None or not committing.is_standing(scene.request.folder, scene.attempt):
-        commit = abandon(scene)
+        commit = try_abandon(scene)
         if doubt is None or commit is None:
             return commit
     raise committing.in_doubt(doubt) from doubt.__cause__
@@ -96,7 +96,7 @@ def _wait_for_parts(scene: SaveScene, cause: ShoalError) -> None:
         pause.wait(_LOOK_S)
 
 
-def abandon(scene: SaveScene) -> Commit | None:
+def try_abandon(scene: SaveScene) -> Commit | None:
     """End the attempt, if the storage permits; return the commit if it was committed already.
 
     Raises:
@@ -108,7 +108,7 @@ def abandon(scene: SaveScene) -> Commit | None:
         if isinstance(error, StorageError):
             if committing.is_standing(scene.request.folder, scene.attempt):
                 raise committing.in_doubt(error) from error.__cause__
-        _LOG.warning("%s: attempt %s: %s", scene.request.asked, scene.attempt, error)
+        _LOG.warning("%s: attempt %s: %s", scene.request.operation, scene.attempt, error)
         return None
 
 
@@ -119,8 +119,8 @@ def aborted(scene: SaveScene, phase: str, cause: ShoalError) -> SaveAborted:
     blamed = _blamed(cause)
     who = f" on account of {listed(blamed)}" if blamed else ""
     return SaveAborted(
-        f"{me}: {request.asked} was ended{who}: nothing of it is kept, and what was saved before "
-        f"stands\n{cause}",
+        f"{me}: {request.operation} was ended{who}: nothing of it is kept, and what was saved "
+        f"before stands\n{cause}",
         path=request.folder.path,
         phase=phase,
         processes=blamed,

@@ -18,7 +18,7 @@ import xxhash
 
 from shoal.arrays.bridge.sharding import layout_of_sharding, memory_of
 from shoal.arrays.host.host_values import deleted
-from shoal.checkpoint.format.blobs import blob_of
+from shoal.checkpoint.format.blobs import encode_tree
 from shoal.checkpoint.format.records import IntArray, LeafRecord
 from shoal.checkpoint.format.where import in_memory
 from shoal.checkpoint.planning.who_writes import Box, Held, Own, own_boxes
@@ -41,7 +41,7 @@ class Spread(NamedTuple):
     digest: str  # of all of the above
 
 
-class Lies(NamedTuple):
+class LocalBox(NamedTuple):
     """A box of an array on this host, and its device."""
 
     box: Box
@@ -55,7 +55,7 @@ class StateLeaf(NamedTuple):
     record: LeafRecord
     value: Any  # a NumPy or JAX array; None if the record contains the value
     spread: Spread | None  # None: every process holds all of it
-    here: tuple[Lies, ...]  # of a JAX array
+    here: tuple[LocalBox, ...]  # of a JAX array
 
 
 class State(NamedTuple):
@@ -80,13 +80,13 @@ class State(NamedTuple):
         return any(leaf.spread is not None for leaf in self.leaves)
 
 
-def read_state(value: Any, num_processes: int, asked: str = "save") -> State:
+def read_state(value: Any, num_processes: int, operation: str = "save") -> State:
     """Flatten a tree; no value is read.
 
     Raises:
       UsageError: names every leaf that cannot be saved.
     """
-    found, structure = flatten.flatten(value, JaxNodes(), asked=asked)
+    found, structure = flatten.flatten_tree(value, JaxNodes(), operation=operation)
     reading = _StateReading(num_processes)
     offences: list[str] = []
     leaves: list[StateLeaf] = []
@@ -96,7 +96,7 @@ def read_state(value: Any, num_processes: int, asked: str = "save") -> State:
             leaves.append(reading.leaf(name, leaf, len(leaves)))
         except UsageError as error:
             offences += [type(one)(f"{name}: {one}") for one in error.offences]
-    raise_all(asked, offences)
+    raise_all(operation, offences)
     return State(structure, tuple(leaves), reading.blobs)
 
 
@@ -184,17 +184,17 @@ class _StateReading:
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = num_processes
-        self._here: dict[tuple[Any, tuple[int, ...]], tuple[Lies, ...]] = {}
+        self._here: dict[tuple[Any, tuple[int, ...]], tuple[LocalBox, ...]] = {}
         self.blobs: dict[int, Array] = {}
 
     def leaf(self, name: str, value: Any, number: int) -> StateLeaf:
         if isinstance(value, jax.Array):
             return self._of_jax(name, value)
         if type(value) is np.ndarray:
-            record = LeafRecord(name, "array", dtypes.name_of(value.dtype), value.shape)
+            record = LeafRecord(name, "array", dtypes.dtype_name(value.dtype), value.shape)
             return StateLeaf(record, value, None, ())
         if isinstance(value, PerProcess):
-            self.blobs[number] = np.frombuffer(blob_of(value.value), np.uint8)
+            self.blobs[number] = np.frombuffer(encode_tree(value.value), np.uint8)
             return StateLeaf(LeafRecord(name, "per_process", "uint8"), None, None, ())
         kind = plain_values.kind_of(value)
         if kind is None:
@@ -202,7 +202,9 @@ class _StateReading:
         bulk = plain_values.bulk_of(value)
         if bulk is not None:
             return StateLeaf(LeafRecord(name, kind, "uint8", bulk.shape), bulk, None, ())
-        return StateLeaf(LeafRecord(name, kind, value=plain_values.to_json(value)), None, None, ())
+        return StateLeaf(
+            LeafRecord(name, kind, value=plain_values.encode_value(value)), None, None, ()
+        )
 
     def _of_jax(self, name: str, value: jax.Array) -> StateLeaf:
         if isinstance(value, jax.core.Tracer):
@@ -216,7 +218,7 @@ class _StateReading:
             impl, words, dtype = _key(dtype)
         sharding, shape = value.sharding, value.shape
         layout = _layout_text(sharding, len(shape))
-        record = LeafRecord(name, kind, dtypes.name_of(dtype), shape, words, impl, layout)
+        record = LeafRecord(name, kind, dtypes.dtype_name(dtype), shape, words, impl, layout)
         is_spread = (
             self._num_processes == 1
             or not value.is_fully_addressable
@@ -226,7 +228,7 @@ class _StateReading:
         key = (sharding, shape + words)
         here = self._here.get(key)
         if here is None:
-            here = self._here[key] = _lies(value, words)
+            here = self._here[key] = _local_boxes(value, words)
         return StateLeaf(record, value, spread, here)
 
 
@@ -236,7 +238,7 @@ def _of_numpy(name: str, value: Any) -> StateLeaf:
         _refuse(WrongType("is a masked array, and the mask would be lost; fill it first"))
     if isinstance(value, np.ndarray):
         plain = np.asarray(value)
-        record = LeafRecord(name, "array", dtypes.name_of(plain.dtype), plain.shape)
+        record = LeafRecord(name, "array", dtypes.dtype_name(plain.dtype), plain.shape)
         return StateLeaf(record, plain, None, ())
     if isinstance(value, jax.ShapeDtypeStruct):
         _refuse("stands for an array, but its value is saved; give the array")
@@ -285,12 +287,12 @@ def _spread(sharding: Any, shape: tuple[int, ...], words: tuple[int, ...]) -> Sp
     return Spread(origin, extent, who, xxhash.xxh3_64_hexdigest(repr((boxes, who)).encode()))
 
 
-def _lies(value: jax.Array, words: tuple[int, ...]) -> tuple[Lies, ...]:
+def _local_boxes(value: jax.Array, words: tuple[int, ...]) -> tuple[LocalBox, ...]:
     """Return the distinct boxes on this process's devices."""
-    found: dict[Box, Lies] = {}
+    found: dict[Box, LocalBox] = {}
     for place, shard in enumerate(value.addressable_shards):
         box = _box(shard.index, value.shape + words)
-        found.setdefault(box, Lies(box, place, shard.device))
+        found.setdefault(box, LocalBox(box, place, shard.device))
     return tuple(found[box] for box in sorted(found))
 
 

@@ -31,7 +31,7 @@ _MARK = b"\0"
 _MOST_CHARACTERS = 8_000  # per message or traceback
 
 
-def told(error: Exception) -> bytes:
+def encode_error(error: Exception) -> bytes:
     """Encode an error as a payload with a prefix that no other payload has."""
     kind = type(error).__name__
     if _KNOWN.get(kind) is not type(error):
@@ -45,12 +45,12 @@ def told(error: Exception) -> bytes:
     return _MARK + json.dumps({"type": kind, "message": message, "fields": fields}).encode()
 
 
-def tellers(answers: Mapping[int, bytes]) -> tuple[int, ...]:
+def failed_processes(answers: Mapping[int, bytes]) -> tuple[int, ...]:
     """Return the processes whose payloads are encoded errors, in order."""
     return tuple(sorted(p for p, payload in answers.items() if payload.startswith(_MARK)))
 
 
-def untold(payload: bytes, process: int, me: ThisProcess) -> ShoalError:
+def decode_error(payload: bytes, process: int, me: ThisProcess) -> ShoalError:
     """Decode the error of `process`; one that is not shoal's becomes a PeerFailedError."""
     said = json.loads(payload.removeprefix(_MARK))
     who = f"process {process} of {len(me.hosts)} ({me.hosts[process]})"

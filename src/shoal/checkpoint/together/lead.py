@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.checkpoint.together.errors_between import tellers, told, untold
+from shoal.checkpoint.together.errors_between import decode_error, encode_error, failed_processes
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
 from shoal.runtime.client.interface import Coordinator
@@ -19,7 +19,7 @@ from shoal.runtime.system.interrupts import interrupts_heard
 
 
 @interrupts_heard
-def lead_says(
+def run_on_lead(
     coordinator: Coordinator,
     operation: str,
     spec: tuple[str, ...],
@@ -59,18 +59,18 @@ def meet_lead(
     site: str | None = None,
     lane: str = "main",
 ) -> tuple[Any, Mapping[int, bytes]]:
-    """Like `lead_says`; return also the payloads that the processes `brought`."""
+    """Like `run_on_lead`; return also the payloads that the processes `brought`."""
     payload, raised = brought, None
     if coordinator.process == group.lead:
         try:
             payload = json.dumps(act()).encode()
         except Exception as error:  # noqa: BLE001 - the others must hear of it, whatever it is
-            payload, raised = told(error), error
+            payload, raised = encode_error(error), error
     call = Call(operation, name, site or callsite(), spec)
     answers = agree(coordinator, call, payload, timeout_s=timeout_s, group=group.named, lane=lane)
     if raised is not None:
         raise raised
-    if tellers(answers):
+    if failed_processes(answers):
         me = ThisProcess(coordinator.process, coordinator.hosts)
-        raise untold(answers[group.lead], group.lead, me)
+        raise decode_error(answers[group.lead], group.lead, me)
     return json.loads(answers[group.lead]), answers

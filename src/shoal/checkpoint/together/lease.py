@@ -21,7 +21,7 @@ _BEATS = 5  # per lease
 _LOG_EVERY = 3  # beats
 
 
-class Telling:
+class ProgressReporter:
     """Context manager that reports the progress of a long operation from a thread of its own."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Telling:
                 _LOG.info("%s", words)
 
 
-class LeaseKeeper(Telling):
+class LeaseKeeper(ProgressReporter):
     """Also touches PENDING, on one process: the lowest saving process not known to be lost."""
 
     def __init__(

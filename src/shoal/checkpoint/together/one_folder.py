@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.checkpoint.disk.step_folder import new_attempt, temporary_name
 from shoal.checkpoint.disk.storage import Folder
-from shoal.checkpoint.together.lead import lead_says, meet_lead
+from shoal.checkpoint.together.lead import meet_lead, run_on_lead
 from shoal.errors import DivergenceError, StorageError
 from shoal.runtime.agreement import Call, agree
 from shoal.runtime.client.group import Group
@@ -33,7 +33,7 @@ def in_one_folder(
     timeout_s: float,
     may_write: bool,
 ) -> tuple[Any, str]:
-    """Like `lead_says`, if all paths lead to one folder; return also the lead's path.
+    """Like `run_on_lead`, if all paths lead to one folder; return also the lead's path.
 
     `options` must be equal on all processes.
 
@@ -54,7 +54,7 @@ def in_one_folder(
     paths = {p: called if p == group.lead else json.loads(text) for p, text in answers.items()}
     if len({*paths.values()}) == 1:
         return said, called
-    mark = lead_says(
+    mark = run_on_lead(
         coordinator, operation, ("which folder",), lambda: _leave_mark(folder, may_write),
         group=group, timeout_s=timeout_s,
     )  # fmt: skip
@@ -71,7 +71,7 @@ def in_one_folder(
 
 
 def different_folders(
-    coordinator: Coordinator, asked: str, paths: Mapping[int, str]
+    coordinator: Coordinator, operation: str, paths: Mapping[int, str]
 ) -> DivergenceError:
     """Return the error that lists the path of each process."""
     me = ThisProcess(coordinator.process, coordinator.hosts)
@@ -80,7 +80,7 @@ def different_folders(
         sides[paths[process]] = (*sides.get(paths[process], ()), process)
     rows = "\n".join(f"  - {path}: {', '.join(map(me.name, who))}" for path, who in sides.items())
     return DivergenceError(
-        f"{me}: {asked}: the paths of the processes lead to different folders\n{rows}\n"
+        f"{me}: {operation}: the paths of the processes lead to different folders\n{rows}\n"
         "give all of them paths that lead to one folder",
         sides=sides,
     )

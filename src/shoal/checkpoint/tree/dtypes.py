@@ -67,7 +67,7 @@ _TIME = re.compile(
 _TEXT = re.compile(r"([SU])(0|[1-9][0-9]{0,8})", re.ASCII)
 
 
-def name_of(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
     """Return the name of a dtype in manifests, whatever its byte order.
 
     Raises:
@@ -112,7 +112,7 @@ def entry_shape(dtype: Any, extent: Sequence[int]) -> tuple[int, ...]:
     return (*extent, *how.trailing)
 
 
-def pack(array: Array) -> Bytes:
+def pack_elements(array: Array) -> Bytes:
     """Return an array's bytes in file format, without a copy where possible."""
     how = storage_of(array.dtype)
     if how.per_byte > 1:
@@ -123,7 +123,7 @@ def pack(array: Array) -> Bytes:
     return np.ascontiguousarray(little).reshape(-1).view(np.uint8)
 
 
-def unpack(data: Any, dtype: Any, shape: Sequence[int]) -> Array:
+def unpack_elements(data: Any, dtype: Any, shape: Sequence[int]) -> Array:
     """Return the array of these bytes; unpacked dtypes share their memory.
 
     `data` is bytes, or an array of them, exactly as many as `num_bytes` says.
@@ -133,7 +133,7 @@ def unpack(data: Any, dtype: Any, shape: Sequence[int]) -> Array:
     found = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     if found.size != num_bytes(dtype, shape):
         raise UsageError(
-            f"{found.size} bytes are no {name_of(dtype)}{list(shape)}: "
+            f"{found.size} bytes are no {dtype_name(dtype)}{list(shape)}: "
             f"that has {num_bytes(dtype, shape)}"
         )
     if how.per_byte > 1:

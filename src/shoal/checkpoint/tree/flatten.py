@@ -59,26 +59,26 @@ def type_name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def flatten(
+def flatten_tree(
     tree: Any,
     nodes: Nodes | None = None,
     *,
     is_leaf: Callable[[Any], bool] | None = None,
-    asked: str = "the tree",
+    operation: str = "the tree",
 ) -> tuple[list[tuple[Path, Any]], Structure]:
     """Return the leaves of a tree with their paths, and its structure.
 
     Args:
       nodes: handles further node types; without it they are leaves.
       is_leaf: predicate that makes a node a leaf.
-      asked: prefix of error messages.
+      operation: prefix of error messages.
 
     Raises:
       UsageError: unsupported or duplicate keys (names all), or too deep a tree.
     """
     walk = _Walk(nodes, is_leaf)
     structure = walk.structure(tree, (), DEEPEST)
-    raise_all(asked, walk.offences)
+    raise_all(operation, walk.offences)
     return walk.leaves, structure
 
 
@@ -169,7 +169,7 @@ def _fields(kind: type) -> tuple[str, ...] | None:
     return None
 
 
-def unflatten(structure: Structure, leaves: Sequence[Any], nodes: Nodes | None = None) -> Any:
+def unflatten_tree(structure: Structure, leaves: Sequence[Any], nodes: Nodes | None = None) -> Any:
     """Return the tree of a structure; its leaf `n` is `leaves[n]`.
 
     Nothing is imported: a namedtuple or node whose class is not loaded, or does not fit, becomes an
@@ -177,7 +177,7 @@ def unflatten(structure: Structure, leaves: Sequence[Any], nodes: Nodes | None =
     """
     if isinstance(structure, int):
         return leaves[structure]
-    children = [unflatten(child, leaves, nodes) for child in structure.children]
+    children = [unflatten_tree(child, leaves, nodes) for child in structure.children]
     kind = structure.kind
     if kind == "list":
         return children

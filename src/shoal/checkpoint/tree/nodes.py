@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from shoal.checkpoint.tree.names import ROOT, Key, Path, component, key_of
-from shoal.checkpoint.tree.plain_values import plain_json, plain_value, shown
+from shoal.checkpoint.tree.plain_values import json_excerpt, plain_json, plain_value
 from shoal.errors import CorruptCheckpoint, UsageError
 
 DEEPEST = 100  # well below the nesting limits of JSON libraries, at two levels a node
@@ -121,7 +121,7 @@ def as_dicts(structure: Structure) -> Structure:
     return Branch("dict", keys, tuple([as_dicts(child) for child in structure.children]))
 
 
-def to_json(structure: Structure) -> Any:
+def encode_structure(structure: Structure) -> Any:
     """Encode a structure as JSON: a leaf is its number, a node an object."""
     if isinstance(structure, int):
         return structure
@@ -135,11 +135,11 @@ def to_json(structure: Structure) -> Any:
             found["static"] = plain_json(structure.static)
         except UsageError:
             found["opaque"] = True
-    found["children"] = [to_json(child) for child in structure.children]
+    found["children"] = [encode_structure(child) for child in structure.children]
     return found
 
 
-def from_json(found: Any, file: str) -> tuple[Structure, int]:
+def decode_structure(found: Any, file: str) -> tuple[Structure, int]:
     """Decode a structure from JSON; return also its number of leaves.
 
     Raises:
@@ -168,7 +168,7 @@ class _NodeReading:
             raise UsageError("a node is no object")
         kind, static = found.get("kind"), plain_value(found.get("static"))
         if kind not in _KINDS or found.keys() != self._wanted(kind, found):
-            raise UsageError(f"a node of kind {shown(kind)} has the wrong keys")
+            raise UsageError(f"a node of kind {json_excerpt(kind)} has the wrong keys")
         if "opaque" in found:
             if found["opaque"] is not True or "static" in found:
                 raise UsageError("a node is opaque and is not")

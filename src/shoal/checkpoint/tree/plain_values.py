@@ -36,7 +36,7 @@ def kind_of(value: Any) -> str | None:
     return _KINDS.get(type(value)) or ("scalar" if isinstance(value, np.generic) else None)
 
 
-def to_json(value: Any) -> Any:
+def encode_value(value: Any) -> Any:
     """Encode a plain leaf as JSON.
 
     Raises:
@@ -48,7 +48,7 @@ def to_json(value: Any) -> Any:
     return _WRITE[kind or ""](value)
 
 
-def value_of(kind: str, found: Any) -> Any:
+def decode_value(kind: str, found: Any) -> Any:
     """Decode a value of the given kind from JSON.
 
     Raises:
@@ -58,14 +58,14 @@ def value_of(kind: str, found: Any) -> Any:
     try:
         if read is not None:
             value = read(found)
-            if kind_of(value) == kind and to_json(value) == found:  # the encoding is canonical
+            if kind_of(value) == kind and encode_value(value) == found:  # the encoding is canonical
                 return value
     except (ValueError, TypeError, LookupError, OverflowError, AttributeError, struct.error):
         pass
-    raise UsageError(f"{shown(found)} is not the text of any {kind}")
+    raise UsageError(f"{json_excerpt(found)} is not the text of any {kind}")
 
 
-def shown(found: Any) -> str:
+def json_excerpt(found: Any) -> str:
     """Return a short text of untrusted JSON, which may be long or deeply nested."""
     if type(found) in (list, dict):
         return f"a {type(found).__name__} of {len(found)}"
@@ -158,7 +158,10 @@ def _write_scalar(value: np.generic) -> dict[str, str]:
     if isinstance(value, np.bytes_):
         return {"dtype": f"S{len(value)}", "bits": value.hex()}
     array = np.asarray(value)
-    return {"dtype": dtypes.name_of(array.dtype), "bits": dtypes.pack(array).tobytes().hex()}
+    return {
+        "dtype": dtypes.dtype_name(array.dtype),
+        "bits": dtypes.pack_elements(array).tobytes().hex(),
+    }
 
 
 def _read_scalar(found: Any) -> Any:
@@ -167,7 +170,7 @@ def _read_scalar(found: Any) -> Any:
         return np.str_(bits.decode("utf-32-le", "surrogatepass"))
     if dtype.kind == "S":
         return np.bytes_(bits)
-    return dtypes.unpack(bits, dtype, ())[()]
+    return dtypes.unpack_elements(bits, dtype, ())[()]
 
 
 def _same(value: Any) -> Any:
@@ -227,7 +230,7 @@ def _plain_json(value: Any, depth: int) -> Any:
     if kind is dict:
         pairs = value.items()
         return {"dict": [[_plain_json(one, depth - 1) for one in pair] for pair in pairs]}
-    written = to_json(value)
+    written = encode_value(value)
     as_it_is = value is None or kind is bool or (kind is str and written is value)
     return written if as_it_is else {kind_of(value): written}
 
@@ -243,7 +246,7 @@ def _plain_value(found: Any, depth: int) -> Any:
         raise UsageError("static data that are no plain values")
     ((kind, inner),) = found.items()
     if kind not in ("tuple", "dict"):
-        return value_of(kind, inner)
+        return decode_value(kind, inner)
     if type(inner) is not list:
         raise UsageError(f"static data whose {kind} is none")
     if kind == "tuple":

@@ -204,13 +204,13 @@ class Flow:
 
     def _judge(self, words: Mapping[int, str], own: Exception | None) -> None:
         heads = {process: headline_of(text) for process, text in words.items()}
-        told = "; ".join(f"process {process} {head}" for process, head in sorted(heads.items()))
+        detail = "; ".join(f"process {process} {head}" for process, head in sorted(heads.items()))
         late = [process for process in sorted(words) if words[process].startswith(_LATE)]
         if late:
             is_own = self._whose == self.coordinator.process
             whose = "its deadline" if is_own else f"the deadline of process {self._whose}"
             raise DeadlineError(
-                f"{self.me}: {self.name}: not done by {whose} ({self._timeout_s:g} s): {told}\n"
+                f"{self.me}: {self.name}: not done by {whose} ({self._timeout_s:g} s): {detail}\n"
                 "give timeout_s= more, or find out what the devices are busy with",
                 name=self.call.name or self.call.operation,
                 waited_s=time.monotonic() - self._began,
@@ -219,7 +219,7 @@ class Flow:
             ) from own
         if own is not None:
             raise own
-        raise PeerFailedError(f"{self.me}: {self.name}: {told}", failed=words)
+        raise PeerFailedError(f"{self.me}: {self.name}: {detail}", failed=words)
 
     def tell(self) -> None:
         """Log the progress, at intervals."""
@@ -228,5 +228,5 @@ class Flow:
             return
         self._tell_at = now + self._every_s
         seconds, megabytes = now - self._began, self.moved_bytes / 1e6
-        told = f"{megabytes:.0f} MB moved in {seconds:.0f} s, {megabytes / seconds:.1f} MB/s"
-        _LOG.info("%s: %s: %s", self.me, self.name, told)
+        detail = f"{megabytes:.0f} MB moved in {seconds:.0f} s, {megabytes / seconds:.1f} MB/s"
+        _LOG.info("%s: %s: %s", self.me, self.name, detail)

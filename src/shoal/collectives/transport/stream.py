@@ -1,12 +1,13 @@
 """Values too large for one message: through shared host memory, or over the devices.
 
 Processes of one host read each other's *windows*. Between hosts a value is sent in fixed-size
-chunks over one device of each process: `spread` sends it along a chain of devices, pipelined, or in
-a binomial tree if the chunks are few: each byte reaches each process once. `collect` rotates chunks
-round a ring until every process has seen every chunk (R. Thakur, R. Rabenseifner and W. Gropp,
-"Optimization of collective communication operations in MPICH", IJHPCA 19, 2005). Where JAX connects
-no devices of the job, or a process has none, in lanes other than "main", and among a subset of the
-job (others may be dead, and JAX would wait for them), it goes through the meeting place.
+chunks over one device of each process: `broadcast_bytes` sends it along a chain of devices,
+pipelined, or in a binomial tree if the chunks are few: each byte reaches each process once.
+`gather_bytes` rotates chunks round a ring until every process has seen every chunk (R. Thakur, R.
+Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
+19, 2005). Where JAX connects no devices of the job, or a process has none, in lanes other than
+"main", and among a subset of the job (others may be dead, and JAX would wait for them), it goes
+through the meeting place.
 
 Waiting for devices is always accompanied by liveness checks: the chunks move in a thread of their
 own, and the caller's thread polls the control plane meanwhile. After the last chunk all meet once
@@ -39,11 +40,11 @@ from shoal.runtime.client.interface import Coordinator
 from shoal.runtime.system import fault_points
 from shoal.runtime.system.callsite import callsite
 
-_End = Outgoing | Bytes | None  # source or destination buffers, or None
+_Endpoint = Outgoing | Bytes | None  # source or destination buffers, or None
 _ROUND_BYTES = 8 << 20  # of all processes together, per meeting
 
 
-def spread(
+def broadcast_bytes(
     coordinator: Coordinator,
     source: int,
     data: Sequence[Buffer] | None,
@@ -101,7 +102,7 @@ def spread(
     return made
 
 
-def collect(
+def gather_bytes(
     coordinator: Coordinator,
     data: Sequence[Buffer],
     sizes: Sequence[int],
@@ -214,7 +215,7 @@ def _copy(value: Bytes, place: Bytes) -> None:
         place.write(begin, piece)
 
 
-def _spread(flow: Flow, source: int, end: _End, num_bytes: int, ring: Ring) -> None:
+def _spread(flow: Flow, source: int, end: _Endpoint, num_bytes: int, ring: Ring) -> None:
     """Choose the tree for few chunks and the chain for many: whichever has fewer turns."""
     rounds, line = tree(ring.num_processes, source), chain(ring.num_processes, source)
     ring.prepare([*rounds, line])
@@ -225,7 +226,7 @@ def _spread(flow: Flow, source: int, end: _End, num_bytes: int, ring: Ring) -> N
             _pass_on(flow, ring, source, line, run, end)
 
 
-def _branch(flow: Flow, ring: Ring, rounds: Sequence[Hops], run: Run, end: _End) -> None:
+def _branch(flow: Flow, ring: Ring, rounds: Sequence[Hops], run: Run, end: _Endpoint) -> None:
     """Send each chunk along a binomial tree."""
     under_way = _UnderWay(flow, ring)
     for begin in run.begins:
@@ -239,7 +240,7 @@ def _branch(flow: Flow, ring: Ring, rounds: Sequence[Hops], run: Run, end: _End)
     under_way.take()
 
 
-def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, end: _End) -> None:
+def _pass_on(flow: Flow, ring: Ring, source: int, line: Hops, run: Run, end: _Endpoint) -> None:
     """Send the chunks along a chain, pipelined.
 
     With 4 processes and source 0, after turn 2 process 1 has chunk 2, process 2 has chunk 1 and
@@ -309,10 +310,10 @@ class _UnderWay:
     def __init__(self, flow: Flow, ring: Ring) -> None:
         self._flow, self._ring = flow, ring
         self._chunk: jax.Array | None = None
-        self._into: _End = None
+        self._into: _Endpoint = None
         self._begin = 0
 
-    def move(self, chunk: jax.Array, hops: Hops, into: _End, begin: int) -> jax.Array:
+    def move(self, chunk: jax.Array, hops: Hops, into: _Endpoint, begin: int) -> jax.Array:
         """Start moving a chunk; what arrives here is written at `begin` of `into`, if given."""
         fault_points.reach("stream.before_chunk", self._ring.process)
         moved = self._ring.move(chunk, hops)

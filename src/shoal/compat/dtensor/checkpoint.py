@@ -86,15 +86,15 @@ class DTensorCheckpoint:
 
     def write(self, file_prefix: Prefix, options: Any = None) -> str:
         """Save at a path, and return it."""
-        asked = "DTensorCheckpoint.write"
-        must_be_eager(asked, "save what the program returns")
-        _no_options(asked, options)
-        form = partial(saved_form, asked, "a variable")
+        operation = "DTensorCheckpoint.write"
+        must_be_eager(operation, "save what the program returns")
+        _no_options(operation, options)
+        form = partial(saved_form, operation, "a variable")
         tree = jax.tree.map(form, self._tree(), is_leaf=_is_variable)
-        with said_of(asked):
+        with said_of(operation):
             save(
                 file_prefix, {**tree, _COUNTER: self.save_counter},
-                processes=processes_of(self._mesh), name=f"dtensor.{asked}",
+                processes=processes_of(self._mesh), name=f"dtensor.{operation}",
             )  # fmt: skip
         return str(file_prefix)
 
@@ -109,15 +109,15 @@ class DTensorCheckpoint:
         Raises:
           RestoreMismatch: names, shapes or dtypes differ; nothing was set.
         """
-        asked = "DTensorCheckpoint.read"
-        must_be_eager(asked, "pass in what the variables hold then")
-        _no_options(asked, options)
+        operation = "DTensorCheckpoint.read"
+        must_be_eager(operation, "pass in what the variables hold then")
+        _no_options(operation, options)
         variables = self._tree()
         target = {**jax.tree.map(DVariable.read_value, variables, is_leaf=_is_variable)}
-        with said_of(asked):
+        with said_of(operation):
             found = restore(
                 save_path, {**target, _COUNTER: 0}, dtype="safe",
-                processes=processes_of(self._mesh), name=f"dtensor.{asked}",
+                processes=processes_of(self._mesh), name=f"dtensor.{operation}",
             )  # fmt: skip
         self.save_counter = int(found.pop(_COUNTER))
         jax.tree.map(DVariable.assign, variables, found, is_leaf=_is_variable)
@@ -140,11 +140,11 @@ def _is_variable(value: Any) -> bool:
     return isinstance(value, DVariable)
 
 
-def _no_options(asked: str, options: Any) -> None:
+def _no_options(operation: str, options: Any) -> None:
     if options is not None:
         raise NotPossible(
-            f"dtensor.{asked}: options={options!r} are TensorFlow's; shoal.Checkpoints saves in "
-            "the background, and needs no device for it"
+            f"dtensor.{operation}: options={options!r} are TensorFlow's; shoal.Checkpoints saves "
+            "in the background, and needs no device for it"
         )
 
 

@@ -112,7 +112,7 @@ def full_job_name(task_id: int | None = None) -> str:
     return f"{job_name()}/replica:0/task:{number}"
 
 
-def type_of(asked: str, device_type: object) -> str:
+def type_of(operation: str, device_type: object) -> str:
     """Return a device type in capitals.
 
     Raises:
@@ -121,17 +121,17 @@ def type_of(asked: str, device_type: object) -> str:
     kind = device_type.upper() if isinstance(device_type, str) else ""
     if kind not in _TYPES:
         raise UsageError(
-            f"dtensor.{asked}: Unknown device_type {device_type}, Allowed values: CPU, GPU, TPU"
+            f"dtensor.{operation}: Unknown device_type {device_type}, Allowed values: CPU, GPU, TPU"
             f"{nearest(kind, _TYPES)}"
         )
     return kind
 
 
-def _present(asked: str, kind: str) -> dict[int, list[int]]:
+def _present(operation: str, kind: str) -> dict[int, list[int]]:
     """Return the devices of each process; of several, once the job is joined."""
     if not is_joined() and num_clients() > 1:
         raise StartError(
-            f"dtensor.{asked}: Accelerators are uninitialized in this process of a job of "
+            f"dtensor.{operation}: Accelerators are uninitialized in this process of a job of "
             f"{num_clients()}; call dtensor.initialize_accelerator_system() first"
         )
     return devices_of(kind.lower())

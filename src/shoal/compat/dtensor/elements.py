@@ -13,7 +13,7 @@ from shoal.errors import UsageError, UsageTypeError
 
 __all__ = ["Elements"]
 
-_ASKED = "DTensorDataset"
+_OPERATION = "DTensorDataset"
 
 
 class Elements:
@@ -74,10 +74,10 @@ class Elements:
         arrays = [_array(part, dtype) for part, dtype in pairs]
         if len(arrays) < self._treedef.num_leaves or any(array is None for array in arrays):
             own = jax.tree.structure(element)
-            told = f"layouts have the structure {self._treedef}, elements {own}"
+            detail = f"layouts have the structure {self._treedef}, elements {own}"
             if own == self._treedef:
-                told = f"an element is {element!r}: only numbers make arrays"
-            raise UsageError(f"dtensor.{_ASKED}: {told}")
+                detail = f"an element is {element!r}: only numbers make arrays"
+            raise UsageError(f"dtensor.{_OPERATION}: {detail}")
         return jax.tree.unflatten(self._treedef, arrays)
 
 
@@ -106,8 +106,8 @@ def _columns(treedef: Any, dataset: Any, columns: list[Any] | None) -> Any:
         return dataset
     sizes = sorted({len(column) for column in columns})
     if len(sizes) > 1:
-        told = f"arrays side by side must have as many rows, not {sizes}"
-        raise UsageError(f"dtensor.{_ASKED}: {told}")
+        detail = f"arrays side by side must have as many rows, not {sizes}"
+        raise UsageError(f"dtensor.{_OPERATION}: {detail}")
     return _Columns(treedef, columns)
 
 
@@ -117,23 +117,23 @@ def _array(part: Any, dtype: Any) -> np.ndarray[Any, Any] | None:
     if array is None:
         return None
     if not hasattr(part, "dtype"):
-        return array_from(_ASKED, part, dtype)
+        return array_from(_OPERATION, part, dtype)
     if dtype is not None and array.dtype != dtype:
         raise UsageTypeError(
-            f"dtensor.{_ASKED}: an element is {array.dtype}, the first {dtype}; cast it"
+            f"dtensor.{_OPERATION}: an element is {array.dtype}, the first {dtype}; cast it"
         )
     return array
 
 
 def _first(dataset: Any) -> Any:
     if not isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__"):
-        raise UsageTypeError(f"dtensor.{_ASKED}: {dataset!r} is no dataset: no iterable")
+        raise UsageTypeError(f"dtensor.{_OPERATION}: {dataset!r} is no dataset: no iterable")
     rows = iter(dataset)
     if rows is dataset:
         raise UsageTypeError(
-            f"dtensor.{_ASKED}: an iterator can be used up but once; give what can be iterated "
+            f"dtensor.{_OPERATION}: an iterator can be used up but once; give what can be iterated "
             "again, such as a list, or shoal.feed, which takes iterators"
         )
     for first in rows:
         return first
-    raise UsageError(f"dtensor.{_ASKED}: the dataset has no elements")
+    raise UsageError(f"dtensor.{_OPERATION}: the dataset has no elements")

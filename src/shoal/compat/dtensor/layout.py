@@ -258,15 +258,15 @@ class Layout:
         Raises:
           UsageError: a dim does not divide evenly, or the rank is not the layout's.
         """
-        asked, counts = "local_shape_from_global_shape", self._counts()
-        sizes = sizes_of(asked, global_shape, self.rank)
+        operation, counts = "local_shape_from_global_shape", self._counts()
+        sizes = sizes_of(operation, global_shape, self.rank)
         pairs = list(zip(sizes, counts, strict=True))
         uneven = [
             f"dim {dim}: {size} over {count} shards"
             for dim, (size, count) in enumerate(pairs)
             if size > 0 and size % count
         ]
-        raise_all(f"dtensor.Layout.{asked}: uneven", uneven)
+        raise_all(f"dtensor.Layout.{operation}: uneven", uneven)
         return [size if size < 0 else size // count for size, count in pairs]
 
     def to_string(self) -> str:

@@ -37,7 +37,7 @@ def is_on_mesh(value: Any) -> bool:
     return is_array and isinstance(value.sharding, NamedSharding)
 
 
-def array_of(asked: str, value: Any) -> jax.Array:
+def array_of(operation: str, value: Any) -> jax.Array:
     """Return an array that lies on a mesh; of a DVariable, its value.
 
     Raises:
@@ -45,16 +45,16 @@ def array_of(asked: str, value: Any) -> jax.Array:
     """
     value = value_of(value)
     if not isinstance(value, jax.Array):
-        told = f"Expecting an array on a mesh, not a {type(value).__name__}; {_PLACE}"
-        raise UsageTypeError(f"dtensor.{asked}: {told}")
+        detail = f"Expecting an array on a mesh, not a {type(value).__name__}; {_PLACE}"
+        raise UsageTypeError(f"dtensor.{operation}: {detail}")
     if isinstance(value, jax.core.Tracer):
         raise EagerOnly(
-            f"dtensor.{asked} must be called eagerly: inside jit and grad the value has no "
+            f"dtensor.{operation} must be called eagerly: inside jit and grad the value has no "
             "layout yet; ask for that of an argument or a result"
         )
     if not is_on_mesh(value):
-        told = f"an array that lies on a mesh, and this one is on {value.sharding}; {_PLACE}"
-        raise UsageError(f"dtensor.{asked} expects {told}")
+        detail = f"an array that lies on a mesh, and this one is on {value.sharding}; {_PLACE}"
+        raise UsageError(f"dtensor.{operation} expects {detail}")
     return value
 
 
@@ -76,26 +76,26 @@ def named(mesh: PlanMesh, name: str) -> PlanMesh:
     return PlanMesh(mesh.axes, ids, owners, mesh.kind, name, axis_types=mesh.axis_types)
 
 
-def layout_for(asked: str, value: Any, layout: Layout) -> plan_layout.Layout:
+def layout_for(operation: str, value: Any, layout: Layout) -> plan_layout.Layout:
     """Return the layout that a value shall have, `match` filled in with what it has now.
 
     Raises:
       UsageError: it is none of DTensor's; `match` is for a value whose layout is not known yet.
     """
     if not isinstance(layout, Layout):
-        raise UsageTypeError(f"dtensor.{asked}: {layout!r} must be a dtensor.Layout")
+        raise UsageTypeError(f"dtensor.{operation}: {layout!r} must be a dtensor.Layout")
     if layout.type == LayoutType.SINGLE_DEVICE:
         return plan_layout.Layout.replicated(layout.mesh.shoal_mesh, np.ndim(value))
     if MATCH not in layout.sharding_specs:
         return layout.shoal_layout
-    return _matched(asked, value, layout)
+    return _matched(operation, value, layout)
 
 
-def _matched(asked: str, value: Any, layout: Layout) -> plan_layout.Layout:
+def _matched(operation: str, value: Any, layout: Layout) -> plan_layout.Layout:
     """Return a layout whose `match` is what the value has in that dim."""
     if isinstance(value, jax.core.Tracer):
         raise EagerOnly(
-            f"dtensor.{asked}: {MATCH!r} keeps what a dim has, which is not known inside jit and "
+            f"dtensor.{operation}: {MATCH!r} keeps what a dim has, which is unknown inside jit and "
             "grad; name the mesh dim"
         )
     has = [*(layout_of(value).dims if is_on_mesh(value) else ()), *[None] * layout.rank]

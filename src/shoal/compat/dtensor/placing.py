@@ -44,8 +44,8 @@ def placed(fields: MeshFields) -> Mesh:
     if len(ids) < len(specs):
         missing = [spec.to_string() for spec, one in zip(specs, found, strict=True) if one is None]
         counts = {owner: len(own) for owner, own in sorted(present.items())}
-        told = f"no such {kind} devices: {', '.join(missing[:8])}; processes have {counts}"
-        raise UsageError(f"dtensor.Mesh: {told}")
+        detail = f"no such {kind} devices: {', '.join(missing[:8])}; processes have {counts}"
+        raise UsageError(f"dtensor.Mesh: {detail}")
     return registered(Mesh(fields.dims, ids, owners, kind, fields.name))
 
 

@@ -257,8 +257,8 @@ def _must_agree(value: jax.Array, dtype: Any, layout: Layout | None) -> None:
         if layout is not None:
             check_layout(value, layout)
     except UsageError as error:
-        told = f"dtensor.DVariable: Conflicting layout are provided: {error}"
-        raise UsageError(told) from None
+        detail = f"dtensor.DVariable: Conflicting layout are provided: {error}"
+        raise UsageError(detail) from None
     if dtype is not None and np.dtype(dtype) != value.dtype:
         raise UsageTypeError(f"dtensor.DVariable: dtype={dtype} of a value of {value.dtype}")
 

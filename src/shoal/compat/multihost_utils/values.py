@@ -80,8 +80,8 @@ def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
     """
     spread = any(map(_is_spread, jax.tree.leaves(in_tree)))
     only = "Gathering global non-fully-addressable arrays only supports tiled=True: "
-    told = only if spread and not tiled else ""
-    with errors_named(f"process_allgather: {told}".removesuffix(": ")):
+    detail = only if spread and not tiled else ""
+    with errors_named(f"process_allgather: {detail}".removesuffix(": ")):
         gathered = allgather(jax.tree.map(_array, in_tree), bool(tiled), name="process_allgather")
     return jax.tree.map(partial(_as_there, tiled), in_tree, gathered, is_leaf=lambda x: x is None)
 

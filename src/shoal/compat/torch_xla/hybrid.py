@@ -91,21 +91,21 @@ class HybridMesh(meshes.Mesh):
         return place(topology, _named(sizes), across=across, compatible_with=library).device_ids
 
 
-def _check_slices(topology: Topology, asked: int) -> None:
+def _check_slices(topology: Topology, requested: int) -> None:
     """Say in torch_xla's words what is wrong with the number of slices."""
     count, here = _num_slices(topology), topology.text
-    if isinstance(topology, Slices) and count > 1 and asked == 1:
+    if isinstance(topology, Slices) and count > 1 and requested == 1:
         raise UsageError(
             f"Provide dcn_mesh_shape to create a mesh for multislice: {here} has {count}"
         )
-    if count == 1 and asked > 1:
+    if count == 1 and requested > 1:
         raise UsageError(
             "Invalid dcn_mesh_shape for single slice mesh: nothing lies across "
             f"{here}; leave dcn_mesh_shape out"
         )
-    if asked not in (1, count):
+    if requested not in (1, count):
         raise UsageError(
-            f"Number of slices {count} must equal the product of dcn_mesh_shape {asked}"
+            f"Number of slices {count} must equal the product of dcn_mesh_shape {requested}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Sizes and numbers that describe a topology, checked."""
+"""Validate sizes and numbers that describe a topology."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DIMS = "xyz"
 
 
 def text_of(sizes: Iterable[int]) -> str:
-    """Write sizes as `4x8`."""
+    """Format sizes as `4x8`."""
     return "x".join(map(str, sizes))
 
 
 def sizes_of(
     given: object, name: str, offences: list[str], *, rank: int | None = None
 ) -> tuple[int, ...]:
-    """Return sizes, checked; () if they are wrong."""
+    """Return validated sizes; () if they are invalid."""
     values = (
         tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     )
@@ -53,7 +53,7 @@ def stored(
     *,
     distinct: bool = False,
 ) -> bytes:
-    """Return numbers as they are stored: nothing where they follow the rule."""
+    """Return numbers as stored: empty if they follow the rule."""
     if given is None:
         return b""
     array = np.asarray(given)

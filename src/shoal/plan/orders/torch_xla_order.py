@@ -1,8 +1,7 @@
 """The device order of `torch_xla.distributed.spmd.HybridMesh`.
 
-It is the general rule of JAX's `mesh_utils`, of which torch_xla took a copy, without the rings that
-JAX has for small slices. From torch_xla 2.7 on axes may share a dim of the torus; before, they
-might not.
+This is the general rule of JAX's `mesh_utils`, of which torch_xla has a copy, without JAX's rings
+for small slices. From torch_xla 2.7 on axes may share a dim of the torus; before, they could not.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def order(
       allow_split: may two axes share a dim?
 
     Raises:
-      UsageError: it would fail there, or is no TPU.
+      UsageError: it would fail there, or is not a TPU.
 
     >>> from shoal.plan.topology import parse
     >>> order(parse("v5e:4x2"), (8,), None, allow_split=True).tolist()  # no ring

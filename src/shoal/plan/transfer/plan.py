@@ -1,4 +1,4 @@
-"""The plan of a move: which way it goes, in which steps, and what that costs."""
+"""The plan of a move: its transport, steps and cost."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def single(device: object) -> MeshFields:
 
 
 def check(
-    asked: str, dims: Sequence[tuple[Any, int]], ids: Sequence[int], local_ids: object,
+    operation: str, dims: Sequence[tuple[Any, int]], ids: Sequence[int], local_ids: object,
     local_devices: object, name: object, global_devices: object, use_xla_spmd: object,
 ) -> MeshFields:  # fmt: skip
     """Return the fields of a mesh, if all of its rules hold.
@@ -83,7 +83,7 @@ def check(
     offences += _count_offences(ids, locals_, globals_)
     is_xla = bool(use_xla_spmd)
     offences += [*_type_offences([*locals_, *globals_], is_xla), *_name_offences(name)]
-    raise_all(asked, offences)
+    raise_all(operation, offences)
     here, everywhere = (tuple(one.to_string() for one in row) for row in (locals_, globals_))
     return MeshFields(str(name), tuple(dims), ids[0], tuple(owned), here, everywhere, is_xla)
 

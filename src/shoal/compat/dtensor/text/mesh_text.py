@@ -51,13 +51,13 @@ def read(text: str) -> MeshFields:
     size = math.prod(size for _, size in sizes)
     if len(rest) == 1:
         made_up, names = _made_up(size, rest[0], text)
-        return check(_asked(text), sizes, made_up, made_up, names, name, None, False)
+        return check(_operation(text), sizes, made_up, made_up, names, name, None, False)
     is_xla = _must_be_parts(rest, text)
     ids, owned = _ids(rest[0], text), list(_ids(rest[1], text))
     if size != len(ids):
         raise _bad(text, f"{len(ids)} global device ids for dims {dims}")
     everywhere = _devices(rest[3]) if len(rest) - is_xla == 4 else []
-    return check(_asked(text), sizes, ids, owned, _devices(rest[2]), name, everywhere, is_xla)
+    return check(_operation(text), sizes, ids, owned, _devices(rest[2]), name, everywhere, is_xla)
 
 
 def _must_be_parts(rest: list[str], text: str) -> bool:
@@ -108,10 +108,10 @@ def _devices(text: str) -> list[str]:
     return text.split(",") if text else []
 
 
-def _asked(text: str) -> str:
+def _operation(text: str) -> str:
     shown = text if len(text) <= 200 else f"{text[:200]}…"
     return f"dtensor.Mesh.from_string({shown!r})"
 
 
 def _bad(text: str, why: str) -> UsageError:
-    return UsageError(f"{_asked(text)}: {why}")
+    return UsageError(f"{_operation(text)}: {why}")
