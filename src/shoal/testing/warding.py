@@ -1,4 +1,4 @@
-"""The bench's end of its warden: see `warden`."""
+"""Client of the warden: see `warden`."""
 
 from __future__ import annotations
 

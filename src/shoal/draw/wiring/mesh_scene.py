@@ -1,4 +1,4 @@
-"""A topology, and a mesh placed on it, as a scene: chips, hosts, links and the rings of axes."""
+"""The scene of a topology and a mesh placed on it: chips, hosts, links and the rings of axes."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def _exchanged(physical: IntArray, sizes: Sizes, torus: Torus) -> IntArray:
 def torus_order(
     physical: IntArray, sizes: Sizes, *, allow_split: bool
 ) -> tuple[IntArray, IntArray]:
-    """Assign mesh axes to dims of a torus: the last axis first, each to dims of the same product.
+    """Assign mesh axes to dims of a torus: the last axis first, to dims of the same product.
 
     Args:
       physical: the ids of the devices [dims of the torus].
