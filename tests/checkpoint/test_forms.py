@@ -89,7 +89,7 @@ def test_where_classes_are_not_loaded_there_are_none_in_the_way(path):
         "import shoal\n"
         f"back = shoal.restore({str(path)!r}, form='dicts')\n"
         "assert back['params']['a.b']['w'].tolist() == [1, 1] and back['step'] == 7\n"
-        f"assert type(shoal.restore({str(path)!r})).__name__ == 'Node'\n"
+        f"assert type(shoal.restore({str(path)!r})).__name__ == 'UnknownNode'\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False

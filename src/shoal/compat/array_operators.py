@@ -1,4 +1,4 @@
-"""What holds an array, used as the array: operators and attributes of `jax.Array`."""
+"""A mixin that gives an object holding an array the operators and attributes of `jax.Array`."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def _alone(name: str) -> Callable[..., Any]:
 class ArrayOperators:
     """Operators and attributes of the array that a subclass's `__jax_array__` returns.
 
-    Results are arrays of JAX. As of arrays, `==` compares items.
+    Results are JAX arrays. As for arrays, `==` compares items.
     """
 
     __slots__ = ()
-    __array_ufunc__ = None  # so that NumPy's operators leave the work to this one's
+    __array_ufunc__ = None  # so that NumPy's operators defer to these
 
     @abstractmethod
     def __jax_array__(self) -> jax.Array:

@@ -1,4 +1,4 @@
-"""What a module is made of: the items of containers, the attributes of objects."""
+"""Members of a module object: the items of containers, the attributes of objects."""
 
 from __future__ import annotations
 

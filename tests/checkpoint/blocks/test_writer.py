@@ -63,7 +63,7 @@ def _pieces(array: np.ndarray, begin: int, cuts: tuple[int, ...], order: str) ->
         boxes = [(*box, span) for box in boxes for span in spans]
     pieces = []
     for box in boxes:
-        values = np.array(array[box], order=order)
+        values = np.array(array[(*box, ...)], order=order)  # the ellipsis keeps scalars arrays
         get = functools.partial(_once, [values])
         pieces.append(Piece(begin, array.shape, array.dtype, how.per_byte, box, get))
     return pieces

@@ -92,7 +92,7 @@ def restore(
 
     Returns:
       The tree of the target; without one, the saved tree. Nodes whose classes are not
-      loaded come back as `Node`s.
+      loaded come back as `UnknownNode`s.
 
     Raises:
       NotCommitted: on all: nothing is saved there.

@@ -1,4 +1,4 @@
-"""TensorFlow's `tf.experimental.dtensor`, by its own names, on arrays of JAX."""
+"""TensorFlow's `tf.experimental.dtensor` API on JAX arrays."""
 
 from shoal.compat.dtensor.checkpoint import DTensorCheckpoint as DTensorCheckpoint
 from shoal.compat.dtensor.config import client_id as client_id

@@ -25,11 +25,11 @@ _COUNTER = "save_counter"
 
 @collective("the mesh's processes")
 class DTensorCheckpoint:
-    """The DVariables of objects, saved under the names that they have there, restored in place.
+    """The DVariables of objects, saved under their attribute names, restored in place.
 
     Collective over the mesh's processes.
 
-    `shoal.Checkpoints` keeps the steps of a run; this is the older, smaller thing.
+    `shoal.Checkpoints` keeps the steps of a run; this is the older, smaller API.
 
     Args:
       mesh: whose processes save and restore.
@@ -66,7 +66,7 @@ class DTensorCheckpoint:
             )
 
     def _tree(self) -> dict[str, Any]:
-        """Return the DVariables there are now, in nested dicts.
+        """Return the current DVariables, in nested dicts.
 
         Raises:
           UsageError: two things have one name.
@@ -104,7 +104,7 @@ class DTensorCheckpoint:
         return self.write(f"{file_prefix}-{self.save_counter}", options)
 
     def read(self, save_path: Prefix, options: Any = None) -> Restored:
-        """Set all variables to what was saved at a path.
+        """Set all variables to the values saved at a path.
 
         Raises:
           RestoreMismatch: names, shapes or dtypes differ; nothing was set.
@@ -127,10 +127,10 @@ class DTensorCheckpoint:
 
 
 class Restored:
-    """What a restore returns: all that there was is restored, so nothing is left to be asserted."""
+    """The status of a restore: everything is restored, so there is nothing left to assert."""
 
     def assert_consumed(self) -> Self:
-        """Return itself: a restore that leaves something out raises RestoreMismatch."""
+        """Return itself: an incomplete restore raises RestoreMismatch."""
         return self
 
     assert_existing_objects_matched = assert_nontrivial_match = expect_partial = assert_consumed
@@ -149,10 +149,10 @@ def _no_options(operation: str, options: Any) -> None:
 
 
 def _tracked(value: Any, above: tuple[int, ...]) -> Any:
-    """Return the DVariables in a value, by name in nested dicts; None: there is none."""
+    """Return the DVariables in a value, by name in nested dicts; None without any."""
     if _is_variable(value):
         return value
-    if id(value) in above:  # an object that refers to one that it is a part of
+    if id(value) in above:  # a cyclic reference
         return None
     found: dict[str, Any] = {}
     for key, one in members_of(value):

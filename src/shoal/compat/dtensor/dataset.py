@@ -1,4 +1,4 @@
-"""`dtensor.DTensorDataset`: elements in order → batches on a mesh, each process its own rows."""
+"""`dtensor.DTensorDataset`: batches of a dataset on a mesh, each process reading its own rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DTensorDataset:
 
     Logically collective: all arguments but the elements that other processes read must be equal.
 
-    Every process is given the whole dataset, and takes from it the rows of its own devices. An
+    Every process is given the whole dataset, and takes the rows of its own devices from it. An
     incomplete batch at the end is dropped. Each iteration begins anew.
 
     Args:

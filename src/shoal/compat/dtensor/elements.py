@@ -1,4 +1,4 @@
-"""The elements of a dataset, as trees of arrays of one structure and of the same dtypes."""
+"""Elements of a dataset, as trees of arrays of one structure and of the same dtypes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _OPERATION = "DTensorDataset"
 
 
 class Elements:
-    """The elements of a dataset, in order, as trees like one of layouts.
+    """The elements of a dataset, in order, as trees of the structure of the layouts.
 
-    Numbers of Python, and lists of them, have the dtype that the first element's have as arrays.
+    Python numbers, and lists of them, get the dtype of the first element's as arrays.
 
     Args:
       dataset: a list, an iterable, an array; or a tree of arrays, whose rows side by side are the
@@ -58,12 +58,12 @@ class Elements:
         return map(self._arrays, self._dataset)
 
     def _read(self, numbers: Iterable[Any]) -> Any:
-        """Return elements by their numbers, one above the other."""
+        """Return elements by their numbers, stacked."""
         rows = [self._arrays(self._dataset[int(number)]) for number in numbers]
         return jax.tree.map(lambda *parts: np.stack(parts), *rows)
 
     def _parts(self, tree: Any) -> list[Any] | None:
-        """Return what a tree has where the layouts are, or None if it has another structure."""
+        """Return a tree's parts at the layouts' positions, or None if its structure differs."""
         try:
             return [*self._treedef.flatten_up_to(tree)]
         except (ValueError, TypeError):
@@ -82,7 +82,7 @@ class Elements:
 
 
 class _Columns:
-    """Arrays whose rows side by side are the elements."""
+    """Arrays whose rows are the elements."""
 
     def __init__(self, treedef: Any, columns: list[Any]) -> None:
         self._treedef, self.columns = treedef, columns
@@ -101,7 +101,7 @@ class _Columns:
 
 
 def _columns(treedef: Any, dataset: Any, columns: list[Any] | None) -> Any:
-    """Return a dataset as its columns, if it is made of such; else as it is."""
+    """Return a dataset as its columns, if it consists of arrays; else unchanged."""
     if not columns or not all(hasattr(one, "__getitem__") for one in columns):
         return dataset
     sizes = sorted({len(column) for column in columns})
@@ -112,7 +112,7 @@ def _columns(treedef: Any, dataset: Any, columns: list[Any] | None) -> Any:
 
 
 def _array(part: Any, dtype: Any) -> np.ndarray[Any, Any] | None:
-    """Return a part of an element as an array of a dtype (None: its own); None: it is none."""
+    """Return a part of an element as an array of a dtype (None: its own); None if it is not one."""
     array = numbers_in(part)
     if array is None:
         return None

@@ -1,4 +1,4 @@
-"""`dtensor.Layout`: for each dim of an array the mesh dim that splits it, by name."""
+"""`dtensor.Layout`: the name of the mesh dim that splits each dim of an array."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Layout:
 
     Local.
 
-    A value: immutable, hashable, equal by content, and its text is the one that TensorFlow reads.
-    `shoal_layout` is the `shoal.Layout` that means the same.
+    A value: immutable, hashable, equal by content, with the text form that TensorFlow reads.
+    `shoal_layout` is the equivalent `shoal.Layout`.
 
     Args:
       sharding_specs: for each dim of the array the name of a mesh dim, `UNSHARDED`, or `MATCH`,
@@ -82,7 +82,7 @@ class Layout:
 
     @classmethod
     def from_shoal(cls, layout: plan_layout.Layout, mesh: Mesh) -> Layout:
-        """Return a layout of shoal's on a mesh of DTensor's that stands for its mesh."""
+        """Return a shoal layout as a DTensor layout, on the equivalent DTensor mesh."""
         if any(isinstance(dim, tuple) for dim in layout.dims) or layout.partial:
             raise UsageError(
                 f"dtensor.Layout cannot say {layout!r}: one mesh dim splits one dim there, and "
@@ -140,7 +140,7 @@ class Layout:
 
     @classmethod
     def from_proto(cls, layout_proto: Any) -> Layout:
-        """Read a LayoutProto of TensorFlow's, or what has the same fields."""
+        """Read a TensorFlow LayoutProto, or any object with the same fields."""
         kind, mesh = LayoutType(layout_proto.type), Mesh.from_proto(layout_proto.mesh_config)
         if kind in (LayoutType.EMPTY, LayoutType.SINGLE_DEVICE):
             return cls._of((), mesh if kind else None, kind)
@@ -157,7 +157,7 @@ class Layout:
 
     @property
     def shoal_layout(self) -> plan_layout.Layout:
-        """The `shoal.Layout` that means the same, as all of shoal takes it.
+        """The equivalent `shoal.Layout`, accepted by all of shoal.
 
         Raises:
           UsageError: a spec is `match` or `any`, or the layout is empty.
@@ -181,7 +181,7 @@ class Layout:
 
     @property
     def rank(self) -> int:
-        """How many dims an array of this layout has."""
+        """The rank of arrays with this layout."""
         return len(self._specs)
 
     @property
@@ -219,7 +219,7 @@ class Layout:
         return [spec != UNSHARDED for spec in self._specs] == [True, *[False] * (self.rank - 1)]
 
     def num_shards(self, idx: int) -> int:
-        """Return into how many shards a dim is split; negative indices count from the end."""
+        """Return the number of shards of a dim; negative indices count from the end."""
         if not -self.rank <= idx < self.rank:
             raise UsageError(f"dtensor.Layout.num_shards: {idx} is no dim of rank {self.rank}")
         spec = self._specs[idx]
@@ -232,7 +232,7 @@ class Layout:
 
     def offset_to_shard(self) -> list[tuple[int, ...]]:
         """Return for each position of the mesh the index along each dim of the shard there."""
-        self._counts()  # which refuses specs that say nothing
+        self._counts()  # rejects incomplete specs
         places = [dict(zip(self.mesh.dim_names, coords_of(place, self.shape), strict=True))
                   for place in range(self.mesh.size)]  # fmt: skip
         return [tuple(place.get(spec, 0) for spec in self._specs) for place in places]

@@ -1,4 +1,4 @@
-"""What is refused in a DTensor layout."""
+"""Validation of DTensor layouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ANY", "MATCH", "UNSHARDED", "checked", "must_be_mesh", "rank_of", "s
 
 UNSHARDED = "unsharded"
 MATCH = "match"
-ANY = "any"  # in texts of TensorFlow's compiler alone
+ANY = "any"  # only in text written by TensorFlow's compiler
 
 
 def must_be_mesh(mesh: object) -> Mesh:
@@ -29,7 +29,7 @@ def must_be_mesh(mesh: object) -> Mesh:
 def checked(
     operation: str, specs: Sequence[str], mesh: object, *, may_be_any: bool = False
 ) -> tuple[str, ...]:
-    """Return the specs of a layout, if all are right.
+    """Return the specs of a layout, validated.
 
     Raises:
       UsageError: all that is wrong.

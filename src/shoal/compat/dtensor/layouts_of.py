@@ -1,4 +1,4 @@
-"""The layouts that arrays of JAX have, as DTensor's."""
+"""DTensor layouts of JAX arrays."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _PLACE = "copy_to_mesh (shoal.put) places it"
 
 
 def value_of(value: Any) -> Any:
-    """Return the value of a DVariable; anything else as it is."""
+    """Return the value of a DVariable; anything else unchanged."""
     return value.read_value() if hasattr(value, "read_value") else value
 
 
 def is_on_mesh(value: Any) -> bool:
-    """Is it an array that lies on a mesh?"""
+    """Is it an array on a mesh?"""
     is_array = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
     return is_array and isinstance(value.sharding, NamedSharding)
 
 
 def array_of(operation: str, value: Any) -> jax.Array:
-    """Return an array that lies on a mesh; of a DVariable, its value.
+    """Return an array on a mesh; for a DVariable, its value.
 
     Raises:
       UsageError: it does not lie on one.
@@ -59,7 +59,7 @@ def array_of(operation: str, value: Any) -> jax.Array:
 
 
 def mesh_for(mesh: PlanMesh) -> Mesh:
-    """Return DTensor's mesh for one of shoal's, which lost its name if JAX's stood between.
+    """Return the DTensor mesh for a shoal mesh, whose name is lost if it came from a JAX mesh.
 
     The name is that of the default mesh over the same grid, else of the newest that was made here.
     """
@@ -77,7 +77,7 @@ def named(mesh: PlanMesh, name: str) -> PlanMesh:
 
 
 def layout_for(operation: str, value: Any, layout: Layout) -> plan_layout.Layout:
-    """Return the layout that a value shall have, `match` filled in with what it has now.
+    """Return the target layout of a value, with `match` resolved from its current layout.
 
     Raises:
       UsageError: it is none of DTensor's; `match` is for a value whose layout is not known yet.
@@ -92,7 +92,7 @@ def layout_for(operation: str, value: Any, layout: Layout) -> plan_layout.Layout
 
 
 def _matched(operation: str, value: Any, layout: Layout) -> plan_layout.Layout:
-    """Return a layout whose `match` is what the value has in that dim."""
+    """Return a layout with `match` replaced by the value's split of that dim."""
     if isinstance(value, jax.core.Tracer):
         raise EagerOnly(
             f"dtensor.{operation}: {MATCH!r} keeps what a dim has, which is unknown inside jit and "

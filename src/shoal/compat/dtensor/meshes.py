@@ -1,4 +1,4 @@
-"""Meshes over the devices there are, by DTensor's names, and the meeting of their devices."""
+"""DTensor's functions that make meshes, and its barrier."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _pairs(dims: Dims) -> list[tuple[str, int]]:
 def _specs(
     operation: str, devices: Devices, device_type: str | None, usual: str
 ) -> list[DeviceSpec]:
-    """Return the devices of this process that are asked for; by default all of a type."""
+    """Return the requested devices of this process; by default all of a type."""
     if devices is None:
         return config.local_devices(usual if device_type is None else device_type)
     specs = [spec_of(one) for one in devices]
@@ -157,7 +157,7 @@ def _type_of_job(operation: str, device_type: str | None) -> str:
 
 
 def _of(owner: int, specs: Sequence[DeviceSpec], is_all: bool) -> list[int]:
-    """Return the ids of a process's devices: all, or those of the same indices as here."""
+    """Return the ids of a process's devices: all, or those with the same indices as here."""
     if is_all and specs:
         return devices_of(str(specs[0].device_type).lower()).get(owner, [])
     return _ids("create_distributed_mesh", specs, owner)

@@ -1,4 +1,4 @@
-"""Python's numbers, and lists of them, as arrays of a dtype; none changes on the way."""
+"""Convert Python numbers, and lists of them, to arrays of a dtype, exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DTensor's meshes ⇄ shoal's: which devices of JAX the names of devices mean."""
+"""DTensor meshes ⇄ shoal meshes: the JAX devices that device names refer to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def devices_of(kind: str) -> dict[int, list[int]]:
     owned: dict[int, list[int]] = {}
     try:
         devices = jax.devices(kind)
-    except RuntimeError:  # there are none
+    except RuntimeError:  # no such devices
         return owned
     for device in sorted(devices, key=lambda one: one.id):
         owned.setdefault(device.process_index, []).append(device.id)

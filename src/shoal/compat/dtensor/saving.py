@@ -1,4 +1,4 @@
-"""DTensor's names for saving and restoring: `shoal.save` and `shoal.restore`."""
+"""DTensor's functions for saving and restoring: `shoal.save` and `shoal.restore`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Join the job and leave it, by the names that DTensor has had for that."""
+"""DTensor's functions for joining and leaving a job."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _must_be_first(operation: str) -> None:
 
 
 def _devices(operation: str, kind: str | None, count: int | None) -> dict[str, int | None]:
-    """Return what `shoal.initialize` is told of CPU devices."""
+    """Return the CPU device arguments for `shoal.initialize`."""
     if count is None:
         return {}
     accelerators = 0 if kind == "CPU" else count_accelerators(os.environ)
@@ -145,7 +145,7 @@ def _join(operation: str, **options: object) -> None:
 
 
 def _found(operation: str, kind: str | None) -> str:
-    """Return the type of the devices; where there are none, leave the job again."""
+    """Return the type of the devices; without any, leave the job again."""
     if kind is None:
         return config.preferred_device_type()
     try:

@@ -1,4 +1,4 @@
-"""`dtensor.DVariable`: an array on a mesh that a program can set anew, in one layout for life."""
+"""`dtensor.DVariable`: a mutable reference to an array on a mesh, in one layout for life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Per-process arrays to global ones and back, by a mesh and PartitionSpecs."""
+"""Per-process arrays ⇄ global arrays, by a mesh and PartitionSpecs."""
 
 from __future__ import annotations
 

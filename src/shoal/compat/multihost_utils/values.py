@@ -118,7 +118,7 @@ def _array(leaf: Any) -> Any:
 
 
 def _is_spread(leaf: Any) -> bool:
-    """Does it lie in parts on several processes?"""
+    """Is it distributed over several processes?"""
     return is_global(leaf) and not leaf.is_fully_replicated
 
 
@@ -132,5 +132,5 @@ def _as_there(tiled: bool, given: Any, gathered: Any) -> Any:
 
 
 def _spans(lies: NamedSharding) -> bool:
-    """Does it lie on other processes, too? At one process: would it, if there were others?"""
+    """Is it also on other processes? With one process: would it be, if there were others?"""
     return not lies.is_fully_addressable or process.process_count() == 1

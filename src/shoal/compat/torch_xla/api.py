@@ -1,4 +1,4 @@
-"""The bridge from DTensor's meshes and placements, torch's or those of `placements`."""
+"""Interoperability with DTensor meshes and placements, of torch or of `placements`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch_xla's checkpoint manager."""
+"""The API of torch_xla's checkpoint manager."""
 
 from __future__ import annotations
 

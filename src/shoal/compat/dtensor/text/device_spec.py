@@ -1,4 +1,4 @@
-"""The names of devices, as TensorFlow writes them: /job:localhost/replica:0/task:0/device:CPU:3."""
+"""TensorFlow's device names: /job:localhost/replica:0/task:0/device:CPU:3."""
 
 from __future__ import annotations
 

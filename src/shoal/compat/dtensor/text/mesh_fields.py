@@ -1,4 +1,4 @@
-"""What a DTensor mesh says, checked: the rules of its constructor and of its text are one."""
+"""Validated fields of a DTensor mesh: one set of rules for its constructor and its text form."""
 
 from __future__ import annotations
 

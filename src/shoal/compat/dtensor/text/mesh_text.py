@@ -1,4 +1,4 @@
-"""The text of a DTensor mesh, as TensorFlow writes and reads it.
+"""The text form of DTensor meshes, as in TensorFlow.
 
 Fields between bars; the last two only where the mesh has them::
 
