@@ -76,7 +76,7 @@ def replaced(old, new):
         (replaced(hand_written.ATTEMPT.encode(), b"f" * 12), "is not of attempt 00000000000a"),
         (replaced(b'"w#', b'"v#'), "lacks the entry 'w#0,0', which the index has there"),
         (replaced(b'"own#p', b'"own#q'), "lacks the entry 'own#p0'"),
-        (replaced(b'"__metadata__"', b'"__metadatA__"'), "entry '__metadatA__' that is none"),
+        (replaced(b'"__metadata__"', b'"__metadatA__"'), "entry '__metadatA__' that is invalid"),
     ],
 )  # fmt: skip
 def test_what_a_header_says_otherwise_is_told(tmp_path, monkeypatch, change, words):
@@ -129,7 +129,7 @@ def sealed(path, old, new):
 def test_what_is_no_number_of_json_is_no_metric(tmp_path, number):
     hand_written.write(tmp_path, {"w": np.ones(3)})
     data = sealed(tmp_path, b'"metrics": {}', b'"metrics": {"loss": %s}' % number.encode())
-    with pytest.raises(CorruptCheckpoint, match="COMMIT is not the JSON that it should be"):
+    with pytest.raises(CorruptCheckpoint, match="COMMIT is not valid JSON"):
         decode_commit(data)
     (tmp_path / "COMMIT").write_bytes(data)
     with pytest.raises(CorruptCheckpoint):

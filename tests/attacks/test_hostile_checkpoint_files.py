@@ -208,7 +208,7 @@ def test_tables_of_later_versions(kind):
     tables, metadata = tables_of(written)
     more, later = {"zones": np.zeros(3, np.int64)}, {"version": "[1, 7]", "who": "knows"}
     assert decode(table_file(tables | more, metadata | later)).files == decode(written).files
-    with pytest.raises(CorruptCheckpoint, match="has not the tables"):
+    with pytest.raises(CorruptCheckpoint, match="lacks one of the tables"):
         decode(table_file(tables | more, metadata))
     with pytest.raises(CorruptCheckpoint, match="unknown keys"):
         decode(table_file(tables, metadata | {"who": "knows"}))

@@ -19,6 +19,9 @@ class Adam(NamedTuple):
     mu: object
 
 
+Adam.__module__ = "checkpoint.samples"  # as in the golden files
+
+
 class Cut(NamedTuple):
     """A leaf with data: its record, and the boxes that each process writes."""
 

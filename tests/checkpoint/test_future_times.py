@@ -72,7 +72,7 @@ def test_an_attempt_of_the_future_ends_a_lease_after_it_was_seen(run, alone, cap
     with caplog.at_level(logging.WARNING, "shoal"):
         Checkpoints(run, lease_s=5.0, coordinator=alone)
     assert path.exists(), "it may still be written"
-    assert f"attempt {attempt}: its time lies 86" in caplog.text
+    assert f"attempt {attempt}: its time is 86" in caplog.text
     assert abs(path.stat().st_mtime - time.time()) < 60
     os.utime(path, (time.time() - 6,) * 2)  # six seconds later
     Checkpoints(run, lease_s=5.0, coordinator=alone)

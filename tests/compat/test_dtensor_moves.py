@@ -82,7 +82,7 @@ def test_relayout_has_a_gradient_and_works_inside_jit(mesh, rows):
     dtensor.check_layout(gradient, rows)
     y = jax.jit(lambda v: dtensor.relayout(v * 2, columns, name="moved"))(x)
     dtensor.check_layout(y, columns)
-    with pytest.raises(RuntimeError, match="not known inside jit"):
+    with pytest.raises(RuntimeError, match="unknown inside jit"):
         jax.jit(lambda v: dtensor.relayout(v, Layout([MATCH, U], mesh)))(x)
 
 

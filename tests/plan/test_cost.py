@@ -222,7 +222,7 @@ def test_pairs_beyond_counting_are_refused():
 
 
 def test_links_of_what_is_no_topology_or_no_speed():
-    with pytest.raises(UsageTypeError, match="is no topology"):
+    with pytest.raises(UsageTypeError, match="is not a topology"):
         links_of("v5e:4x4")
     for wrong in ("5", True):
         with pytest.raises(UsageTypeError, match="must be bytes per second"):

@@ -170,7 +170,9 @@ def _find(here: Coordinator, devices: object, timeout_s: object, lane: object) -
         raise_all("make_mesh", _lane_offences(lane))
         if platform is not None and platform not in _PLATFORMS:
             known = ", ".join(map(repr, _PLATFORMS))
-            raise UsageError(f"make_mesh: devices={platform!r} is no list and none of {known}")
+            raise UsageError(
+                f"make_mesh: devices={platform!r} is neither a list nor one of {known}"
+            )
         present = start_devices(here, platform, limit_s, device_start())
         chosen, problem = _listed(devices, present) if is_listed else (present, None)
     except BaseException as error:

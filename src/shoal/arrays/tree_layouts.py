@@ -63,7 +63,7 @@ def layouts(
 
     Args:
       rules: pattern → layout, a mapping or pairs. Patterns are those of `restore(only=…)`:
-        `*` and `?` stand for characters of one component of a path, `[ab]` for one of them, a
+        `*` and `?` match characters of one component of a path, `[ab]` for one of them, a
         component `**` for any number of components. A layout is a tuple of axis names and None, a
         name, or None or `()` (split nothing); a PartitionSpec, Layout or NamedSharding; or a
         function of (path such as "params/w", leaf) that returns one. Tuples, names and
@@ -162,7 +162,7 @@ class _Filling:
             return f"matches nothing at the top of the tree; did you mean {'**/' + pattern!r}?"
         if re.search(r"\.[*+]|[\\^$|()]", pattern):
             return (
-                "matches nothing; patterns are no regular expressions: '*' stands for part of one "
+                "matches nothing; patterns are not regular expressions: '*' matches part of one "
                 "component, '**' for any number of components, as in '**/kernel'"
             )
         return f"matches nothing{self._near(pattern) or self._example()}"
@@ -195,7 +195,9 @@ def _layout(name: str, value: Any, path: Path, given: Any, mesh: Mesh, *, has_ru
         if given is None:  # a function without a return statement
             raise UsageError(f"the function {_name(function)} returned None; () splits nothing")
         if not is_one_layout(given) or callable(given):
-            raise UsageError(f"the function {_name(function)} returned {given!r}: no layout")
+            raise UsageError(
+                f"the function {_name(function)} returned {given!r}, which is not a layout"
+            )
     layout = layout_for(given, value, path)
     sharding(layout)  # its devices exist, and JAX can express it
     return layout
@@ -223,11 +225,11 @@ def _rules(rules: Any, offences: list[str]) -> list[_Rule]:
             continue
         pattern, given = one
         if not isinstance(pattern, str) or not pattern:
-            offences.append(WrongType(f"rule {one!r}: {pattern!r} is no pattern such as '**/w'"))
+            offences.append(WrongType(f"rule {one!r}: {pattern!r} is not a pattern such as '**/w'"))
         elif not is_pattern(pattern):
-            offences.append(f"rule {pattern!r}: what stands in [ ] is no range")
+            offences.append(f"rule {pattern!r}: the characters in [ ] are not a valid range")
         elif not is_one_layout(given):
-            text = f"{given!r} is no layout; give a tuple of axis names and None, or a Layout"
+            text = f"{given!r} is not a layout; give a tuple of axis names and None, or a Layout"
             offences.append(WrongType(f"rule {pattern!r}: {text}"))
         else:
             table.append(_Rule(pattern, given))

@@ -169,7 +169,7 @@ def _givers(
     """
     if group.is_all or not (tiled and any(map(is_global, values))):
         return None
-    call = call._replace(spec=("arrays lie in parts on several processes",))
+    call = call._replace(spec=("arrays are distributed over several processes",))
     number = str(jax.process_index()).encode()
     return frozenset(map(int, meet(coordinator, call, number, deadline, lane, group).values()))
 

@@ -159,7 +159,7 @@ def _found(coordinator: Coordinator, call: Call, answers: Mapping[int, bytes]) -
 
 def _refuse_parts(spec: wire.Spec, values: list[Any]) -> None:
     """Reject, on every process alike, arrays that no process holds whole."""
-    detail = "lies in parts on several processes; allgather it, or relayout it to be replicated"
+    detail = "is distributed over several processes; allgather it, or relayout it to be replicated"
     offences = [
         f"{leaf.path}: {detail}"
         for leaf, value in zip(spec.leaves, values, strict=True)

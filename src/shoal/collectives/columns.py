@@ -180,7 +180,7 @@ def column_of(
         note = f" {_regions(value.sharding, value.shape)}"
         return Parts(leaf._replace(kind="parts", note=note), givers)
     if is_global(value) and not value.is_fully_replicated:
-        detail = "lies in parts on several processes: tiled=True gathers its global value"
+        detail = "is distributed over several processes: tiled=True gathers its global value"
         raise UsageError(f"{leaf.path}: {detail}")
     return Tiled(leaf._replace(shape=(ANY, *leaf.shape[1:]))) if tiled else Column(leaf)
 

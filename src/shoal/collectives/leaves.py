@@ -35,9 +35,9 @@ _PLAIN: Mapping[type, str] = {
 }
 _OPEN = ("int", "str", "bytes")
 _PLAIN_BYTES: Mapping[str, int] = {"bool": 1, "float": 8, "complex": 16, "None": 0}
-_ABSTRACT = "stands for an array, but this process's value is asked for; give the array"
+_ABSTRACT = "stands for an array, but this process's value is needed; give the array"
 _ELSEWHERE = (
-    "lies on devices of other processes, in part or wholly; allgather it with tiled=True, or "
+    "is wholly or partly on devices of other processes; allgather it with tiled=True, or "
     "relayout it to be replicated"
 )
 

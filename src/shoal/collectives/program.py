@@ -91,7 +91,7 @@ def assert_same_program_with(
 def _text(jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     if isinstance(jitted, jax.stages.Lowered):
         if args or kwargs:
-            detail = "a program that is lowered takes no arguments"
+            detail = "a lowered program takes no arguments"
             raise UsageTypeError(f"assert_same_program: {detail}")
         return str(jitted.as_text())
     if not isinstance(jitted, jax.stages.Wrapped):

@@ -61,7 +61,7 @@ def parts_of(
       UsageError: a leaf has no value.
     """
     offences = [
-        f"{leaf.path}: stands for an array; its value is asked for"
+        f"{leaf.path}: stands for an array, but its value is needed"
         for leaf, value in zip(leaves, values, strict=True)
         if isinstance(value, jax.ShapeDtypeStruct)
     ]
@@ -152,7 +152,7 @@ def _distribution(sharding: Any, regions: Any) -> str:
     """Describe an array's distribution over devices, with a digest of the holders."""
     words = getattr(sharding, "spec", type(sharding).__name__)
     digest = xxhash.xxh3_64_hexdigest(repr(regions).encode())
-    return f"{words} (who holds what has digest {digest})"
+    return f"{words} (digest of the holders: {digest})"
 
 
 @lru_cache(maxsize=512)

@@ -126,7 +126,7 @@ def split_data(leaves: Sequence[LeafSpec], data: Array) -> list[tuple[int, Array
         parts.append((number, data[at:end]))
         at = end
     if at != len(data):
-        raise ShoalError(f"data of {at} bytes came with {len(data)} bytes: a bug of shoal")
+        raise ShoalError(f"data of {at} bytes came with {len(data)} bytes: a bug in shoal")
     return parts
 
 

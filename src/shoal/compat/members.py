@@ -19,9 +19,9 @@ _WITHOUT = (
 
 
 def members_of(value: Any) -> list[tuple[Any, Any]]:
-    """Return what an object holds, by key, place or name: of an object in `__slots__`, too.
+    """Return an object's members, by key, index or name, including `__slots__`.
 
-    Arrays, classes, functions and modules of Python hold nothing.
+    Arrays, classes, functions and modules have none.
 
     >>> members_of({"w": 1}), members_of([2])
     ([('w', 1)], [(0, 2)])

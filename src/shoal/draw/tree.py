@@ -98,12 +98,12 @@ def _sums(leaves: Sequence[Placed], meshes: Sequence[Mesh]) -> list[str]:
         own = sum(leaf.device_bytes for leaf in on_it)
         held.update({(mesh.kind, device): own for device in mesh.device_ids.ravel().tolist()})
     if not held:
-        return ["nothing lies on devices"]
+        return ["nothing is placed on devices"]
     most, least = max(held.values()), min(held.values())
     once = sum(leaf.all_bytes for leaf in leaves)
     spread = in_bytes(most) if most == least else f"{in_bytes(least)} to {in_bytes(most)}"
     ideal = in_bytes(math.ceil(once / len(held)))
-    notes = [f"{spread} per device, {in_bytes(once)} in all; {ideal} if nothing lay twice"]
+    notes = [f"{spread} per device, {in_bytes(once)} in all; {ideal} without replication"]
     several = [leaf for leaf in leaves if leaf.layout is not None and leaf.layout.mesh.size > 1]
     whole = [leaf for leaf in several if leaf.layout is not None and leaf.layout.is_replicated]
     if whole:

@@ -64,7 +64,7 @@ def cost(
 
     Local.
 
-    All groups of the axes run it at the same time. Where a group lies in several slices (or hosts)
+    All groups of the axes run it at the same time. If a group spans several slices (or hosts)
     it runs in stages, within each and across them, one after the other; `link` and `link_bytes` are
     those of the slower stage. Traffic between the devices of one chip is not counted: its speed is
     not published.
@@ -132,10 +132,10 @@ def _check(
     """Return the names of the axes."""
     if not isinstance(topology, Topology):
         raise UsageTypeError(
-            f"cost: {topology!r} is no topology: topology.parse makes one of a text"
+            f"cost: {topology!r} is not a topology: topology.parse makes one from text"
         )
     if not isinstance(mesh, Mesh):
-        raise UsageTypeError(f"cost: {mesh!r} is no Mesh: placement.place makes one")
+        raise UsageTypeError(f"cost: {mesh!r} is not a Mesh: placement.place makes one")
     offences: list[str] = []
     offences += not_one_of("collective", collective, COLLECTIVES)
     names = (axis,) if isinstance(axis, str) else tuple(axis) if isinstance(axis, Sequence) else ()
@@ -173,7 +173,7 @@ def _cells(topology: Topology, mesh: Mesh, ids: IntArray) -> IntArray:
     if (strange := np.unique(ids[known[cells] != ids])).size:
         shown = ", ".join(map(str, strange[:8].tolist())) + (", …" if strange.size > 8 else "")
         raise UsageError(
-            f"cost: {mesh!r} has devices that {topology.text} has not: {shown}; "
+            f"cost: {mesh!r} has devices that {topology.text} lacks: {shown}; "
             f"its ids are {known.min()} to {known.max()}"
         )
     return cells

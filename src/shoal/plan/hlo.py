@@ -75,8 +75,8 @@ def sharding_type(layout: Layout, requested: bool = False) -> ShardingType:
 
     Local.
 
-    XLA canonicalises: one shard in all is REPLICATED whatever was asked, and a replication of one
-    is no replication, so PARTIAL becomes TILED.
+    XLA canonicalises: a single shard is REPLICATED whatever was requested, and replication over one
+    device is none, so PARTIAL becomes TILED.
 
     Args:
       layout: the layout. Axes with a pending reduction count as axes that split nothing.

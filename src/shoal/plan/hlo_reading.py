@@ -31,7 +31,7 @@ def layout_of_text(text: str) -> Layout:
     Local.
 
     The text names no axes: there is one for each dim, "dim0", "dim1", …, and "replica" for the
-    devices that hold the same. `hlo_text` of it says the same again.
+    devices that hold the same data. `hlo_text` reproduces the text.
 
     Args:
       text: as `hlo_text` writes it in either version, or XLA prints it. Devices without tiles,
@@ -53,7 +53,7 @@ def layout_of_text(text: str) -> Layout:
     found = _TILED.fullmatch(text)
     if found is None:
         raise UsageError(
-            f"layout_of_text: {text[:200]!r} is no sharding that lays out dims: "
+            f"layout_of_text: {text[:200]!r} is not a sharding of dims: "
             "{devices=[2,2]0,1,2,3}, {devices=[2,2]<=[4]}, {maximal device=0} or {replicated}"
         )
     tiles = _numbers(found["tiles"])

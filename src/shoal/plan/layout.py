@@ -329,7 +329,7 @@ def _read_partial(words: Words) -> dict[str, str]:
         reduction = words.name()
         words.expect("over")
         if (axis := words.name()) in partial:
-            raise words.error(f"axis {axis!r} stands twice,")
+            raise words.error(f"axis {axis!r} occurs twice,")
         partial[axis] = reduction
         if not words.skip(","):
             return partial

@@ -50,7 +50,7 @@ class Mesh:
         are part of the type, as JAX's `AxisType`); or a dict for each axis.
 
     Raises:
-      UsageError: all that is wrong with the arguments, in one message.
+      UsageError: names all problems with the arguments.
 
     Example:
       >>> mesh = Mesh({"data": 4, "model": 2})

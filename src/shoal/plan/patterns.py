@@ -9,7 +9,7 @@ from functools import lru_cache
 def matches(pattern: str, name: str) -> bool:
     """Does a pattern match this name?
 
-    `*` and `?` stand for characters of one component, `[ab]` for one of them, and a component `**`
+    `*` and `?` match characters of one component, `[ab]` for one of them, and a component `**`
     for any number of components, none included.
 
     >>> matches("params/**", "params/layers/0/w"), matches("params/*", "params/layers/0/w")

@@ -57,13 +57,13 @@ def place(
     Local.
 
     On a torus the groups of each axis are boxes of chips, and follow one another in a closed walk
-    whose hops are all one link long wherever there is such a walk. On hosts the last axes lie
+    whose hops are all one link long if such a walk exists. On hosts the last axes are
     within a host.
 
     Args:
       topology: the devices; see `topology.parse` and `topology.from_devices`.
       axes: name → size, the busiest last.
-      across: name → how much of that axis lies across slices (or hosts), over the slow network;
+      across: name → how much of that axis spans slices (or hosts), over the slow network;
         the sizes in `axes` are totals. Default: as much of the first axes as there are slices;
         slices that differ each hold whole rows of the first axis.
       weights: name → bytes that each device contributes to all-reduces over that axis in a step of
@@ -87,7 +87,9 @@ def place(
       [0, 2, 4, 6, 7, 5, 3, 1]
     """
     if not isinstance(topology, Topology):
-        raise UsageError(f"place: {topology!r} is no topology: topology.parse makes one of a text")
+        raise UsageError(
+            f"place: {topology!r} is not a topology: topology.parse makes one from text"
+        )
     offences: list[str] = []
     names, sizes = check_axes(axes, offences)
     split = allow_split_physical_axes
@@ -131,7 +133,7 @@ def _weights(
         return None
     if options.library is not None or options.contiguous:
         other = "contiguous_submeshes" if options.contiguous else "compatible_with"
-        offences.append(f"weights and {other} do not go together: each says what comes first")
+        offences.append(f"weights and {other} cannot be combined: each sets the order")
     if not isinstance(weights, Mapping):
         offences.append(f"weights={weights!r} must be a dict: name → bytes")
         return None
@@ -162,7 +164,7 @@ def _misfits(topology: Topology, names: Sequence[str], sizes: Sizes) -> list[str
 
 
 def _shapes(count: int, rank: int) -> list[Sizes]:
-    """Return the meshes of so many devices; of many axes only some."""
+    """Return the meshes with this many devices; only some if there are many axes."""
     found = [(1,) * rank] if rank else []
     for prime in prime_factors(count):
         grown = {

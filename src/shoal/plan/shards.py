@@ -161,7 +161,9 @@ def owners(layout: Layout, shape: Sequence[int], uneven: Uneven = "ceil") -> Own
     check_layout("owners", layout)
     sizes = layout.check_shape(shape)
     if layout.partial:
-        raise UsageError(f"owners: {layout!r} is partial: reduce it first, then somebody owns it")
+        raise UsageError(
+            f"owners: {layout!r} is partial: reduce it first, so that every value has an owner"
+        )
     mesh, rank = layout.mesh, layout.rank
     if max(sizes, default=0) > _MOST_INDICES:
         raise UsageError(f"owners: shape {sizes} has a dim of more than 2^62 indices")

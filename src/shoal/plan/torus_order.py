@@ -162,7 +162,7 @@ def _seconds(sides: tuple[Side, ...], link: Link, weight: float, cores: int) -> 
 
 
 def _fits(grid: Sizes, sizes: Sizes) -> bool:
-    """Whether axes can be laid onto whole dims."""
+    """Can the axes be assigned to whole dims?"""
     if not sizes:
         return all(size == 1 for size in grid)
     for share in _shares(grid, sizes[-1], False):
@@ -205,7 +205,7 @@ def _shares(grid: Sizes, size: int, split: bool) -> Iterator[Sizes]:
 
 
 def _whole(grid: Sizes, rank: int) -> Iterator[Sizes]:
-    """Yield the meshes of so many axes that share no dim."""
+    """Yield the meshes of this many axes that share no dim."""
     seen = set()
     for owners in itertools.product(range(rank), repeat=len(grid)):
         row = [1] * rank

@@ -88,7 +88,7 @@ def _place(function: Callable[..., object]) -> tuple[str, str, str]:
     """Return the module, the name in it and the file of a function."""
     name = getattr(function, "__qualname__", "")
     if not inspect.isfunction(function) and not inspect.ismethod(function):
-        raise UsageTypeError(f"{function!r} is no function, no 'module:function' and no script")
+        raise UsageTypeError(f"{function!r} is not a function, a 'module:function' or a script")
     if "<" in name:
         raise UsageError(
             f"{name} cannot be imported by another process: it is not at the top of its module\n"

@@ -33,7 +33,7 @@ class Clock:
           UsageError: it is negative, or not a duration: a monotonic clock never goes back.
         """
         if not 0 <= by_s < math.inf:
-            raise UsageError(f"advance({by_s!r}): a clock goes forward, by a number of seconds")
+            raise UsageError(f"advance({by_s!r}): a clock moves forward, by a number of seconds")
         self._now_s += by_s
 
     def sleep(self, duration_s: float) -> None:

@@ -197,7 +197,7 @@ class Cluster:
         initialize: bool = True,
         **named: Any,
     ) -> list[Any]:
-        """Run the program in all processes until all have ended well; see `start`.
+        """Run the program in all processes until all have succeeded; see `start`.
 
         Returns:
           The function's result in each process; for a script, an `Ended` for each.

@@ -61,7 +61,7 @@ def run_together(*functions: Call) -> list[Any]:
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-        assert not thread.is_alive(), "somebody hangs"
+        assert not thread.is_alive(), "a call hangs"
     return results
 
 

@@ -119,12 +119,12 @@ class BenchJob:
             self._leash.write(order + b"\n")
 
     def start(
-        self, program: Program, chosen: Collection[int], everybody: bool
+        self, program: Program, chosen: Collection[int], all_processes: bool
     ) -> list[tuple[Running, int | None]]:
         """Start the program in processes; None stands for a launcher, which starts them itself."""
         command = program.command(Path(self._folder, f"spec{secrets.token_hex(4)}.json"))
         if self._way == "launcher":
-            if not everybody:
+            if not all_processes:
                 raise UsageError("shoal run starts all processes, not some of them")
             return [(self._launcher(command), None)]
         if self._forks and program.is_function:
@@ -213,7 +213,9 @@ class BenchJob:
             found = [pid for pid in pids if _parent(pid) not in pids]
         elif who not in _SERVICES:
             known = ", ".join(map(repr, _SERVICES))
-            raise UsageError(f"nobody is called {who!r}; {known} are{nearest(who, _SERVICES)}")
+            raise UsageError(
+                f"there is no process {who!r}; known are {known}{nearest(who, _SERVICES)}"
+            )
         else:
             found = [pid for words in _SERVICES[who] for pid in self.everyone(words)]
         if not found:
@@ -232,7 +234,7 @@ class BenchJob:
         if who in _SERVICES and self._way == "stand-alone":
             return self._processes + list(_SERVICES).index(str(who))
         raise UsageError(
-            f"{who!r} has no cable of its own: processes 0..{self._processes - 1} have, and "
+            f"{who!r} has no network link of its own: processes 0..{self._processes - 1} have, and "
             f"{' and '.join(map(repr, _SERVICES))} where they are stand-alone"
         )
 

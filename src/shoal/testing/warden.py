@@ -64,7 +64,7 @@ def _end_all(mark: str) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Hold what was asked for until standard input ends, then end all that carry the mark."""
+    """Hold the requested resources until stdin closes, then kill all that carry the mark."""
     mark = arguments[0]
     try:
         if len(arguments) > 1:

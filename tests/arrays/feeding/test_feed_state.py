@@ -105,7 +105,7 @@ class Reader:
 def test_the_state_of_a_reader_is_that_of_the_last_batch_given(name):
     whole = numbers(shoal.feed(parts(*[8] * 5), ROWS))
     with shoal.feed(Reader(name), ROWS, prefetch=5) as batches:
-        with pytest.raises(UsageError, match="no batch was given yet"):
+        with pytest.raises(UsageError, match="no batch was delivered yet"):
             batches.reader_state()
         before = numbers([next(batches), next(batches)])
         own, state = batches.reader_state(), batches.state()

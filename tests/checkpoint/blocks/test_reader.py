@@ -118,7 +118,7 @@ def test_a_block_is_read_once_whoever_wants_it(checkpoint, monkeypatch):
 
 def test_what_is_no_box_of_a_leaf(checkpoint):
     for out in (np.empty(3, np.float64), np.empty((1, 1, 1), np.float32)):
-        with pytest.raises(UsageError, match=r"box: .* is no box of it"):
+        with pytest.raises(UsageError, match=r"box: .* is not a box of it"):
             read_boxes(checkpoint, [Want(NUMBER["box"], (0, 0, 0), out)], most_bytes=1 << 22)
     with pytest.raises(UsageError, match=r"box: a box reaches out of \(40, 30, 20\)"):
         read_boxes(

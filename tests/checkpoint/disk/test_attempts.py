@@ -64,7 +64,7 @@ def test_an_attempt_from_its_beginning_to_its_end(disk, folder):
     assert step_folder.see(folder, FIRST.attempt)
     FIRST.write(folder, 1)
     assert not step_folder.is_complete(folder, FIRST.attempt)
-    with pytest.raises(SaveAborted, match="process 0 has not written") as caught:
+    with pytest.raises(SaveAborted, match="process 0 has not finished") as caught:
         committing.commit(folder, FIRST.attempt)
     assert caught.value.processes == (0,)
     FIRST.write(folder, 0)

@@ -253,5 +253,5 @@ def test_files_of_a_checkpoint_belong_together():
             tiling.check_whole(other, said, index)
     with pytest.raises(CorruptCheckpoint, match="of attempt"):
         tiling.check_index(replace(said, attempt="a" * 12), index)
-    with pytest.raises(CorruptCheckpoint, match="none of this checkpoint"):
+    with pytest.raises(CorruptCheckpoint, match="not of this checkpoint"):
         tiling.check_index(replace(said, num_processes=3), index)

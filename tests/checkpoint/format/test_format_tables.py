@@ -218,7 +218,7 @@ W = 10  # the row of the first piece of params/w
      ({"origin": (W, (2, 0))}, "or twice"),
      ({"extent": (W, (6, 2))}, "'params/w' has a chunk outside"),
      ({"leaf": (4, ROWS["opt/mu/0"])}, "'opt/mu/0' has chunks, and its value is"),
-     ({"origin": (2, (2, 0))}, "no process"), ({"origin": (1, (1, 0))}, "twice"),
+     ({"origin": (2, (2, 0))}, "unknown process"), ({"origin": (1, (1, 0))}, "twice"),
      ({"extent": (1, (1, 2))}, "no process"), ({"file": (1, 1)}, "over one another|another")],
     ids=str,
 )  # fmt: skip

@@ -116,7 +116,7 @@ def test_no_header_beyond_the_limit_is_read():
 
 @pytest.mark.parametrize("text", ["[NaN]", "[-Infinity]", '{"a":1,"a":1}', "[01]", "'a'", "[1,]"])
 def test_what_only_some_call_json(text):
-    with pytest.raises(CorruptCheckpoint, match="f is not the JSON that it should be"):
+    with pytest.raises(CorruptCheckpoint, match="f is not valid JSON"):
         header.strict_json(text, "f")
 
 

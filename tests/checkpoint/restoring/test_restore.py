@@ -162,7 +162,7 @@ def test_everything_that_does_not_fit_is_said_at_once(path):
     assert "params/ww: is not in the checkpoint; did you mean 'params/w'?" in told
     assert "opt/0/mu: has shape (8, 4) as saved, not (8, 5)" in told
     assert "opt/1/mu: is float32 as saved, not float16; dtype='any' casts it" in told
-    assert "none: was saved as none, which is no array" in told
+    assert "none: was saved as none, which is not an array" in told
     assert "params/b: int64 would become int32" in told
     assert len(error.offences) == 6
 

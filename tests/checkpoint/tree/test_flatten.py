@@ -260,6 +260,6 @@ def test_a_list_that_loses_children_is_a_dict_of_what_is_left():
     ids=repr,
 )  # fmt: skip
 def test_what_is_no_tree(found):
-    with pytest.raises(CorruptCheckpoint, match=r"^m has a tree that is none") as error:
+    with pytest.raises(CorruptCheckpoint, match=r"^m has an invalid tree") as error:
         nodes.decode_structure(found, "m")
     assert error.value.file == "m"

@@ -119,7 +119,8 @@ def _pair(
         return
     wanted, found = _children(given), _children(node)
     if wanted is None:
-        offences.append(f"{path_text(path)}: {_what(given)} is no layout; give a Layout or a spec")
+        what = _what(given)
+        offences.append(f"{path_text(path)}: {what} is not a layout; give a Layout or a spec")
     elif found is None:
         offences.append(
             f"{path_text(path)}: one {_what(node)} here, but a {type(given).__name__} of layouts; "
@@ -197,7 +198,7 @@ def layout_for(given: Any, value: Any, path: Path) -> Layout:
     if callable(given):
         given = given(keystr(path, simple=True, separator="/"), value)
         if not is_one_layout(given) or callable(given):
-            raise UsageError(f"the function of layouts returned {given!r}, which is no layout")
+            raise UsageError(f"the function of layouts returned {given!r}, which is not a layout")
     if isinstance(given, Layout):
         given.check_shape(np.shape(value))
         return given

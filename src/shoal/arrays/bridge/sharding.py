@@ -114,13 +114,13 @@ def _sharding(layout: Layout, devices: tuple[jax.Device, ...] | None) -> NamedSh
     if other:
         raise UsageError(
             f"sharding: {layout!r} still has to be reduced by {', '.join(other)}; "
-            "JAX knows only pending sums"
+            "JAX supports only pending sums"
         )
     auto = [axis for axis in partial if layout.mesh.axis_types[axis] == "auto"]
     if auto:
         raise UsageError(
             f"sharding: {layout!r} has pending sums over Auto axes ({', '.join(auto)}); "
-            "JAX knows them only over Explicit axes: Mesh(…, axis_types='explicit')"
+            "JAX supports them only over Explicit axes: Mesh(…, axis_types='explicit')"
         )
     unreduced = {"unreduced": set(partial)} if partial else {}
     return NamedSharding(jax_mesh(layout.mesh, devices), PartitionSpec(*layout.dims, **unreduced))
@@ -166,5 +166,5 @@ def padded_dims(spec: PartitionSpec, rank: int) -> tuple[Dim, ...]:
     if len(dims) > rank:
         raise UsageError(f"{spec} has {len(dims)} entries for {rank} dims")
     if any(dim is PartitionSpec.UNCONSTRAINED for dim in dims):
-        raise UsageError(f"{spec} leaves dims to the compiler: a layout says where each dim lies")
+        raise UsageError(f"{spec} leaves dims to the compiler: a layout places every dim")
     return (*dims, *[None] * (rank - len(dims)))

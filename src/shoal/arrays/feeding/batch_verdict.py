@@ -64,7 +64,7 @@ def judge(batch: BatchId, statuses: Mapping[int, Status]) -> BatchVerdict:
     Raises:
       PeerFailedError: the reader of another process failed.
       DivergenceError: another process wants no more batches; leaves, or the values of rows that
-        several bring, differ.
+        several read, differ.
       UsageError: the rows do not make a batch.
     """
     failed = {p: one.words for p, one in statuses.items() if one.kind == "failed"}
@@ -129,7 +129,7 @@ def _check_rows(
         )
     if short and batch.last == "error":
         raise UsageError(
-            f"{batch.me}: {batch.words} is no whole one of {size} rows: {_rows(statuses)}\n"
+            f"{batch.me}: {batch.words} is not a whole one of {size} rows: {_rows(statuses)}\n"
             "last='drop' leaves it out, last='pad' fills it up and gives a mask"
         )
 

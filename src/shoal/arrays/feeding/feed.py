@@ -175,8 +175,8 @@ class Feed:
         """Return the position of the feed, for `start=` of a later one. Local.
 
         Two ints, equal on all processes, counting delivered batches; before the first one,
-        and for `restore`, `{"order": 0, "rows": 0}` will do. "order" stands for the order of rows
-        by number, which must be the same when the feed goes on; for iterables it is 0.
+        and for `restore`, `{"order": 0, "rows": 0}` is valid. "order" identifies the order of rows
+        by number, which must be the same in the later feed; for iterables it is 0.
 
         Example:
           >>> import numpy as np, shoal
@@ -204,7 +204,7 @@ class Feed:
           UsageError: there was no batch yet, or the iterable has no state.
         """
         if self._reader is None:
-            raise UsageError("feed: no batch was given yet, so there is no state of the reader")
+            raise UsageError("feed: no batch was delivered yet, so the reader has no state")
         if not self._reader.is_known:
             raise UsageError(
                 "feed: this reader has no state of its own (neither get_state nor state_dict); "
@@ -216,9 +216,7 @@ class Feed:
 
     def __iter__(self) -> Iterator[Any]:
         if self._has_ended:
-            raise UsageError(
-                "feed: this feed has given all its batches: make one for each epoch, in its loop"
-            )
+            raise UsageError("feed: this feed is exhausted: make one for each epoch, in its loop")
         return self
 
     def __next__(self) -> Any:
@@ -265,7 +263,7 @@ class Feed:
         self._forgotten.detach()
         if not self._line.close(why):
             _LOG.warning(
-                "%s: feed (%s) was closed, but its reader goes on; its thread ends with it",
+                "%s: feed (%s) was closed, but its reader still runs; its thread ends with it",
                 self._meeting.me, self._meeting.site,
             )  # fmt: skip
 

@@ -42,7 +42,7 @@ def offences_of(
     if skip is not None and not isinstance(skip, bool):
         offences.append(WrongType(f"skip={skip!r} must be True, False or None"))
     if skip is not None and batch is not None:
-        offences.append("skip= is of iterables; rows by number (batch=) are never passed over")
+        offences.append("skip= is for iterables; rows by number (batch=) are never skipped")
     return offences
 
 
@@ -56,12 +56,12 @@ def source_of(source: Any, batch: int | None, order: Any, split: Split) -> InTur
         if not isinstance(source, Iterable) and not hasattr(source, "__getitem__"):
             what = "a function of row numbers" if callable(source) else f"{source!r}"
             raise UsageTypeError(
-                f"feed: {what} is no iterable of batches; rows by number need batch="
+                f"feed: {what} is not an iterable of batches; rows by number need batch="
             )
         if isinstance(source, dict | np.ndarray | jax.Array):
             raise UsageTypeError(
-                f"feed: a {type(source).__name__} is no iterable of batches: give batch=, the rows "
-                "of a batch over all processes, to read it by number"
+                f"feed: a {type(source).__name__} is not an iterable of batches: give batch=, the "
+                "rows of a batch over all processes, to read it by number"
             )
         return InTurn(source)
     must_split_evenly("feed: batch", split.layout, batch, 0)
@@ -87,7 +87,7 @@ def must_go_on(source: Any, reads: InTurn | ByNumber, rows: int, skip: bool | No
             f"feed: start= is after {rows} rows, and a {type(source).__name__} can be set to where "
             "it was\n"
             "skip=False if it was (to reader_state()); skip=True if it begins anew, and "
-            "so many rows are to be passed over"
+            "that many rows are to be skipped"
         )
 
 
@@ -97,7 +97,7 @@ def rows_layout(layouts: Layouts) -> Layout:
     for one in jax.tree.leaves(layouts, is_leaf=is_one_layout):
         if callable(one) or not is_one_layout(one):
             raise UsageTypeError(
-                f"feed: {one!r} is no layout that is known before there are leaves: give layouts"
+                f"feed: {one!r} cannot be resolved before there are leaves: give layouts"
             )
         layout = split_layout("feed", one)
         if layout.rank:

@@ -192,7 +192,7 @@ class Steps:
         start, size, passed = self._options.start, self._size, self._size
         if size and start % size:
             raise UsageError(
-                f"feed: start={start} is no number of whole batches: these have {size} rows in all"
+                f"feed: start={start} is not a number of whole batches, which have {size} rows"
             )
         while passed < start:
             if not size or source.read() is None:

@@ -242,7 +242,7 @@ def _unfit(leaf: Leaf, split: Split) -> str:
     if leaf.layout.rank and Layout(leaf.layout.mesh, leaf.layout.dims[0]) != split.layout:
         return (
             f"{leaf.layout!r} spreads rows otherwise than {split.layout!r}; all leaves of a batch "
-            "have theirs on the same axes: relayout what must lie elsewhere"
+            "have theirs on the same axes: relayout leaves that need another layout"
         )
     return ""
 

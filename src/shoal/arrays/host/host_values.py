@@ -40,7 +40,7 @@ def deleted(array: jax.Array) -> str:
     """Return why an array is no longer usable, or an empty string."""
     if isinstance(array, jax.core.Tracer) or not array.is_deleted():
         return ""
-    return "was deleted (donated or given up); use what came out instead"
+    return "was deleted (donated or released); use the result instead"
 
 
 def narrowed(value: Any) -> str:

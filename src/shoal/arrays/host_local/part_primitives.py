@@ -44,7 +44,7 @@ IN_JIT = {
     ),
     "to_host_local": (
         "to_host_local: inside jit (or scan, cond, checkpoint, eval_shape) every array is global: "
-        "return the array, and call it on what comes out"
+        "return the array, and call it on the result"
     ),
 }
 

@@ -106,8 +106,8 @@ def cut_own_part(leaf: Leaf, call: PartsCall) -> jax.Array:
     """Return this process's part of an array.
 
     Raises:
-      UsageError: the array lies elsewhere than its layout says (cotangents are moved), or this
-        process has no part of it.
+      UsageError: the array is not in its layout (cotangents are moved), or this process has no part
+        of it.
     """
     path, value, layout = leaf
     box, target = own_box(layout), sharding(layout)
@@ -134,12 +134,12 @@ def lies_elsewhere(array: jax.Array, layout: Layout) -> str:
     if array.sharding.is_equivalent_to(target, array.ndim):
         return ""
     if array.sharding.device_set != target.device_set:
-        return "lies on other devices than those of the layout's mesh"
+        return "is on other devices than those of the layout's mesh"
     try:
         lies = layout_of_sharding(array.sharding, array.ndim)
     except UsageError:
-        return f"lies otherwise than {layout!r}; relayout moves it there"
-    return f"lies as {lies!r}; relayout moves it to {layout!r}"
+        return f"is not in {layout!r}; relayout moves it there"
+    return f"is in {lies!r}; relayout moves it to {layout!r}"
 
 
 def _laid_out(leaf: Leaf, target: NamedSharding, call: PartsCall) -> jax.Array | None:

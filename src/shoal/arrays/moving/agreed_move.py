@@ -52,12 +52,12 @@ def obstacle(
     kinds = [next(iter(devices)).platform for devices in (here, there)]
     if kinds[0] != kinds[1]:
         return (
-            f"lies on {kinds[0]} devices and shall lie on {kinds[1]} devices, of processes "
+            f"is on {kinds[0]} devices and is to move to {kinds[1]} devices, of processes "
             f"{owners}; no program runs on both: allgather brings it to hosts, put places it there"
         )
     if is_traced:
         return (
-            f"is being differentiated, and shall lie on other devices, of processes {owners}: "
+            f"is being differentiated, and is to move to other devices, of processes {owners}: "
             "cotangents do not travel back there; take the gradient on one side, and relayout it"
         )
     return _too_much(array, target)
@@ -80,7 +80,7 @@ def _too_much(array: jax.Array | jax.ShapeDtypeStruct, wanted: NamedSharding) ->
     if count <= MOST_PERMUTES:
         return ""
     return (
-        f"would take {count:,} permutes to come to {target!r}, and a move may take "
+        f"would take {count:,} permutes to reach {target!r}, and a move may take "
         f"{MOST_PERMUTES:,}; go by way of a layout there that splits dims as the source does"
     )
 

@@ -213,7 +213,7 @@ def _on_shard(step: Step, shape: Sequence[int]) -> OnShard:
 def _gathered(x: jax.Array, step: Step) -> jax.Array:
     """Gather the shards of a group and join them along a dim.
 
-    They are gathered into a new leading dim first. If asked to join in place, XLA's compilers for
+    They are gathered into a new leading dim first. When joining in place, XLA's compilers for
     CPU and GPU make that dim the slowest, element by element, and transpose the whole back; for TPU
     they do not, and there the extra dim would need padding.
     """

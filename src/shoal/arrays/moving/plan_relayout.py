@@ -322,8 +322,8 @@ def _why_not(x: Any) -> str:
     """Return why there is no plan for a value, or an empty string."""
     if not isinstance(x, jax.Array | jax.ShapeDtypeStruct):
         if len(jax.tree.leaves(x)) > 1 or not hasattr(x, "dtype"):
-            return f"a {type(x).__name__} is no array: plan the leaves of a tree one by one"
-        return f"a {type(x).__name__} lies nowhere yet: put places host values"
+            return f"a {type(x).__name__} is not an array: plan the leaves of a tree one by one"
+        return f"a {type(x).__name__} is not on devices yet: put places host values"
     if isinstance(x, jax.core.Tracer):
         return (
             f"{jax.typeof(x)} is a value inside jit, grad or vmap: plan the array outside, or a "

@@ -111,7 +111,7 @@ def _apart(args: tuple[Any, ...], target: NamedSharding) -> list[str]:
     """Name the arguments on several devices that cannot be in one program with the results."""
     row = tuple(target.mesh.devices.flat)
     return [
-        f"args{jax.tree_util.keystr(path)}: lies on other devices than the layouts, or on them in "
+        f"args{jax.tree_util.keystr(path)}: is on other devices than the layouts, or on them in "
         "another order; relayout it first"
         for path, value in jax.tree_util.tree_flatten_with_path(args)[0]
         if isinstance(value, jax.Array)

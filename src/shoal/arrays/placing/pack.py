@@ -120,7 +120,7 @@ def unpack(tree: Any) -> list[Any]:
             f"{path_text(path)} on {len(column)}"
             for (path, _), column in zip(paths, columns, strict=True)
         )
-        raise UsageError(f"unpack: the arrays lie on different numbers of devices: {listed}")
+        raise UsageError(f"unpack: the arrays are on different numbers of devices: {listed}")
     return [jax.tree.unflatten(treedef, row) for row in zip(*columns, strict=True)]
 
 
@@ -188,11 +188,11 @@ def _cannot_be_piece(array: jax.Array) -> str:
     if others:
         return "is spread over several devices"
     if not array.is_fully_addressable:
-        return f"lies on a device of process {device.process_index}; give one of your own"
+        return f"is on a device of process {device.process_index}; give one of your own"
     kind, usual = array.sharding.memory_kind, device.default_memory().kind
     if kind in (None, usual):
         return ""
-    return f"lies in {kind} memory; arrays of shoal live in their devices' memory"
+    return f"is in {kind} memory; arrays of shoal live in their devices' memory"
 
 
 def _unequal_replicas(leaf: Leaf, values: Sequence[Any], positions: Sequence[int]) -> list[str]:

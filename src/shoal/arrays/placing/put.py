@@ -147,7 +147,7 @@ def _where(array: jax.Array) -> str:
     owners = sorted({device.process_index for device in array.sharding.device_set})
     if len(owners) > 1:
         return "is spread over processes in another layout; relayout moves it"
-    return f"lies on devices of process {owners[0]} alone; put needs it as a host value here too"
+    return f"is only on devices of process {owners[0]}; put needs it as a host value here too"
 
 
 def _already(value: Any, target: NamedSharding) -> jax.Array | None:

@@ -126,7 +126,7 @@ def _check(leaf: Leaf, offences: list[str]) -> None:
         cannot_be_pending(leaf, offences)
         if is_elsewhere(leaf.value, jax_mesh(leaf.layout.mesh)):
             offences.append(
-                f"{leaf.path}: lies on other devices than {leaf.layout.mesh!r}, or in another "
+                f"{leaf.path}: is on other devices than {leaf.layout.mesh!r}, or in another "
                 "order; relayout moves it"
             )
     else:  # the compiler pads uneven splits by Auto axes

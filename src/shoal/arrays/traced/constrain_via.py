@@ -17,7 +17,7 @@ from shoal.plan.transfer.same_devices import in_one_order
 
 
 def why_not_via(plan: RelayoutPlan, leaves: Sequence[Leaf]) -> list[str]:
-    """Return all that is wrong with `constrain(x, layout, via=plan)`."""
+    """Return all problems with `constrain(x, layout, via=plan)`."""
     if not isinstance(plan, RelayoutPlan):
         return [WrongType(f"via={plan!r} must be what plan_relayout returns")]
     if len(leaves) != 1:

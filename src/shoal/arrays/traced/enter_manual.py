@@ -95,7 +95,7 @@ def _refuse(operation: str, tree: Any) -> None:
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
     if traced or is_tracing():
         raise UsageError(
-            f"{operation}: inside jit, grad and vmap code becomes one device as a function: write "
+            f"{operation}: inside jit, grad and vmap code runs per device as a function: write "
             "manual(fn, in_layouts, out_layouts)"
         )
 
@@ -108,7 +108,7 @@ def _check(shards: Sequence[Any], shard: Any, layouts: Layouts, full_shape: Any)
         wanted = treedef.flatten_up_to(full_shape)
     except ValueError as error:
         raise UsageError(
-            f"leave_manual: full_shape={full_shape!r} has not one shape for each leaf: "
+            f"leave_manual: full_shape={full_shape!r} does not have one shape for each leaf: "
             f"{str(error).splitlines()[0]}"
         ) from None
     for leaf, shape in zip(leaves, wanted, strict=True):
@@ -132,8 +132,8 @@ def _elsewhere(shards: Sequence[Any], mesh: Mesh) -> list[str]:
         lies = {d for leaf in jax.tree.leaves(shard) if _is_placed(leaf) for d in leaf.devices()}
         if away := sorted(d.id for d in lies & {*own} if d != device):
             offences.append(
-                f"shard {number} lies on device {away[0]}, and stands for what device {device.id} "
-                "holds; keep the order of enter_manual"
+                f"shard {number} is on device {away[0]}, in the place of the shard of "
+                f"device {device.id}; keep the order of enter_manual"
             )
     return offences
 

@@ -25,7 +25,7 @@ _OWN_FOLDER = str(Path(__file__).parents[2])
 _ADVICE = {
     "gathered": "the compiler gathers the whole array and cuts it again; at this line "
     "constrain(x, layout, via=plan_relayout(x, layout)) moves no more than it must",
-    "moved": "an operand lies otherwise than the operation needs it; constrain it where it is made",
+    "moved": "an operand is in another layout than needed; constrain it where it is made",
     "summed": "the operation sums over a split dim, which needs this",
     "written": "written so in the program",
 }
@@ -117,7 +117,7 @@ def explain_program(jitted: Any, *args: Any, **kwargs: Any) -> ProgramReport:
     """
     if not hasattr(jitted, "lower") or isinstance(jitted, str | bytes):
         raise UsageTypeError(
-            f"explain_program: {jitted!r} is no jitted function: give jax.jit(function), "
+            f"explain_program: {jitted!r} is not a jitted function: give jax.jit(function), "
             "and its arguments after it"
         )
     compiled = jitted.lower(*args, **kwargs).compile()

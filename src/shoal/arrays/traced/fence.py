@@ -73,7 +73,7 @@ def _function(fn: Callable[..., Any], backward: bool) -> Callable[..., Any]:
     if not backward:
         raise UsageError(
             "fence: of a function only the derivative can be fenced: backward=True; for its "
-            "values, fence what goes in or comes out"
+            "values, fence its inputs or outputs"
         )
 
     @wraps(fn)

@@ -119,8 +119,8 @@ def _check_sums(x: jax.Array, weight: jax.Array, layout: Layouts, dtype: Any) ->
         offences += _used_twice(x, weight)
     if layout is None and len(split) == 2 and all(split):
         offences.append(
-            f"{split[0]} and {split[1]} split the dim that is summed over, and on Explicit axes "
-            "the result's type must be said: layout="
+            f"{split[0]} and {split[1]} split the contracted dim, and on Explicit axes "
+            "the result's type must be given: layout="
         )
     raise_all("linear", offences)
 
@@ -132,7 +132,7 @@ def _dtype(given: Any, default: Any) -> Any:
     except TypeError:
         wanted = None
     if wanted is None:
-        raise UsageTypeError(f"linear: preferred_element_type={given!r} is no dtype")
+        raise UsageTypeError(f"linear: preferred_element_type={given!r} is not a dtype")
     return wanted
 
 
@@ -145,7 +145,7 @@ def _used_twice(x: jax.Array, weight: jax.Array) -> list[str]:
         return []
     return [
         f"{', '.join(twice)} would split two dims of the result, one as in x and one as in weight; "
-        "on Explicit axes say which it shall be: layout="
+        "on Explicit axes choose one: layout="
     ]
 
 

@@ -99,7 +99,7 @@ def manual(
         for given in jax.tree.leaves(layouts, is_leaf=is_one_layout):
             if not is_one_layout(given):
                 raise UsageTypeError(
-                    f"manual: {argument}: {given!r} is no layout; give a Layout or a spec"
+                    f"manual: {argument}: {given!r} is not a layout; give a Layout or a spec"
                 )
     program = _program(fn, name, out_layouts)
 
@@ -107,7 +107,7 @@ def manual(
     def region_of(*args: Any, **options: Any) -> Any:
         if options:
             raise UsageTypeError(
-                f"manual: {name}: layouts stand for arguments by position: {', '.join(options)}"
+                f"manual: {name}: layouts apply to positional arguments: {', '.join(options)}"
             )
         region = _region(name, in_layouts, out_layouts, axes)
         leaves, treedef = _arguments(args, in_layouts, region)
@@ -234,7 +234,7 @@ def _arguments(
         must_divide(leaf._replace(layout=own), offences)
         if is_elsewhere(leaf.value, jax_mesh(region.mesh)):
             offences.append(
-                f"{leaf.path}: lies on other devices than {region.mesh!r}, or in another order; "
+                f"{leaf.path}: is on other devices than {region.mesh!r}, or in another order; "
                 "relayout moves it"
             )
     raise_all(f"manual: arguments of {region.name}", offences)
@@ -318,7 +318,7 @@ def _checked(result: Any, layouts: Layouts, region: _Region) -> Any:
         said = str(jax.tree.structure(layouts, is_leaf=is_one_layout)).removeprefix("PyTreeDef")
         found = str(treedef).removeprefix("PyTreeDef")
         raise UsageError(
-            f"manual: results of {region.name}: the layouts stand in other containers: "
+            f"manual: results of {region.name}: the layouts are in other containers: "
             f"{said[:200]} for {found[:200]}"
         ) from None
     values = [_array(leaf.value) for leaf in leaves]

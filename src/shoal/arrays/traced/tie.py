@@ -119,7 +119,7 @@ def _differences(first: Any, second: Any) -> list[str]:
     if lies.is_equivalent_to(shall, first.ndim):
         return []
     return [
-        f"outside jit both lie somewhere already: {_layout(lies, first.ndim)} and "
+        f"outside jit both are placed already: {_layout(lies, first.ndim)} and "
         f"{_layout(shall, first.ndim)}; relayout(b, layout_of(a)) moves one"
     ]
 

@@ -56,7 +56,7 @@ def check_header(checkpoint: Checkpoint, file: int) -> None:
     if detail:
         raise CorruptCheckpoint(
             f"{path}: {record.name}: its header {detail}\n"
-            "its bytes are those that were written, but other readers would misread them; "
+            "its bytes are as written, but other readers would misread them; "
             "restore another step",
             path=path,
             file=record.name,
@@ -103,5 +103,5 @@ def _difference(
             detail = f"says that {name[:_SHOWN]!r} is {entries[name]}"
             return leaf, f"{detail}; by manifest and index it is {said}"
     if more := entries.keys() - expected.keys():
-        return "", f"has an entry {min(more)[:_SHOWN]!r}, which the index has not"
+        return "", f"has an entry {min(more)[:_SHOWN]!r}, which the index lacks"
     return "", ""

@@ -242,7 +242,7 @@ def _boxes(checkpoint: Checkpoint, wants: Sequence[Want]) -> Boxes:
         record = checkpoint.manifest.leaves[want.leaf]
         shape = want.out.shape
         if want.out.dtype != dtype_of(record.dtype) or len(shape) != len(want.origin):
-            raise UsageError(f"{record.name}: {want.out.dtype}{shape} is no box of it")
+            raise UsageError(f"{record.name}: {want.out.dtype}{shape}is not a box of it")
         origin[row, : len(shape)] = want.origin
         extent[row, : len(shape)] = shape
     return Boxes(leaf, origin, extent)
@@ -279,7 +279,7 @@ def _wrong(
     for number, digest in enumerate(digests(parts)):
         if digest != int(hashes[first + number]):
             at = begin + number * BLOCK_BYTES
-            detail = f"the block at byte {at:,} is not what was saved: its hash differs"
+            detail = f"the block at byte {at:,} has changed since it was saved: its hash differs"
             yield _damaged(checkpoint, file, at, detail)
 
 

@@ -91,7 +91,7 @@ def _write_pending(folder: Folder, attempt: str, said: bytes) -> None:
 def taken(folder: Folder, commit: Commit) -> StepAlreadyCommitted:
     """Return the error for a step that is already saved."""
     return StepAlreadyCommitted(
-        f"{folder.path} is saved already, by attempt {commit.attempt}; nothing is overwritten\n"
+        f"{folder.path} is already saved, by attempt {commit.attempt}; nothing is overwritten\n"
         "save another step, or delete this one first",
         path=folder.path,
         attempt=commit.attempt,
@@ -101,7 +101,7 @@ def taken(folder: Folder, commit: Commit) -> StepAlreadyCommitted:
 def ended(folder: Folder, attempt: str, phase: str) -> SaveAborted:
     """Return the error for an attempt ended by another process, because it looked stale."""
     return SaveAborted(
-        f"{folder.path}: attempt {attempt} was ended by somebody: its PENDING is gone\n"
+        f"{folder.path}: attempt {attempt} was ended by another process: its PENDING is gone\n"
         "it was collected as stale or abandoned; save again",
         path=folder.path,
         phase=phase,
@@ -239,7 +239,7 @@ def _incomplete(folder: Folder, attempt: str) -> SaveAborted:
     words = "its manifest is missing"
     with contextlib.suppress(FileNotFoundError, CorruptCheckpoint):
         missing = missing_parts(folder, attempt, there)
-        words = f"process {', '.join(map(str, missing[:20]))} has not written all of its data"
+        words = f"process {', '.join(map(str, missing[:20]))} has not finished writing its data"
     return SaveAborted(
         f"{folder.path}: attempt {attempt} is not complete: {words}",
         path=folder.path,

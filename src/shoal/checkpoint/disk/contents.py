@@ -105,7 +105,7 @@ def contents(path: str | os.PathLike[str], *, step: int | None = None) -> Conten
     folder = LocalFolder(local_path(path, f"contents: path={path!r}"))
     if COMMIT in folder.names() or not saved_steps.folders(folder):
         if step is not None:
-            raise UsageError(f"contents: {folder.path} is no history: leave step={step!r} out")
+            raise UsageError(f"contents: {folder.path} is not a history: omit step={step!r}")
         return contents_of(folder)
     wanted = None if step is None else saved_steps.step_number("contents", step)
     chosen = saved_steps.chosen(folder, wanted, skip_corrupt=False)

@@ -109,9 +109,9 @@ def _read_blob(folder: Folder, blob: Blob) -> bytes:
         data = folder.read(blob.name, blob.bytes + 1)
         if len(data) == blob.bytes and hashlib.sha256(data).hexdigest() == blob.sha256:
             return data
-        what = "is not what was saved: its hash differs"
+        what = "has changed since it was saved: its hash differs"
         if len(data) != blob.bytes:
-            what = f"is not what was saved: it had {blob.bytes:,} bytes"
+            what = f"has changed since it was saved: it had {blob.bytes:,} bytes"
     except FileNotFoundError:
         pass
     raise CorruptCheckpoint(
@@ -127,7 +127,7 @@ def _what_is_there(folder: Folder) -> str:
     names = folder.names()
     steps = [name for name in names if name.startswith("step_")]
     if steps:
-        return f"is no checkpoint, but a history of {len(steps)} steps; give the path of one"
+        return f"is not a checkpoint but a history of {len(steps)} steps; give the path of one"
     if any(name.startswith("PENDING-") for name in names):
         return "nothing is committed; a save is under way, or ended before it was complete"
-    return "is no checkpoint: there is no file COMMIT" if names else "nothing is saved there"
+    return "is not a checkpoint: it has no file COMMIT" if names else "nothing is saved there"

@@ -50,7 +50,7 @@ def step_number(operation: str, step: object) -> int:
     """
     number = integer(operation, "step", step)
     if not 0 <= number < MOST_STEPS:
-        raise UsageError(f"{operation}: step {number} must lie between 0 and {MOST_STEPS - 1}")
+        raise UsageError(f"{operation}: step {number} must be between 0 and {MOST_STEPS - 1}")
     return number
 
 
@@ -225,7 +225,7 @@ def _committed(
 
 def add_remedy(error: CorruptCheckpoint) -> None:
     """Add to the error about a damaged step what the user can do."""
-    detail = "delete that step, or repair its folder, or pass over it with skip_corrupt=True"
+    detail = "delete that step, or repair its folder, or skip it with skip_corrupt=True"
     error.args = (f"{error}\n{detail}",)
 
 

@@ -50,7 +50,7 @@ def check_place(path: str, step: int | None, file: str) -> None:
     raise CorruptCheckpoint(
         f"{path}: {file} is of step {step}, and the folder is named after step {named}: it was "
         "copied, renamed or linked\n"
-        f"name it {step_name(step)}, or remove it: the step that was saved counts",
+        f"name it {step_name(step)}, or remove it: the saved step counts",
         path=path,
         file=file,
     )

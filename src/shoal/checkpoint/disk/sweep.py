@@ -72,14 +72,14 @@ def collect_garbage(folder: Folder, *, idle_s: float) -> list[str]:
     attempt is recovered rather than ended. A folder that was already empty is removed only if
     `idle_s` is 0: another process may be about to begin in it. Returns the names removed.
 
-    An attempt whose time lies in the future has an unknown age: it is counted from now on.
+    An attempt with a time in the future has an unknown age: it is counted from now on.
     """
     recover_step(folder)
     removed: list[str] = []
     for attempt in folder_state(folder).attempts:
         if attempt.is_ahead and idle_s:
             _LOG.warning(
-                "%s: attempt %s: its time lies %.0f s in the future; it is set to now",
+                "%s: attempt %s: its time is %.0f s in the future; it is set to now",
                 folder.path, attempt.id, attempt.ahead_s,
             )  # fmt: skip
             with contextlib.suppress(FileNotFoundError):  # committed or ended concurrently

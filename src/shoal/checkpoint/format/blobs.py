@@ -70,11 +70,11 @@ def decode_tree(blob: bytes | memoryview, *, file: str = "") -> Any:
     view = memoryview(blob)
     found = header.parse_header(view, len(view), file)
     if found.metadata.keys() != {"format", "tree", "leaves"}:
-        raise CorruptCheckpoint(f"{file} is no tree of values", file=file)
+        raise CorruptCheckpoint(f"{file} does not hold a tree of values", file=file)
     structure, count = decode_structure(header.strict_json(found.metadata["tree"], file), file)
     said = header.strict_json(found.metadata["leaves"], file)
     if found.metadata["format"] != _FORMAT or type(said) is not list or len(said) != count:
-        raise CorruptCheckpoint(f"{file} is no tree of values", file=file)
+        raise CorruptCheckpoint(f"{file} does not hold a tree of values", file=file)
     entries = {entry.name: entry for entry in found.entries}
     leaves = []
     for name, one in zip(names_of(structure), said, strict=True):
@@ -83,7 +83,9 @@ def decode_tree(blob: bytes | memoryview, *, file: str = "") -> Any:
         except (UsageError, ValueError, TypeError) as why:
             raise CorruptCheckpoint(f"{file}: {name}: {why}", file=file, leaf=name) from None
     if entries:
-        raise CorruptCheckpoint(f"{file} has arrays that are nobody's: {list(entries)}", file=file)
+        raise CorruptCheckpoint(
+            f"{file} has arrays that are not in its tree: {list(entries)}", file=file
+        )
     return unflatten_tree(structure, leaves)
 
 

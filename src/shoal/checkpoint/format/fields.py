@@ -22,7 +22,7 @@ class Fields:
         self.file = file
         self.where = f", {where}" if where else ""
         if type(found) is not dict:
-            self.refuse("is no object")
+            self.refuse("is not an object")
         self.found: dict[str, Any] = found
 
     def refuse(self, what: str) -> NoReturn:
@@ -51,13 +51,13 @@ class Fields:
     def sizes(self, key: str) -> tuple[int, ...]:
         value = self.found.get(key, [])
         right = type(value) is list and all(type(v) is int and 0 <= v < LARGEST for v in value)
-        self.expect(key, right, "no list of sizes")
+        self.expect(key, right, "not a list of sizes")
         return tuple(value)
 
     def texts(self, key: str) -> tuple[str, ...]:
         value = self.found.get(key, [])
         right = type(value) is list and all(map(is_text, value))
-        self.expect(key, right, "no list of texts")
+        self.expect(key, right, "not a list of texts")
         return tuple(value)
 
     def mapping(self, key: str) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _why_no_json(value: Any) -> str:
     kind = type(value)
     if kind is str:
         if not is_text(value):
-            return "holds a lone surrogate, which is no text"
+            return "holds a lone surrogate, which is not valid text"
     elif kind is float:
         if value - value != 0:
             return f"is {value}, which JSON does not have"

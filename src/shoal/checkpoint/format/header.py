@@ -125,9 +125,7 @@ def strict_json(text: bytes | str, file: str) -> Any:
         return json.loads(whole, **_STRICT)
     except (ValueError, RecursionError, MemoryError) as why:
         words = "it is nested too deeply" if isinstance(why, RecursionError) else str(why)
-        raise CorruptCheckpoint(
-            f"{file} is not the JSON that it should be: {words}", file=file
-        ) from None
+        raise CorruptCheckpoint(f"{file} is not valid JSON: {words}", file=file) from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -136,7 +134,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise UsageError(f"the key {key[:100]!r} is there twice")
+                raise UsageError(f"the key {key[:100]!r} occurs twice")
             seen.add(key)
     return found
 
@@ -159,12 +157,12 @@ _STRICT: Mapping[str, Any] = {
 
 def _entry(name: str, said: Any, file: str) -> Entry:
     if type(said) is not dict or said.keys() != {"dtype", "shape", "data_offsets"}:
-        _refuse(file, f"has an entry {name[:100]!r} that is none")
+        _refuse(file, f"has an entry {name[:100]!r} that is invalid")
     dtype, shape, offsets = said["dtype"], said["shape"], said["data_offsets"]
     if type(dtype) is not str or dtype not in _BITS:
         _refuse(file, f"has an entry {name[:100]!r} of no known dtype")
     if not _sizes(shape) or not _sizes(offsets) or len(offsets) != 2:
-        _refuse(file, f"has an entry {name[:100]!r} whose shape or offsets are no sizes")
+        _refuse(file, f"has an entry {name[:100]!r} whose shape or offsets are not sizes")
     begin, end = offsets
     if end - begin != _size(dtype, shape):
         _refuse(
@@ -190,7 +188,7 @@ def _check_places(entries: Sequence[Entry], data_bytes: int, file: str) -> None:
     begin = 0
     for entry in entries:
         if entry.begin != begin:
-            what = "overlaps another entry" if entry.begin < begin else "lies behind a hole"
+            what = "overlaps another entry" if entry.begin < begin else "follows a gap"
             _refuse(file, f"has an entry {entry.name[:100]!r} that {what}")
         begin = entry.end
     if begin != data_bytes:

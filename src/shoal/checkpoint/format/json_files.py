@@ -140,7 +140,7 @@ def _leaf(found: Any, file: str, knows_all: bool) -> LeafRecord:
     if odd or not all(map(is_text, texts)) or type(shape) is not list:
         why = "has unknown fields, or a field of the wrong type"
     elif type(words) is not list or {*map(type, shape), *map(type, words)} - {int}:
-        why = "has a shape that is no list of sizes"
+        why = "has a shape that is not a list of sizes"
     else:
         kind, dtype, impl, layout = texts
         leaf = LeafRecord(name, kind, dtype, tuple(shape), tuple(words), impl, layout, get("value"))
@@ -174,21 +174,21 @@ def _why_no_data(
     """Say what is wrong with a leaf that has data in files; empty if nothing is."""
     stored = shape + words
     if min(stored, default=0) < 0:
-        return "has a shape that is no list of sizes"
+        return "has a shape that is not a list of sizes"
     item_bytes = max(1, dtypes.dtype_of(dtype).itemsize)
     if (
         len(stored) > MOST_DIMS
         or math.prod(max(1, size) for size in stored) * item_bytes >= LARGEST
     ):
-        return "is larger than anything"
+        return "is impossibly large"
     is_key = kind == "key"
     if is_key != bool(impl) or (words and not is_key):
-        return "is half a key"
+        return "is not a whole number of keys"
     if kind in ("array", "key"):
         return ""
     rank = {"str": 1, "bytes": 1, "per_process": 0}.get(kind)
     if dtype != "uint8" or rank != len(shape):
-        return f"is of kind {kind[:40]!r}, which has no {dtype}{list(shape)}"
+        return f"is of kind {kind[:40]!r}, which cannot be {dtype}{list(shape)}"
     return ""
 
 

@@ -95,7 +95,7 @@ def decode_index(data: bytes, file: str = "the index") -> Index:
     wanted = first_blocks(files)
     first_block = tables.get("first_block")
     if first_block is None or not np.array_equal(first_block, wanted):
-        fields.refuse("says of some file that it begins with a block that it does not")
+        fields.refuse("gives a wrong first block for a file")
     return Index(fields.attempt(), files, chunks, wanted, block_hash)
 
 
@@ -140,7 +140,7 @@ def _decode(data: bytes, kind: str, file: str) -> tuple[Fields, dict[str, Array]
     if check_version(fields, kind):
         fields.only(_KEYS)
         if set(names) != {entry.name for entry in found.entries}:
-            fields.refuse(f"has not the tables {', '.join(names)}")
+            fields.refuse(f"lacks one of the tables {', '.join(names)}")
     tables: dict[str, Array] = {}
     for entry in found.entries:
         if entry.dtype not in ("I64", "U64") or max(entry.shape, default=0) > len(data):
@@ -167,7 +167,7 @@ def _files(fields: Fields) -> tuple[FileRecord, ...]:
     number = 0
     for one in listed if type(listed) is list else [None]:
         if type(one) is not list or [type(value) for value in one] != [str, int, int]:
-            fields.refuse("lists files that are none")
+            fields.refuse("lists invalid files")
         name, num_bytes, process = one
         if not (0 <= num_bytes < LARGEST and 0 <= process < 1 << 31):
             fields.refuse(f"lists a file of {num_bytes} bytes of process {process}")
@@ -200,7 +200,7 @@ def _checked(
     block_hash = tables.get("block_hash")
     wanted = int(first_blocks(files)[-1])
     if block_hash is None or block_hash.dtype.kind != "u" or block_hash.shape != (wanted,):
-        fields.refuse(f"has not one hash for each of the {wanted} blocks of its files")
+        fields.refuse(f"does not have one hash for each of the {wanted} blocks of its files")
     chunks = Chunks(*columns)
     check_places(chunks, files, fields.file)
     return chunks, block_hash

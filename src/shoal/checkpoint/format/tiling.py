@@ -40,7 +40,7 @@ def check_places(chunks: Chunks, files: Sequence[FileRecord], file: str) -> None
     if int(chunks.file.min()) < 0 or int(chunks.file.max()) >= len(files):
         _refuse(file, "has a chunk in a file that it does not list")
     if int(chunks.leaf.min()) < 0:
-        _refuse(file, "has a chunk of no leaf")
+        _refuse(file, "has a chunk of an unknown leaf")
     begin, end = chunks.begin, chunks.end
     wrong = (begin < 0) | (begin > end) | (end > room[chunks.file])
     for table in (chunks.origin, chunks.extent):
@@ -106,13 +106,13 @@ def check_tiling(manifest: Manifest, chunks: Chunks, file: str = "the index") ->
     refuse_if((count == 0) & leaves.has_data, "has no chunk")
     refuse_if(
         leaves.is_own & (count != manifest.num_processes),
-        f"has not one value of each of {manifest.num_processes} processes",
+        f"does not have one value of each of {manifest.num_processes} processes",
     )
     own = leaves.is_own[leaf]
     refuse_rows(~own & (origin + extent > leaves.dims[leaf]).any(axis=1), "has a chunk outside")
     if own.any():
         wrong = _not_own(chunks, manifest.num_processes)
-        refuse_rows(own & wrong, "has a value of no process")
+        refuse_rows(own & wrong, "has a value of an unknown process")
     elements = extent.prod(axis=1)
     packed = -(-elements // leaves.per_byte[leaf])
     wanted = np.where(leaves.per_byte[leaf] > 1, packed, elements * leaves.item_bytes[leaf])
@@ -209,7 +209,7 @@ def check_index(manifest: Manifest, index: Index, file: str = "the index") -> No
         at = number[one.process] = number.get(one.process, -1) + 1
         wanted = data_name(manifest.attempt, one.process, manifest.num_processes, at)
         if one.process >= manifest.num_processes or one.name != wanted:
-            _refuse(file, f"lists a file {one.name!r} that is none of this checkpoint")
+            _refuse(file, f"lists a file {one.name!r} that is not of this checkpoint")
     check_tiling(manifest, index.chunks, file=file)
     is_own = np.array([one.kind == "per_process" for one in manifest.leaves], bool)
     rows = is_own[index.chunks.leaf] if index.chunks.leaf.size else np.zeros(0, bool)

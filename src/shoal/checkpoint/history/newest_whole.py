@@ -48,7 +48,7 @@ def restored(
         return number, value
     passed: set[int] = set()
     while True:
-        spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"passed over: {sorted(passed)}")
+        spec = ("step=None", f"skip_corrupt={skip_corrupt}", f"skipped: {sorted(passed)}")
         step, found = ask_lead(spec, partial(_look, root, skip_corrupt, passed))
         faults = dict(found)
         _warn(faults)
@@ -79,10 +79,10 @@ def _look(
 def none_left(path: str, damaged: set[int]) -> NotCommitted:
     """Return the error for a history without a step to restore."""
     few = ", ".join(map(str, sorted(damaged)[-_SHOWN:]))
-    detail = f"no step that is whole is saved: {few} are damaged" if damaged else "no step is saved"
+    detail = f"no intact step is saved: {few} are damaged" if damaged else "no step is saved"
     return NotCommitted(f"{path}: {detail}", path=path)
 
 
 def _warn(faults: Mapping[int, str]) -> None:
     for step, words in faults.items():
-        _LOG.warning("step %d is damaged, and passed over: %s", step, words)
+        _LOG.warning("step %d is damaged, and skipped: %s", step, words)

@@ -28,13 +28,13 @@ def wrong_number(
     needed = policy_for(value, dtype) if is_number and dtype is not None else ""
     if not needed:
         is_large = type(value) is int and dtype is not None and dtype.kind not in "SUOmM"
-        return "wrong_dtype", f"{detail}, which is no array" + (
+        return "wrong_dtype", f"{detail}, which is not an array" + (
             f"; it does not fit {dtype}" if is_large else ""
         )
     if shape:
         return "wrong_shape", f"{detail}, of shape (), not {shape}"
     if _POLICIES.index(policy) < _POLICIES.index(needed):
-        return "wrong_dtype", f"{detail}, which is no array; dtype={needed!r} makes one of it"
+        return "wrong_dtype", f"{detail}, which is not an array; dtype={needed!r} makes one of it"
     return "", ""
 
 

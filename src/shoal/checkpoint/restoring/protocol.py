@@ -198,7 +198,7 @@ class Restore:
         )
         raise DivergenceError(
             f"{self._me}: restore({path!r}): processes see different checkpoints there\n"
-            f"{rows}\nthe path is not shared, or somebody saved while they looked",
+            f"{rows}\nthe path is not shared, or another save was committed meanwhile",
             sides=sides,
         )
 
@@ -275,7 +275,7 @@ def _gone(checkpoint: Checkpoint, error: CorruptCheckpoint) -> NotCommitted | No
         return None
     if commit is not None and commit.attempt == checkpoint.commit.attempt:
         return None
-    text = f"{path}: was deleted while it was restored ({error.file} is not what it was)"
+    text = f"{path}: was deleted while it was restored ({error.file} has changed)"
     return NotCommitted(text, path=path)
 
 

@@ -114,9 +114,11 @@ def options_of(
             raise UsageTypeError(f"{operation}: only={only!r} must be patterns such as 'params/**'")
         only = tuple(sorted(only))  # the order of a set differs between processes
         if wrong := [one for one in only if not patterns.is_pattern(one)]:
-            raise UsageError(f"{operation}: only={wrong!r}: what stands in [ ] is no range")
+            raise UsageError(
+                f"{operation}: only={wrong!r}: the characters in [ ] are not a valid range"
+            )
     if rename is not None and not has_target:
-        raise UsageError(f"{operation}: rename= maps names of a target, and there is none")
+        raise UsageError(f"{operation}: rename= maps names of a target, but no target was given")
     if isinstance(rename, Mapping):
         rename = dict(rename)
         if not all(isinstance(one, str) for pair in rename.items() for one in pair):
@@ -236,7 +238,7 @@ class _Matching:
         if record.kind not in HELD:
             name = self.options.stored_name(target.name)  # otherwise it stands for a subtree
             if target.has_dims and record.name == name != ROOT and record.kind != "none":
-                detail = f"was saved as {record.kind}, which is no array"
+                detail = f"was saved as {record.kind}, which is not an array"
                 detail += f"; give any {record.kind} in place of the layout"
                 self._wrong("wrong_dtype", target, detail)
             return self._number(target, leaf) if target.is_array else Wish(leaf, None, None)
@@ -286,7 +288,7 @@ class _Matching:
             return target.dtype
         detail = f"is {stored} as saved, not {target.dtype}"
         if not is_possible:
-            detail += "; there is no cast"
+            detail += "; no cast exists"
         elif policy == "exact":
             safe = is_lossless(stored, target.dtype)
             detail += f"; dtype={'safe' if safe else 'any'!r} casts it"
@@ -339,7 +341,7 @@ def mismatch(offences: Sequence[str], **kinds: Iterable[str]) -> RestoreMismatch
     if count > len(listed):
         listed.append(f"and {count - len(listed)} more")
     text = offences[0] if count == 1 else f"{count} problems\n  - " + "\n  - ".join(listed)
-    detail = f"restore: the target is not what was saved: {text}\nnothing was restored"
+    detail = f"restore: the target does not match the checkpoint: {text}\nnothing was restored"
     return RestoreMismatch(detail, offences=offences, **kinds)
 
 

@@ -95,7 +95,7 @@ def fit(leaf: TargetLeaf, record: LeafRecord, dtype: np.dtype[Any] | None) -> tu
             detail = "return a Layout, a sharding, a Mesh, or None for a NumPy array"
             return (
                 None,
-                f"the target's function returned {short_text(given)}, which is no layout; {detail}",
+                f"the target's function returned {short_text(given)}, not a layout; {detail}",
             )
         if dtype is not None and (why := _refused(dtype, bool(jax.config.jax_enable_x64))):
             return None, why

@@ -60,7 +60,7 @@ def choose(
     hold replicas, or because their boxes have short rows.
     """
     if mode == "direct" or geometry is None:
-        return Ways({}, "as asked" if mode == "direct" else "nothing lies on devices")
+        return Ways({}, "as asked" if mode == "direct" else "nothing is placed on devices")
     known: dict[object, Any] = {}
     transport: dict[int, Any] = {}
     wanted = 0
@@ -79,7 +79,7 @@ def choose(
             known[key] = _transport(checkpoint, wish, mode, geometry)
         if known[key] is not None:
             transport[number] = known[key]
-    detail = f"{len(transport)} of {wanted} leaves that are large or asked for are exchanged"
+    detail = f"{len(transport)} of {wanted} leaves that are large, or meant to be, are exchanged"
     if not transport:
         detail = "direct reads cost at most 1.5 times what is needed, or nothing fits"
     return Ways(transport, detail)
@@ -168,7 +168,7 @@ class RestorePlan:
 
     path: str
     mode: str  # "direct", or "exchange" if some leaves are
-    why: str  # in words
+    why: str  # a sentence
     num_leaves: int
     exchanged: tuple[str, ...]  # names of the leaves exchanged between devices
     leaves_bytes: int  # of the leaves in files, each counted once

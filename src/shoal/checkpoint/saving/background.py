@@ -58,7 +58,7 @@ class Saving:
         limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
         if not self._is_over.wait(limit_s):
             raise DeadlineError(
-                f"{self._operation} still runs after {timeout_s} s; it goes on",
+                f"{self._operation} still runs after {timeout_s} s; it continues",
                 name="save",
                 waited_s=timeout_s or 0.0,
             )
@@ -70,7 +70,7 @@ class Saving:
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # noqa: BLE001 - raised where somebody waits
+        except BaseException as error:  # noqa: BLE001 - raised by `wait`
             self._error = error
             _LOG.warning("%s failed: %s", self._operation, error)  # `wait` may never be called
         finally:

@@ -369,7 +369,7 @@ def _tried(work: Callable[[], None]) -> Exception | None:
     """Return the error, if any."""
     try:
         work()
-    except Exception as error:  # noqa: BLE001 - the others are told of whatever it is
+    except Exception as error:  # noqa: BLE001 - sent to the other processes
         return error
     return None
 

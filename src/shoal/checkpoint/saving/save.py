@@ -142,7 +142,7 @@ def request_of(
         raise UsageTypeError(f"save: path={path!r} must be text or a pathlib.Path")
     operation = f"save({folder.path!r})"
     if name is not None and (not isinstance(name, str) or not name):
-        raise UsageTypeError(f"{operation}: name={name!r} must be text that is not empty")
+        raise UsageTypeError(f"{operation}: name={name!r} must be non-empty text")
     for what, given in (("user", user), ("metrics", metrics)):
         if given is not None and not isinstance(given, Mapping):
             raise UsageTypeError(f"{operation}: {what}={given!r} must be a dict")

@@ -160,7 +160,9 @@ def among(state: State, numbers: Sequence[int]) -> tuple[State, list[str]]:
             spread, missing = known[id(leaf.spread)]
             if missing:
                 name, total = leaf.record.name, math.prod(leaf.record.stored_shape)
-                lost.append(f"{name}: {missing} of its {total} values lie on other processes alone")
+                lost.append(
+                    f"{name}: {missing} of its {total} values are held only by other processes"
+                )
             leaf = leaf._replace(spread=spread)
         leaves.append(leaf)
     return state._replace(leaves=tuple(leaves)), lost
@@ -255,7 +257,7 @@ def _key(dtype: Any) -> tuple[str, tuple[int, ...], np.dtype[Any]]:
     """Return the implementation of keys, and the shape and dtype of their words."""
     leaf = wire.leaf_of("", jax.ShapeDtypeStruct((), dtype))
     if isinstance(leaf, str) or leaf.dtype is None:
-        raise UsageError(f"has dtype {dtype}, whose words nobody knows")
+        raise UsageError(f"has dtype {dtype}, a kind of key that this JAX does not describe")
     return str(leaf.impl), leaf.words, leaf.dtype
 
 

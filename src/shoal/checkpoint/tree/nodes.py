@@ -149,7 +149,7 @@ def decode_structure(found: Any, file: str) -> tuple[Structure, int]:
     try:
         return reading.structure(found, DEEPEST), reading.leaves
     except UsageError as why:
-        raise CorruptCheckpoint(f"{file} has a tree that is none: {why}", file=file) from None
+        raise CorruptCheckpoint(f"{file} has an invalid tree: {why}", file=file) from None
 
 
 class _NodeReading:
@@ -159,13 +159,13 @@ class _NodeReading:
     def structure(self, found: Any, depth: int) -> Structure:
         if type(found) is int:
             if found != self.leaves:
-                raise UsageError(f"leaf {found} stands where leaf {self.leaves} should")
+                raise UsageError(f"leaf {found} is in the place of leaf {self.leaves} should")
             self.leaves += 1
             return found
         if not depth:
             raise UsageError(f"it is nested deeper than {DEEPEST} nodes")
         if type(found) is not dict:
-            raise UsageError("a node is no object")
+            raise UsageError("a node is not an object")
         kind, static = found.get("kind"), plain_value(found.get("static"))
         if kind not in _KINDS or found.keys() != self._wanted(kind, found):
             raise UsageError(f"a node of kind {json_excerpt(kind)} has the wrong keys")
@@ -192,13 +192,13 @@ class _NodeReading:
     def _keys(self, kind: str, found: Mapping[str, Any]) -> tuple[Key, ...]:
         children, texts, kind_type = found["children"], found.get("keys", []), found.get("type", "")
         if type(children) is not list or type(texts) is not list or type(kind_type) is not str:
-            raise UsageError("a node's keys, children or type are none")
+            raise UsageError("a node's keys, children or type are invalid")
         if kind in KEYLESS:
             return ()
         if len(texts) != len(children) or len(set(map(str, texts))) != len(texts):
-            raise UsageError("a node has not as many distinct keys as children")
+            raise UsageError("a node does not have one distinct key for each child")
         if not all(type(text) is str for text in texts):
-            raise UsageError("a key is no text")
+            raise UsageError("a key is not text")
         if kind in ("dict", "defaultdict") and texts != sorted(texts):
             raise UsageError("the keys of a dict are not sorted")
         return tuple([key_of(text) for text in texts])

@@ -95,7 +95,7 @@ def value_of_bulk(kind: str, data: NDArray[np.uint8]) -> str | bytes:
     try:
         return found.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as why:
-        raise UsageError(f"its bytes are no text: {why}") from None
+        raise UsageError(f"its bytes are not valid text: {why}") from None
 
 
 def _write_int(value: int) -> str:
@@ -243,15 +243,15 @@ def _plain_value(found: Any, depth: int) -> Any:
     if type(found) is list:
         return [_plain_value(one, depth - 1) for one in found]
     if type(found) is not dict or len(found) != 1:
-        raise UsageError("static data that are no plain values")
+        raise UsageError("static data that are not plain values")
     ((kind, inner),) = found.items()
     if kind not in ("tuple", "dict"):
         return decode_value(kind, inner)
     if type(inner) is not list:
-        raise UsageError(f"static data whose {kind} is none")
+        raise UsageError(f"static data whose {kind} is invalid")
     if kind == "tuple":
         return tuple([_plain_value(one, depth - 1) for one in inner])
     try:
         return {_plain_value(k, depth - 1): _plain_value(v, depth - 1) for k, v in inner}
     except (TypeError, ValueError) as why:
-        raise UsageError(f"static data whose dict is none: {why}") from None
+        raise UsageError(f"static data with an invalid dict: {why}") from None

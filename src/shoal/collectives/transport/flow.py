@@ -130,11 +130,6 @@ class Flow:
           DeadlineError: a process was not done in time.
           ProcessLostError, PeerFailedError: a process was lost, or failed.
         Errors of `work` itself, other than the runtime's, are raised here at once.
-
-        Raises, on all that are alive:
-          DeadlineError: somebody was not done in time.
-          ProcessLostError, PeerFailedError: somebody is gone, or failed.
-        What `work` itself raises, unless it is the runtime's error, is raised here at once.
         """
         if not self._is_settled:
             self.settle()

@@ -80,7 +80,7 @@ class DTensorCheckpoint:
         clashes = [name for name in kept if name in root and not _is_same(root[name], kept[name])]
         raise_all(
             "dtensor.DTensorCheckpoint",
-            [f"{name}= is given, and root.{name} exists already" for name in clashes],
+            [f"{name}= is given, but root.{name} exists already" for name in clashes],
         )
         return {**root, **kept}
 

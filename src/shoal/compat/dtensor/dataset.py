@@ -44,7 +44,7 @@ class DTensorDataset:
       dataset_already_batched: elements are batches of `global_batch_size` over the size of
         `batch_dim` rows.
       batch_dim: the mesh dim that splits the rows; None: no check of that.
-      prefetch: how many batches may be on devices before they are asked for; None: 1.
+      prefetch: number of batches to place on devices ahead of the program; None: 1.
       tf_data_service_config: refused: no service is needed with several processes.
 
     Raises:

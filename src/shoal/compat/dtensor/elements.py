@@ -127,7 +127,7 @@ def _array(part: Any, dtype: Any) -> np.ndarray[Any, Any] | None:
 
 def _first(dataset: Any) -> Any:
     if not isinstance(dataset, Iterable) and not hasattr(dataset, "__getitem__"):
-        raise UsageTypeError(f"dtensor.{_OPERATION}: {dataset!r} is no dataset: no iterable")
+        raise UsageTypeError(f"dtensor.{_OPERATION}: {dataset!r} is not a dataset: not iterable")
     rows = iter(dataset)
     if rows is dataset:
         raise UsageTypeError(

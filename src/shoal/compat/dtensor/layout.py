@@ -52,7 +52,7 @@ class Layout:
       mesh: the mesh.
 
     Raises:
-      UsageError: all that is wrong.
+      UsageError: names all problems.
 
     >>> import numpy as np
     >>> mesh = Mesh(["x"], np.arange(2), [0, 1], ["CPU:0", "CPU:1"])
@@ -100,7 +100,9 @@ class Layout:
         """Return the layout in which a mesh dim splits one dim of the array, by default dim 0."""
         specs = [UNSHARDED] * rank_of("batch_sharded", rank, 1)
         if not -rank <= axis < rank:
-            raise UsageError(f"dtensor.Layout.batch_sharded: axis={axis} is none of rank {rank}")
+            raise UsageError(
+                f"dtensor.Layout.batch_sharded: axis={axis} is not a dim of rank {rank}"
+            )
         specs[axis] = batch_dim
         return cls(specs, mesh)
 
@@ -204,7 +206,7 @@ class Layout:
         """Return the layout without some dims, by their indices; negative count from the end."""
         given = list(dims) if isinstance(dims, Iterable) else [operator.index(dims)]
         if wrong := [one for one in given if not -self.rank <= one < self.rank]:
-            raise UsageError(f"dtensor.Layout.delete: {wrong} are no dims of rank {self.rank}")
+            raise UsageError(f"dtensor.Layout.delete: {wrong} are not dims of rank {self.rank}")
         gone = {one % self.rank for one in given}
         specs = tuple(spec for place, spec in enumerate(self._specs) if place not in gone)
         return self._of(specs, self._mesh, self._type)
@@ -221,7 +223,7 @@ class Layout:
     def num_shards(self, idx: int) -> int:
         """Return the number of shards of a dim; negative indices count from the end."""
         if not -self.rank <= idx < self.rank:
-            raise UsageError(f"dtensor.Layout.num_shards: {idx} is no dim of rank {self.rank}")
+            raise UsageError(f"dtensor.Layout.num_shards: {idx} is not a dim of rank {self.rank}")
         spec = self._specs[idx]
         if spec in (MATCH, ANY):
             raise UsageError(f"dtensor.Layout.num_shards: dim {idx} is {spec!r}")
@@ -243,7 +245,7 @@ class Layout:
         index = tuple(offset_tuple)
         fits = len(index) == len(counts) and all(map(operator.lt, index, counts))
         if not fits or any(one < 0 for one in index):
-            raise UsageError(f"dtensor.Layout: {index} is no shard of {counts}")
+            raise UsageError(f"dtensor.Layout: {index} is not a shard of {counts}")
         return sum(one * math.prod(counts[dim + 1 :]) for dim, one in enumerate(index))
 
     def global_shape_from_local_shape(self, local_shape: Sequence[int | None]) -> list[int]:

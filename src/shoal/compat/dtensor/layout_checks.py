@@ -32,7 +32,7 @@ def checked(
     """Return the specs of a layout, validated.
 
     Raises:
-      UsageError: all that is wrong.
+      UsageError: names all problems.
     """
     names = must_be_mesh(mesh).dim_names
     if mesh.is_single_device():  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def sizes_of(operation: str, shape: Sequence[int | None], rank: int) -> list[int
     try:
         sizes = [-1 if size is None else operator.index(size) for size in shape]
     except TypeError:
-        raise UsageTypeError(f"dtensor.Layout.{operation}: {shape!r} is no shape") from None
+        raise UsageTypeError(f"dtensor.Layout.{operation}: {shape!r} is not a shape") from None
     if len(sizes) != rank:
         raise UsageError(f"dtensor.Layout.{operation}: {sizes} has rank {len(sizes)}, not {rank}")
     if any(size < -1 for size in sizes):

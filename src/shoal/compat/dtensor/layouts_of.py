@@ -53,7 +53,7 @@ def array_of(operation: str, value: Any) -> jax.Array:
             "layout yet; ask for that of an argument or a result"
         )
     if not is_on_mesh(value):
-        detail = f"an array that lies on a mesh, and this one is on {value.sharding}; {_PLACE}"
+        detail = f"an array on a mesh, and this one is on {value.sharding}; {_PLACE}"
         raise UsageError(f"dtensor.{operation} expects {detail}")
     return value
 

@@ -49,7 +49,7 @@ class Mesh:
       use_xla_spmd: for TPUs; kept, and without effect: JAX compiles with XLA's SPMD anyway.
 
     Raises:
-      UsageError: all that is wrong.
+      UsageError: names all problems.
 
     >>> import numpy as np
     >>> mesh = Mesh(["x", "y"], np.arange(4).reshape(2, 2), [0, 1, 2, 3], [f"CPU:{i}"

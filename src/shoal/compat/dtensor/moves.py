@@ -139,7 +139,7 @@ def unpack(tensor: Any) -> list[jax.Array]:
     """
     must_be_eager("unpack", "shoal.manual gives each device its piece inside")
     if hasattr(tensor, "read_value"):
-        raise UsageTypeError("dtensor.unpack: a Variable is no array; unpack its read_value()")
+        raise UsageTypeError("dtensor.unpack: a Variable is not an array; unpack its read_value()")
     array = array_of("unpack", tensor)
     pieces = packing.unpack(array)
     ids = mesh_for(layout_of(array).mesh).local_device_ids()

@@ -30,11 +30,11 @@ def array_from(operation: str, value: Any, dtype: Any = None) -> np.ndarray[Any,
     array = numbers_in(value)
     if array is None:
         raise UsageTypeError(
-            f"dtensor.{operation}: {value!r} is no array, number or list of numbers"
+            f"dtensor.{operation}: {value!r} is not an array, number or list of numbers"
         )
     wanted = np.dtype(dtype or _own_dtype(value, array))
     if not _is_of_one_kind(array.dtype, wanted):
-        raise UsageError(f"dtensor.{operation}: {array.dtype} is no {wanted}; cast it")
+        raise UsageError(f"dtensor.{operation}: {array.dtype} is not {wanted}; cast it")
     with np.errstate(all="ignore"):
         found = array.astype(wanted)
     _must_fit(operation, array, found)

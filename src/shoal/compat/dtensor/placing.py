@@ -75,10 +75,10 @@ def _specs(fields: MeshFields) -> list[DeviceSpec]:
 
 
 def fields_of(mesh: Mesh, *, job: str, use_xla_spmd: bool = False) -> MeshFields:
-    """Return how DTensor describes a mesh of shoal's in this process.
+    """Return DTensor's description of a shoal mesh in this process.
 
     A device's id is its position. Those of this process come in mesh order; on TPUs, as there, in
-    the order of the chips' own numbers.
+    the order of chip numbers.
     """
     me = process_index()
     positions = {int(one): place for place, one in enumerate(mesh.device_ids.ravel())}

@@ -62,7 +62,7 @@ def sharded_save(
     Collective over the mesh's processes.
 
     Args:
-      mesh: whose processes save; of any kind of device.
+      mesh: its processes save; of any kind of device.
       file_prefix: a folder that does not hold a save yet; shoal's files, which TensorFlow cannot
         read.
       tensor_names: a name for each tensor; several with slices of one array share its name.
@@ -105,7 +105,7 @@ def name_based_save(
     Collective over the mesh's processes.
 
     Args:
-      mesh: whose processes save; of any kind of device.
+      mesh: its processes save; of any kind of device.
       checkpoint_prefix: a folder that does not hold a save yet; shoal's files, which TensorFlow
         cannot read.
       name_tensor_dict: name → an array on a mesh, a DVariable (as bfloat16 if it asks for that),

@@ -42,7 +42,7 @@ def broadcast_one_to_all(in_tree: Tree, is_source: bool | None = None) -> Tree:
     Raises:
       DivergenceError: on all: no process is the source, or several are, which are named; or
         trees, shapes or dtypes differ.
-      SpreadArrayError: an array lies in parts on several processes. Also a RuntimeError.
+      SpreadArrayError: an array is distributed over several processes. Also a RuntimeError.
       UsageError, DeadlineError, ProcessLostError, PeerFailedError: as `shoal.broadcast`.
 
     >>> broadcast_one_to_all({"lr": 0.5})
@@ -72,7 +72,7 @@ def process_allgather(in_tree: Tree, tiled: bool = False) -> Tree:
       The tree, with NumPy arrays of the same rank at one process and at many.
 
     Raises:
-      UsageError: an array lies in parts on several processes, without `tiled`.
+      UsageError: an array is distributed over several processes, without `tiled`.
       DivergenceError, DeadlineError, ProcessLostError, PeerFailedError: as `shoal.allgather`.
 
     >>> process_allgather(3.0), process_allgather(np.zeros((2, 3)), tiled=True).shape

@@ -25,12 +25,12 @@ Sizes = Sequence[int]
 
 @local
 class HybridMesh(meshes.Mesh):
-    """A mesh whose axes lie on a slice's wires, and part of them across slices (`place`).
+    """A mesh whose axes follow a slice's wires, and partly span slices (`place`).
 
     Local.
 
-    On TPUs devices stand in torch_xla's order. Elsewhere processes stand for slices, and devices
-    follow one another as they are numbered.
+    On TPUs devices are in torch_xla's order. Elsewhere processes count as slices, and devices
+    are ordered by number.
 
     Args:
       ici_mesh_shape: the sizes within a slice.
@@ -100,7 +100,7 @@ def _check_slices(topology: Topology, requested: int) -> None:
         )
     if count == 1 and requested > 1:
         raise UsageError(
-            "Invalid dcn_mesh_shape for single slice mesh: nothing lies across "
+            "Invalid dcn_mesh_shape for single slice mesh: no axis spans slices "
             f"{here}; leave dcn_mesh_shape out"
         )
     if requested not in (1, count):

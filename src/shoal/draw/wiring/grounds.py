@@ -59,7 +59,7 @@ def grounds(topology: Topology) -> list[Ground]:
     if isinstance(topology, Flat):
         shape = (1, topology.count, 1)
         return [Ground(topology.text, *_in_lines(topology, shape, 1))]
-    raise UsageTypeError(f"{topology!r} is no topology: topology.parse makes one of a text")
+    raise UsageTypeError(f"{topology!r} is not a topology: topology.parse makes one from text")
 
 
 def _of_torus(torus: Torus, title: str) -> Ground:

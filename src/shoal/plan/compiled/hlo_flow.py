@@ -112,11 +112,11 @@ def _names(head: str, title: str) -> dict[int, str]:
 def _walk(
     number: int, parents: Mapping[int, tuple[int, int]], places: Mapping[int, SourceLine]
 ) -> list[SourceLine]:
-    """Follow the parents of a frame. XLA writes one more than a parent's number: 1 is none."""
+    """Follow the parents of a frame. XLA prints a parent's number plus one: 1 means no parent."""
     found: list[SourceLine] = []
     while number in parents:
         place, parent = parents[number]
         if place in places:
             found.append(places[place])
-        number = min(parent, number) - 1  # a parent stands before its children
+        number = min(parent, number) - 1  # a parent is printed before its children
     return found

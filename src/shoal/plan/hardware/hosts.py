@@ -25,7 +25,7 @@ class Hosts(Topology):
       switch: hosts behind one switch, with faster connections than across switches; None: all.
 
     Raises:
-      UsageError: all that is wrong, in one message.
+      UsageError: names all problems.
     """
 
     count: int

@@ -80,7 +80,7 @@ def links_of(
     given = {"link_bytes_per_s": link_bytes_per_s, "network_bytes_per_s": network_bytes_per_s}
     if not isinstance(topology, Topology):
         raise UsageTypeError(
-            f"links_of: {topology!r} is no topology: topology.parse makes one of a text"
+            f"links_of: {topology!r} is not a topology: topology.parse makes one from text"
         )
     for name, figure in given.items():
         if figure is None:

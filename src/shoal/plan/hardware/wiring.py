@@ -151,7 +151,7 @@ class Torus(Topology):
     does for a slice that it describes.
 
     Raises:
-      UsageError: all that is wrong, in one message.
+      UsageError: names all problems.
 
     >>> Torus((2, 4), "v5e").device_ids.ravel().tolist()
     [0, 2, 4, 6, 1, 3, 5, 7]
@@ -294,7 +294,7 @@ class Slices(Topology):
         if not slices:
             raise UsageError("Slices: there must be one slice at least")
         if wrong := [one for one in slices if not isinstance(one, Torus)]:
-            raise UsageError(f"Slices: {wrong[0]!r} is no Torus")
+            raise UsageError(f"Slices: {wrong[0]!r} is not a Torus")
         plain = tuple(dataclasses.replace(one, numbering=PLAIN) for one in slices)
         object.__setattr__(self, "slices", plain)
         if plain != slices and self.numbering == PLAIN:

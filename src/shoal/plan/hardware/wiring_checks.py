@@ -27,7 +27,7 @@ def sizes_of(
         tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
     )
     if wrong := [v for v in values if isinstance(v, bool) or not isinstance(v, int | np.integer)]:
-        offences.append(WrongType(f"{name}={given!r}: {wrong[0]!r} is no whole number"))
+        offences.append(WrongType(f"{name}={given!r}: {wrong[0]!r} is not a whole number"))
         return ()
     sizes = tuple(map(int, values))
     if not 1 <= len(sizes) <= len(DIMS) or min(sizes) < 1:
@@ -62,5 +62,5 @@ def stored(
         return b""
     array = np.ascontiguousarray(array.reshape(rule.shape), np.int64)
     if (array < 0).any() or (distinct and np.unique(array).size != array.size):
-        offences.append(f"{name} must not be negative{' and none may come twice' * distinct}")
+        offences.append(f"{name} must not be negative{' and none may occur twice' * distinct}")
     return b"" if (array == rule).all() else array.tobytes()

@@ -64,7 +64,7 @@ def read_mesh(words: Words) -> dict[str, Any]:
     while words.skip("|"):
         field = words.peek()
         if field in fields:
-            raise words.error(f"{field} stands twice,")
+            raise words.error(f"{field} occurs twice,")
         fields[field] = _read_field(words, size)
     return {
         "axes": axes,

@@ -21,7 +21,7 @@ _MOST_LISTED = 1 << 24  # upper bound on expanded ids
 
 
 def quote(name: str) -> str:
-    """Return `name` as it stands in a text form."""
+    """Return `name` as written in a text form."""
     import json
 
     return name if re.fullmatch(_WORD, name, re.ASCII) else json.dumps(name)

@@ -55,10 +55,10 @@ def order(topology: Topology, sizes: Sequence[int], rings: Rings) -> IntArray:
     """Return the device ids [sizes] in the order of DTensor.
 
     Raises:
-      UsageError: DTensor has no such mesh; all that is wrong.
+      UsageError: DTensor has no such mesh; names all problems.
     """
     if not isinstance(topology, Torus):
-        raise UsageError(f"DTensor orders one TPU slice, and {topology.text} is none")
+        raise UsageError(f"DTensor orders one TPU slice, and {topology.text} is not")
     shape = (*topology.shape, 1, 1)[:3]
     whole = (*shape, topology.cores)
     dims = 1 - len(sizes) if rings.dims is None else rings.dims

@@ -77,7 +77,7 @@ def order(
     if isinstance(topology, Slices):
         raise UsageError(
             f"JAX's order within one slice says nothing of {topology.text}: say with across= "
-            "which axes lie across its slices"
+            "which axes span its slices"
         )
     listed = topology.listed_ids
     return (np.sort(listed) if topology.platform == "gpu" else listed).reshape(sizes)
@@ -106,7 +106,7 @@ def hybrid_order(
     if len(parts) != math.prod(outer):
         raise UsageError(
             f"{topology.text} has {len(parts)} granules (slices, or processes), and "
-            f"{text_of(outer)} of them are asked for"
+            f"{text_of(outer)} of them are requested"
         )
     split = allow_split_physical_axes
     meshes = [order(one, inner, allow_split_physical_axes=split) for one in parts]
@@ -158,7 +158,7 @@ def _special(torus: Torus, sizes: Sizes) -> IntArray | None:
 
 
 def _by_place(torus: Torus) -> IntArray:
-    """Return the ids by z, y, x; those of one chip as they are listed."""
+    """Return the ids by z, y, x; those of one chip in list order."""
     rank = np.empty(torus.num_devices, np.int64)
     rank[np.argsort(torus.listed_ids)] = np.arange(torus.num_devices)
     cells = torus.device_ids.transpose(*reversed(range(len(torus.shape))), -1)
@@ -192,7 +192,7 @@ def _exchanged(physical: IntArray, sizes: Sizes, torus: Torus) -> IntArray:
     if dims is None:
         fit = ", ".join(map(text_of, known))
         raise UsageError(
-            f"JAX has no contiguous submeshes of {torus.text} as {text_of(sizes)}; it has as {fit}"
+            f"JAX has no contiguous submeshes of {torus.text} as {text_of(sizes)}; but as {fit}"
         )
     return physical.transpose(dims)
 

@@ -38,18 +38,18 @@ def order(
     [0, 4, 1, 5, 2, 6, 3, 7]
     """
     if not isinstance(topology, Torus | Slices):
-        raise UsageError(f"torch_xla's HybridMesh is for TPUs, and {topology.text} is none")
+        raise UsageError(f"torch_xla's HybridMesh is for TPUs, and {topology.text} is not")
     if isinstance(topology, Torus):
         if outer is not None and np.prod(outer) > 1:
             raise UsageError(
                 f"across: torch_xla's HybridMesh has one slice here, {topology.text}, and nothing "
-                "lies across it (Invalid dcn_mesh_shape for single slice mesh)"
+                "spans it (Invalid dcn_mesh_shape for single slice mesh)"
             )
         return _in_slice(topology, sizes, allow_split)
     if outer is None:
         raise UsageError(
             f"torch_xla's HybridMesh must be given how {topology.text} is divided: say with "
-            "across= which axes lie across its slices (Provide dcn_mesh_shape)"
+            "across= which axes span its slices (Provide dcn_mesh_shape)"
         )
     inner = [size // part for size, part in zip(sizes, outer, strict=True)]
     meshes = [_in_slice(one, inner, allow_split) for one in topology.parts()]

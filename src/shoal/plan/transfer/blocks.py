@@ -105,9 +105,9 @@ def _boxes(tiles: Tiles, other: Tiles) -> tuple[IntArray, IntArray]:
 def exchange_rounds(before: Layout, after: Layout) -> tuple[tuple[Send, ...], ...]:
     """Return the sends of each round: every device sends and receives at most one block.
 
-    A block comes from the receiver's own process if a device there has it that has not yet as much
-    to send as any device has to receive; else from the device with the least to send. There are no
-    more rounds than the busiest device has blocks to send or to receive.
+    A block comes from the receiver's own process if a device there has it and does not yet have as
+    much to send as any device has to receive; else from the device with the least to send. There
+    are no more rounds than the busiest device has blocks to send or to receive.
 
     Returns:
       for each round (sender, receiver, block), devices by position in the mesh of `before`, blocks

@@ -34,7 +34,7 @@ def check_move(
       reduces: whether the source may have pending reductions.
 
     Raises:
-      UsageError: all that is wrong, in one message.
+      UsageError: names all problems.
     """
     offences: list[str] = []
     layouts = {"source": source, "target": target}

@@ -44,7 +44,7 @@ def bases(source: Layout, target: Layout, most_states: int) -> tuple[Basis, Basi
 
     Args:
       source, target: layouts over the same devices, in any order.
-      most_states: the digits are as fine as leaves no more layouts of this rank than that.
+      most_states: limit on the layouts of this rank; the digits are as fine as it permits.
 
     Example:
       >>> rows = Layout(Mesh({"data": 2, "model": 4}), "model", None)
@@ -81,7 +81,7 @@ def count_states(digits: int, rank: int) -> int:
 
 
 def _common_cuts(here: Mesh, there: Mesh) -> set[int]:
-    """Return how many devices lie below each boundary of an axis, for both meshes together.
+    """Return the number of devices below each boundary of an axis, for both meshes together.
 
     Empty where these do not divide each other, or the devices are in another order.
     """

@@ -44,7 +44,8 @@ def places(operation: str, source: Mesh, target: Mesh, topology: Topology | None
         return Places(devices, _owners(operation, source, target), np.zeros(len(devices), np.int64))
     if not isinstance(topology, Topology):
         raise UsageTypeError(
-            f"{operation}: topology={topology!r} is no topology: topology.parse makes one of a text"
+            f"{operation}: topology={topology!r} is not a topology: topology.parse makes one "
+            "from text"
         )
     known = topology.device_ids.ravel()
     if (strange := np.setdiff1d(devices, known)).size:

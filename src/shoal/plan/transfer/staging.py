@@ -47,7 +47,7 @@ class Staging(NamedTuple):
         return tuple(n * (b.stop - b.start) for n, b in zip(self.tiles, box, strict=True))
 
     def view(self, shard: HostArray, layout: Layout, box: Box) -> HostArray:
-        """Return a chunk's part of a shard, without a copy: two dims, tiles and places, for each.
+        """Return a view of a chunk's part of a shard: each dim becomes two, tiles and places.
 
         Args:
           shard: contiguous.

@@ -73,7 +73,7 @@ def check(
     """Return the fields of a mesh, if all of its rules hold.
 
     Raises:
-      UsageError: all that is wrong.
+      UsageError: names all problems.
     """
     offences = [*_dim_offences(dims), *_id_offences(ids)]
     owned = _ids(local_ids, offences)
@@ -102,7 +102,7 @@ def _name_offences(name: object) -> list[str]:
     if not isinstance(name, str):
         return [WrongType(f"mesh_name {name!r} must be a string")]
     if "|" in name or not name.isprintable():
-        return [f"mesh_name {name!r} has characters that the mesh's text cannot hold"]
+        return [f"mesh_name {name!r} has characters that the mesh's text cannot contain"]
     return []
 
 
@@ -184,7 +184,7 @@ def _where_offences(ids: Sequence[int], owned: Sequence[int]) -> list[str]:
     found = ["local_device_ids are repeated"] if len(set(owned)) < len(owned) else []
     known = range(ids[0], ids[0] + len(ids)) if len(ids) else range(0)
     if strange := [one for one in owned if one not in known]:
-        found.append(f"local_device_ids {strange[:8]} are none of the global_device_ids")
+        found.append(f"local_device_ids {strange[:8]} are not among the global_device_ids")
     if owned and len(ids) % len(owned):
         found.append(f"Uneven local clusters: {len(ids)} global and {len(owned)} local devices")
     return found

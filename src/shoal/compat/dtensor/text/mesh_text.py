@@ -4,7 +4,7 @@ Fields between bars; the last two only where the mesh has them::
 
     name|x=2,y=2|0,1,2,3|0,1,2,3|/job:…/device:CPU:0,…|global devices|use_xla_spmd
 
-`empty_mesh`, the name of one device, and `name|x=2|*CPU` (all devices made up) are meshes too.
+`empty_mesh`, the name of one device, and `name|x=2|*CPU` (all devices implied) are also meshes.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ def _dims(text: str, whole: str) -> list[tuple[str, int]]:
     for part in text.split(",") if text else []:
         name, equals, size = part.partition("=")
         if not equals or not _WHOLE.fullmatch(size) or int(size) < 1:
-            raise _bad(whole, f"{part!r} is no dim, such as x=2")
+            raise _bad(whole, f"{part!r} is not a dim, such as x=2")
         dims.append((name, int(size)))
     return dims
 
 
 def _made_up(size: int, kind: str, whole: str) -> tuple[list[int], list[str]]:
     if not re.fullmatch(r"\*[A-Za-z]\w*", kind, re.ASCII):
-        raise _bad(whole, f"{kind!r} is no device type with a star, such as *CPU")
+        raise _bad(whole, f"{kind!r} is not a device type with a star, such as *CPU")
     if size > _MOST_MADE_UP:
         raise _bad(whole, f"{size} devices are more than can be made up: {_MOST_MADE_UP}")
     kind = kind[1:]
@@ -100,7 +100,7 @@ def _ids(text: str, whole: str) -> tuple[int, ...]:
     words = text.split(",") if text else []
     wrong = [word for word in words if not _WHOLE.fullmatch(word)]
     if wrong:
-        raise _bad(whole, f"{wrong[0]!r} is no device id")
+        raise _bad(whole, f"{wrong[0]!r} is not a device id")
     return tuple(map(int, words))
 
 
