@@ -122,7 +122,7 @@ def grid(x=2, y=2, **named):
         ((["x"], np.arange(3), [0, 1], cpus(2)), "Uneven local clusters"),
         ((["x"], np.arange(2), [5, 6], cpus(2)), r"\[5, 6\] are not among"),
         ((["x"], np.arange(2), [1, 1], cpus(2)), "are repeated"),
-        ((["x"], np.arange(2), [0, 1], ["CPU:0", "garbage"]), "is no part of a device's name"),
+        ((["x"], np.arange(2), [0, 1], ["CPU:0", "garbage"]), "is not part of a device's name"),
     ],
 )
 def test_meshes_that_are_refused(args, words):
@@ -198,9 +198,9 @@ def test_the_empty_ones():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a|b|c|d|e", "is no dim"),  # these two crash the interpreter there
-        ("|x|*CPU", "is no dim"),
-        ("|x=a|*CPU", "is no dim"),
+        ("a|b|c|d|e", "is not a dim"),  # these two crash the interpreter there
+        ("|x|*CPU", "is not a dim"),
+        ("|x=a|*CPU", "is not a dim"),
         ("|x=99999999|*CPU", "more than can be made up"),
         ("|x=2|*", "not a device type with a star"),
         ("a|b=1|c|d", "but found 4"),
@@ -296,15 +296,15 @@ def test_no_damaged_text_does_worse_than_a_usage_error(row, data):
         (lambda m: Layout.batch_sharded(m, "z", 1), ValueError, "valid mesh dimension"),
         (lambda m: Layout.inner_sharded(m, "x", 0), ValueError, "at least 1"),
         (lambda m: Layout.replicated(m, -1), ValueError, "at least 0"),
-        (lambda m: Layout(["x"], m).delete(1), ValueError, "no dims of rank 1"),
-        (lambda m: Layout(["x"], m).num_shards(1), ValueError, "no dim of rank 1"),
+        (lambda m: Layout(["x"], m).delete(1), ValueError, "not dims of rank 1"),
+        (lambda m: Layout(["x"], m).num_shards(1), ValueError, "not a dim of rank 1"),
         (lambda m: Layout(["match"], m).num_shards(0), ValueError, "'match'"),
         (lambda m: Layout(["match"], m).offset_to_shard(), ValueError, "'match'"),
         (lambda m: Layout(["match"], m).shoal_layout, ValueError, "'match' says no layout"),
         (lambda m: Layout(["x"], m).global_shape_from_local_shape([]), ValueError, "rank 0"),
         (lambda m: Layout(["x"], m).local_shape_from_global_shape([3]), ValueError, "uneven"),
         (lambda m: Layout(["x"], m).local_shape_from_global_shape([4, 4]), ValueError, "rank 2"),
-        (lambda m: Layout(["x"], m).offset_tuple_to_global_index((2,)), ValueError, "no shard"),
+        (lambda m: Layout(["x"], m).offset_tuple_to_global_index((2,)), ValueError, "not a shard"),
         (lambda m: Layout(["x"], m).as_proto(), NotImplementedError, "to_string"),
     ],
 )

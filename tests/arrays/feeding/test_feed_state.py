@@ -134,7 +134,7 @@ def test_readers_that_cannot_say_where_they_are():
 
 def test_where_it_cannot_go_on():
     for start, words in (
-        (12, "start=12 is no number of whole batches"),
+        (12, "start=12 is not a number of whole batches"),
         (400, "start=400, but the reader ended after 32 rows"),
     ):
         with pytest.raises(UsageError, match=words):

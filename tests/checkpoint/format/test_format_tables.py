@@ -209,7 +209,7 @@ W = 10  # the row of the first piece of params/w
 
 @pytest.mark.parametrize(
     ("columns", "what"),
-    [({"leaf": (0, -1)}, "no leaf"), ({"leaf": (-1, 99)}, "does not list"),
+    [({"leaf": (0, -1)}, "an unknown leaf"), ({"leaf": (-1, 99)}, "does not list"),
      ({"file": (0, 2)}, "does not list"), ({"file": (0, -1)}, "does not list"),
      ({"begin": (0, -4)}, "outside"), ({"end": (0, 1 << 40)}, "outside"),
      ({"begin": (0, 1 << 61)}, "outside"),
@@ -218,8 +218,8 @@ W = 10  # the row of the first piece of params/w
      ({"origin": (W, (2, 0))}, "or twice"),
      ({"extent": (W, (6, 2))}, "'params/w' has a chunk outside"),
      ({"leaf": (4, ROWS["opt/mu/0"])}, "'opt/mu/0' has chunks, and its value is"),
-     ({"origin": (2, (2, 0))}, "unknown process"), ({"origin": (1, (1, 0))}, "twice"),
-     ({"extent": (1, (1, 2))}, "no process"), ({"file": (1, 1)}, "over one another|another")],
+     ({"origin": (2, (2, 0))}, "an unknown process"), ({"origin": (1, (1, 0))}, "twice"),
+     ({"extent": (1, (1, 2))}, "unknown process"), ({"file": (1, 1)}, "over one another|another")],
     ids=str,
 )  # fmt: skip
 def test_rows_that_lie_are_refused(columns, what):

@@ -138,7 +138,7 @@ def _join(operation: str, **options: object) -> None:
     if not config.heartbeat_enabled():
         _LOG.warning(
             "dtensor.%s: DTENSOR_ENABLE_HEARTBEAT turns nothing off here; SHOAL_LOST_AFTER_S=inf "
-            "lets no silent process be taken for lost", operation,
+            "never declares a silent process lost", operation,
         )  # fmt: skip
     with _as_start(operation):
         process.initialize(**options)  # type: ignore[arg-type]
@@ -178,9 +178,7 @@ def initialize_multi_client_cluster(
     """
     operation = "initialize_multi_client_cluster"
     if not dtensor_jobs:
-        raise UsageError(
-            f"dtensor.{operation}: dtensor_jobs is empty; list host:port of each process"
-        )
+        raise UsageError(f"dtensor.{operation}: dtensor_jobs is empty; list each host:port")
     _must_be_first(operation)
     with _as_start(operation):
         process.initialize(
