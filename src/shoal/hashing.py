@@ -1,15 +1,15 @@
-"""Every digest, called after its purpose; each is part of a format on disk or on the wire.
+"""Every digest, named after its purpose; each is part of a format on disk or on the wire.
 
 ========================  =====================  =================================================
 `short_digest`            BLAKE2b, 8 bytes       text, where a chance of 2^-64 is small enough
-`call_digest`             BLAKE2b, 16 bytes      what calls say must be equal
-`quick_digest`            XXH3, 8 bytes          values; found by accident, not by a forger
+`call_digest`             BLAKE2b, 16 bytes      what must be equal on all processes
+`quick_digest`            XXH3, 8 bytes          values; collides by chance, not by intent
 `content_digest`          XXH3, 16 bytes         the same, where many are compared
 `block_hash`              XXH3, as an integer    a block of a checkpoint's file
 `seal`                    SHA-256, 32 bytes      a checkpoint's own records
 ========================  =====================  =================================================
 
-xxhash is imported by those who use it: the small processes of a job know the standard library only.
+xxhash is imported on use: the service processes of a job have only the standard library.
 
 Source: RFC 7693 (BLAKE2), FIPS 180-4 (SHA-256), https://xxhash.com (XXH3).
 """
@@ -28,43 +28,43 @@ SEAL_BYTES = 32
 
 
 def short_digest(data: Data) -> bytes:
-    """Return SHORT_BYTES of a text's bytes."""
+    """Return a digest of SHORT_BYTES of an encoded text."""
     return blake2b(data, digest_size=SHORT_BYTES).digest()
 
 
 def call_digest(data: Data) -> bytes:
-    """Return 16 bytes of what must be equal of one call, or of all calls so far."""
+    """Return a digest of 16 bytes of what one call, or all so far, must have in common."""
     return blake2b(data, digest_size=16).digest()
 
 
 def quick_digest(data: Data) -> bytes:
-    """Return SHORT_BYTES of a value's bytes, about as fast as they are read."""
+    """Return a digest of SHORT_BYTES of a value's bytes, at about the speed of reading them."""
     import xxhash
 
     return xxhash.xxh3_64_digest(data)
 
 
 def content_digest(data: Data) -> bytes:
-    """Return 16 bytes of a value's bytes, about as fast as they are read."""
+    """Return a digest of 16 bytes of a value's bytes, at about the speed of reading them."""
     import xxhash
 
     return xxhash.xxh3_128_digest(data)
 
 
 def block_hash(block: Data) -> int:
-    """Return the hash of a block that lies in one piece of memory."""
+    """Return the hash of a block in one contiguous buffer."""
     import xxhash
 
     return xxhash.xxh3_64_intdigest(block)
 
 
 def block_hasher() -> xxhash.xxh3_64:
-    """Return a state to `update` with a block's pieces; its `intdigest` is the block's hash."""
+    """Return a hasher to `update` with a block's pieces; its `intdigest` is the block's hash."""
     import xxhash
 
     return xxhash.xxh3_64()
 
 
 def seal(data: Data) -> bytes:
-    """Return SEAL_BYTES that end a record, or that another record holds of it."""
+    """Return the digest of SEAL_BYTES that ends a record, or that another record keeps of it."""
     return sha256(data).digest()
